@@ -28,7 +28,6 @@ NOT_CODE = (
     ),
     "reports/page.html",
     "reports/how_to_read.txt",
-    "reports/methods.txt",
     "figures/explorer.html",
     "figures/explorer.css",
     "figures/canvas.js",

@@ -66,8 +66,6 @@ class Row(Words):
         by_token: whether a removal at a token depends on that token alone, so that a cache of
             keys and values stays right.
         of_length: whether a removal depends on a sequence's length, so that padding changes it.
-        removed: completes "to remove the causal mask, ..." in a methods paragraph; empty for
-            weights, which are replaced instead.
     """
 
     is_source: bool = False
@@ -75,7 +73,6 @@ class Row(Words):
     per_head: bool = False
     by_token: bool = False
     of_length: bool = False
-    removed: str = ""
 
 
 ROWS: dict[str, Row] = {
@@ -88,7 +85,6 @@ ROWS: dict[str, Row] = {
         is_source=True,
         hides_keys=True,
         per_head=True,
-        removed="every query attended to all keys",
     ),
     "rope": Row(
         label="RoPE",
@@ -96,7 +92,6 @@ ROWS: dict[str, Row] = {
         marker="diamond",
         is_source=True,
         per_head=True,
-        removed="all queries and keys were rotated as at position 0",
     ),
     "w_q": Row(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True),
     "w_k": Row(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
@@ -108,7 +103,6 @@ ROWS: dict[str, Row] = {
         colour="#8a5969",
         marker="x",
         by_token=True,
-        removed="their output was set to 0",
     ),
     "pos_embed": Row(
         label="learned positions",
@@ -117,7 +111,6 @@ ROWS: dict[str, Row] = {
         marker="diamond",
         is_source=True,
         of_length=True,
-        removed="they were replaced by their mean over positions",
     ),
     "alibi": Row(
         label="ALiBi",
@@ -125,7 +118,6 @@ ROWS: dict[str, Row] = {
         marker="diamond",
         is_source=True,
         per_head=True,
-        removed="its bias was left out",
     ),
     "window": Row(
         label="sliding window",
@@ -136,7 +128,6 @@ ROWS: dict[str, Row] = {
         is_source=True,
         hides_keys=True,
         per_head=True,
-        removed="every query attended to all earlier keys",
     ),
     "sink": Row(
         label="attention sink",
@@ -146,7 +137,6 @@ ROWS: dict[str, Row] = {
         marker="x",
         per_head=True,
         by_token=True,
-        removed="they got no attention",
     ),
     "norms": Row(
         label="norm weights",
@@ -154,7 +144,6 @@ ROWS: dict[str, Row] = {
         colour="#6a7a99",
         marker="pentagon",
         by_token=True,
-        removed="weights were set to 1 and biases to 0",
     ),
     "content": Row(
         label="content",
@@ -163,15 +152,12 @@ ROWS: dict[str, Row] = {
         marker="hexagon",
         per_head=True,
         of_length=True,
-        removed="weights became their mean over texts at each query and key",
     ),
     "position": Row(
         label="position",
         of_length=True,
-        removed="its mean output at each position was replaced by its mean over positions",
     ),
 }
-BAND_REMOVED = "its pairs of coordinates were rotated as at position 0"
 CIRCUITS: dict[str, Circuit] = {
     "qk": Circuit(
         label="QK circuit",
@@ -370,11 +356,6 @@ class Component(str):
     def of_length(self) -> bool:
         """Whether its removal depends on a sequence's length, so that padding changes it."""
         return self.row.of_length or self in ROPE_HALVES
-
-    @property
-    def removed(self) -> str:
-        """What was done to remove it, for a methods paragraph; empty for weights."""
-        return BAND_REMOVED if self.is_band else self.row.removed
 
     @property
     def order(self) -> tuple[int, str]:

@@ -3,9 +3,11 @@
 import contextlib
 import io
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from command_reference import command_text, commands, flags_of, settings_of, val
 
 from nope_probe import __main__ as umbrella
 from nope_probe import ablate, scores
-from nope_probe.cli import find_commands
-from nope_probe.run.processes import command_line
+from nope_probe.cli import find_commands, parse
+from nope_probe.errors import leaves_of
+from nope_probe.run.flags import hints_of
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
@@ -95,7 +98,6 @@ def test_the_umbrella_runs_the_command_with_the_arguments_after_its_name(
 ) -> None:
     nope_probe(monkeypatch, "theory", "--seq-len", "5", "--n-layers", "1")
     assert "n = 5: L0 is flat; the pattern begins in L1" in capsys.readouterr().out
-    assert command_line() == "nope-probe theory --seq-len 5 --n-layers 1"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -148,3 +150,35 @@ def test_the_default_of_a_flag_on_the_page_is_the_one_that_is_parsed(command: An
     assert defaults["--out"] == ""
     assert values_text(tuple[str, ...] | None) == "[TEXT ...]"
     assert values_text(int) == "INT"
+
+
+WITHOUT_RUNS = ("reproduce", "theory", "train")
+
+
+def another_value(hint: object, default: object) -> object:
+    """Return a value of a flag that is not its default."""
+    if isinstance(default, bool):
+        return not default
+    leaves = [leaf for leaf in leaves_of(hint) if leaf not in (default, type(None))]
+    words = [leaf for leaf in leaves if isinstance(leaf, str)]
+    values = {str: "it's L1H3", Path: Path("/some where/file"), int: 23, float: 0.25}
+    value = words[-1] if words else values[leaves[-1]]
+    return (value, value) if isinstance(default, tuple) or "tuple[" in str(hint) else value
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in WITHOUT_RUNS])
+def test_the_command_of_a_run_has_each_setting_that_is_not_the_default(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(import_module(f"nope_probe.{command}"))
+    assert settings().typed(command) == command
+    for field in fields(settings):
+        hint = hints_of(settings)[field.name]
+        if "Suppress" in str(hint):  # no flag
+            continue
+        given = {field.name: another_value(hint, field.default)}
+        given |= {"model": "gpt2"} if field.name == "adapter" else {}  # else that of the adapter
+        chosen = settings(**given)
+        assert chosen.chosen() == given
+        monkeypatch.setattr(sys, "argv", shlex.split(chosen.typed(command)))
+        assert parse(settings) == chosen

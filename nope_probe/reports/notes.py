@@ -24,12 +24,6 @@ MEASURES = (
 )
 
 
-def chapters(file: str) -> dict[str, list[str]]:
-    """Return the lines of each chapter of a text next to this module, by the chapter's name."""
-    text = resources.files("nope_probe.reports").joinpath(file).read_text("utf-8")
-    return {name[1:-1]: lines for name, *lines in map(str.splitlines, text.split("\n\n"))}
-
-
 def how_to_read(page: str, **numbers: object) -> list[str]:
     """Return how to read a page's figures, a sentence or two each.
 
@@ -37,7 +31,9 @@ def how_to_read(page: str, **numbers: object) -> list[str]:
         page: a chapter of `how_to_read.txt`; a line of one word means the line of that word.
         numbers: of the run, which its sentences name.
     """
-    texts = chapters("how_to_read.txt")
+    text = resources.files("nope_probe.reports").joinpath("how_to_read.txt").read_text("utf-8")
+    chapters = map(str.splitlines, text.split("\n\n"))
+    texts = {name[1:-1]: lines for name, *lines in chapters}
     lines = dict(line.split(": ", 1) for line in texts["words"])
     limits = {"clipped": 100 / CLIPPED, **numbers}
     return [lines.get(line, line).format_map(limits) for line in texts[page]]
@@ -167,6 +163,47 @@ def about(manifest: Manifest) -> dict[str, str]:
     return facts
 
 
+def what_was_run(manifest: Manifest) -> dict[str, str]:
+    """Return how a run was made, as values by name; empty values are left out.
+
+    Example:
+        >>> from nope_probe.run.manifest import Manifest
+        >>> what_was_run(Manifest(command="ablate --seed 3", chosen={"--seed": "3"}, seconds=7))
+        {'command': 'ablate --seed 3', '--seed': '3', 'seconds': '7'}
+    """
+    model, data, documents = manifest.model, manifest.data, manifest.documents
+    rows = {"command": manifest.command, **manifest.chosen}
+    if model is not None:
+        kind = f"a {model.architecture} as {model.kind}, {manifest.dtype}"
+        rows |= {
+            "model": f"{model.name}, {kind}",
+            "revision": model.revision or "",
+            "weights": f"{model.weights} (checksum)",
+            "GGUF file": f"{model.gguf.file}, {model.gguf.file_type}, SHA-256 {model.gguf.sha256}"
+            if model.gguf
+            else "",
+            "layers": layers_of_run(manifest) if manifest.layers else "",
+            "RoPE": words.layer_names([i for i, on in enumerate(model.rope_layers) if on])
+            or "in no layer",
+            "largest errors": ", ".join(f"{e:.1g} of {name}" for name, e in model.parity.items()),
+        }
+    if data.name:
+        rows |= {
+            "texts": _texts_of(manifest),
+            "documents": "" if documents is None else f"{documents:,}",
+            "folds": str(len(manifest.fold_sizes)),
+            "checksum of the texts": data.sha256,
+        }
+    machine = [manifest.device, f"threads: {manifest.threads}" if manifest.threads else ""]
+    rows |= {
+        "versions": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
+        "machine": ", ".join(filter(None, machine)),
+        "seconds": f"{manifest.seconds:.0f}" if manifest.seconds else "",
+        "finished": manifest.finished,
+    }
+    return {name: value for name, value in rows.items() if value}
+
+
 def _texts_of(manifest: Manifest) -> str:
     settings, data = manifest.settings, str(manifest.settings["data"])
     name = TEXTS.get(data, Path(data).name if Path(data).is_absolute() else data)
@@ -175,7 +212,7 @@ def _texts_of(manifest: Manifest) -> str:
     unit = "positions" if data == "gaussian" else "tokens"
     of_data = f" {name}" if data.startswith("given") else f" of {name}"
     shuffled = ", shuffled" * bool(settings.get("shuffle"))
-    begin = f", each after {manifest.data.bos_token}" if manifest.data.bos_token else ""
+    begin = f", each after {manifest.data.bos_token or 'BOS'}" if manifest.data.bos else ""
     sequences = f"{settings['n_seqs']:,} sequences of {manifest.seq_len:,} {unit}"
     return f"{sequences}{of_data}{shuffled}{begin}"
 

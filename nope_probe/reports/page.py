@@ -7,8 +7,8 @@ come into view or are unfolded, in the reader's colour scheme and for the width 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from string import Template
@@ -183,26 +183,27 @@ def page(
         manifest: the run's; the page shows all of it at the end.
         how_to_read: what is the same for all figures, a sentence or two each, at the end.
     """
-    shown = replace(manifest, methods="").to_json()
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(title),
-        run="".join(
-            f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
-            for name, value in notes.about(manifest).items()
-        ),
+        run=_facts(notes.about(manifest)),
         headline=headline.html(),
         sections="".join(_section(index, section) for index, section in enumerate(sections)),
         notes="".join(
             f"<li>{escape(note)}</li>"
             for note in (*how_to_read, *notes.intervals_note(manifest), *notes.run_notes(manifest))
         ),
-        methods=_methods(manifest.methods),
         command=escape(manifest.command),
-        manifest=escape(json.dumps(shown, indent=1, default=str)),
+        what_was_run=_facts(notes.what_was_run(manifest)),
+        manifest=escape(json.dumps(manifest.to_json(), indent=1, default=str)),
         on_dark=json.dumps(ON_DARK),
         plotly=get_plotlyjs(),
     )
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    rows = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+    return f"<dl>{''.join(rows)}</dl>"
 
 
 def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
@@ -217,16 +218,6 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
     room = PAGE_BYTES - PLOTLY_BYTES - n_layers * layer
     cells = max(0.0, room / CELL_BYTES / (n_maps * n_layers))
     return max(1, min(MAX_POSITIONS, int(cells**0.5)))
-
-
-def _methods(paragraph: str) -> str:
-    """Return the section of a run's methods paragraph; empty for a command without one."""
-    if not paragraph:
-        return ""
-    return (
-        '<section id="methods"><details class="fold"><summary><h2>Methods, for a paper</h2>'
-        f"</summary><p>{escape(paragraph)}</p></details></section>"
-    )
 
 
 def _section(index: int, section: Section) -> str:

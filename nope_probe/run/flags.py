@@ -7,6 +7,7 @@ next to the other flags is refused, never ignored. A flag's help is in the docst
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -95,6 +96,34 @@ class BoundedSettings:
                 paths = tuple(map(local_path, values))
                 object.__setattr__(self, name, paths if isinstance(value, tuple) else paths[0])
 
+    def chosen(self) -> JsonObject:
+        """Return the settings that are not the default, by name."""
+        every: Any = self
+        values = {field.name: getattr(self, field.name) for field in fields(every)}
+        return {f.name: values[f.name] for f in fields(every) if values[f.name] != f.default}
+
+    def typed(self, *program: str) -> str:
+        """Return the command line that gives these settings, without those that are the default.
+
+        Args:
+            program: the words before the flags.
+
+        Example:
+            >>> from nope_probe.ablate import Settings
+            >>> Settings(seq_len=32, shuffle=True, remove=("mask", "w_q")).typed("ablate")
+            'ablate --shuffle --seq-len 32 --remove mask w_q'
+        """
+        kind: type = type(self)
+        words, hints = [*program], hints_of(kind)
+        for name, value in self.chosen().items():
+            if isinstance(value, bool):
+                words.append(flag_of(name if value else f"no_{name}"))
+            elif tyro.conf.Positional in get_args(hints[name]):
+                words += map(str, value)
+            else:
+                words += [flag_of(name), *map(str, as_tuple(value))]
+        return shlex.join(words)
+
 
 def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
     """Return settings from values by name, with tuples for lists and for single values.
@@ -142,6 +171,22 @@ def hints_of(settings: type) -> dict[str, Any]:
         if not any(getattr(extra, "help", None) for extra in get_args(hints[name])):
             hints[name] = Annotated[hints[name], tyro.conf.arg(help=helps[name])]
     return {field.name: hints[field.name] for field in fields(settings)}
+
+
+def words_of(chosen: Mapping[str, object]) -> dict[str, str]:
+    """Return settings as text, by flag.
+
+    Example:
+        >>> words_of({"remove": ("mask", "w_q"), "per_head": True})
+        {'--remove': 'mask, w_q', '--per-head': 'yes'}
+    """
+    yes_or_no = {True: "yes", False: "no"}
+    return {
+        flag_of(name): yes_or_no[value]
+        if isinstance(value, bool)
+        else ", ".join(map(str, as_tuple(value)))
+        for name, value in chosen.items()
+    }
 
 
 def description_of(settings: type) -> str:

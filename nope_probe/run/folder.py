@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ class Run:
         return f"{type(self).__name__} of {of}: tables: {tables}{of_maps}"
 
     def _repr_html_(self) -> str:
-        """Return what the run holds as a table of a notebook, a row per table and group of maps."""
+        """Return what was run, and a table of what the run holds: its tables and groups of maps."""
         rows = [
             (f"tables[{name!r}]", f"{len(table):,} rows", ", ".join(_without_bounds(table)))
             for name, table in self.tables.items()
@@ -73,15 +74,8 @@ class Run:
                 (f"maps[{group + '...'!r}]", _shape_of(maps), ", ".join(filter(None, maps)))
             )
         contents = pd.DataFrame(rows, columns=["what", "size", "holds"])
-        return contents.to_html(index=False, border=0)
-
-    @property
-    def methods(self) -> str:
-        """What a paper says of the run: model, data, removals, noise and versions.
-
-        The paragraph of a command without one, such as `compare`, is empty.
-        """
-        return self.manifest.methods
+        asked = f"<p><code>{escape(self.manifest.command)}</code></p>"
+        return asked + contents.to_html(index=False, border=0)
 
     @property
     def maps(self) -> Mapping[str, np.ndarray]:

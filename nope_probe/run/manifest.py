@@ -87,7 +87,8 @@ class Manifest:
 
     Attributes:
         kind: the command.
-        command: the command line.
+        command: the command line, as one would type it, or the call from Python.
+        chosen: the settings in it, which are not the default, as text by flag.
         settings: what identifies the run: the command's settings, and checksums of what a call
             from Python `given`.
         model: the model; None for a run without one.
@@ -114,12 +115,12 @@ class Manifest:
         text: the text that is shown.
         too_few: how many heads have no positional share, and how many sequences would do.
         results: further entries, the command's.
-        methods: what a paper says of the run.
         checksums: of the run's files, by name.
     """
 
     kind: str = ""
     command: str = ""
+    chosen: Mapping[str, str] = field(default_factory=dict)
     settings: JsonObject = field(default_factory=dict)
     model: RunModel | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -148,7 +149,6 @@ class Manifest:
     text: ShownText | None = None
     too_few: TooFew | None = None
     results: JsonObject = field(default_factory=dict)
-    methods: str = ""
     checksums: Mapping[str, str] = field(default_factory=dict)
 
     @property

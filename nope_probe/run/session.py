@@ -28,6 +28,7 @@ from nope_probe.run.finished_run import (
     record_sources,
     tell_finished,
 )
+from nope_probe.run.flags import words_of
 from nope_probe.run.folder import Run, check_output_dir, write_run
 from nope_probe.run.identity import (
     fingerprint,
@@ -39,7 +40,7 @@ from nope_probe.run.identity import (
 from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel
 from nope_probe.run.paths import checkpoint_dir, locked, validate_memory
 from nope_probe.run.process_group import Processes, device_of_process, process_group
-from nope_probe.run.processes import Signals, command_line, print_line, status
+from nope_probe.run.processes import Signals, print_line, status
 from nope_probe.run.settings import RunSettings, SessionSettings
 from nope_probe.run.sources import load_model, make_sequences, validate_reach
 
@@ -58,6 +59,8 @@ class Session(Generic[Settings_co]):
         load: loads the model onto a device; by default the first layers that the settings name.
         model: a model in memory, which no name leads back to, in place of the one to load.
         inputs: the sequences, if the settings do not describe them.
+        asked: the settings as they were asked for, where given inputs changed them since.
+        call: the call from Python that asked for the run; by default the command was typed.
         is_kept: whether the folder outlives the session, so that its page can be opened.
 
     Attributes:
@@ -88,8 +91,12 @@ class Session(Generic[Settings_co]):
         *,
         model: LoadedModel | None = None,
         inputs: Sequences | None = None,
+        asked: SessionSettings | None = None,
+        call: str = "",
         is_kept: bool = True,
     ) -> None:
+        self.asked = asked or settings
+        self.typed = call or self.asked.typed("python", "-m", f"nope_probe.{command}")
         self.settings, self._command, self._load_model = settings, command, load
         self.in_memory, self.inputs, self.is_kept = model, inputs, is_kept
         self.recorded = settings.recorded() | self._given()
@@ -231,7 +238,8 @@ class Session(Generic[Settings_co]):
         """Return the manifest of any run: its identity, settings, versions and duration."""
         manifest = Manifest(
             kind=self._command,
-            command=command_line(),
+            command=self.typed,
+            chosen=words_of(self.asked.chosen()),
             settings=self.recorded,
             versions=versions(),
             finished=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -107,15 +107,44 @@ def run_of(
         settings = replace(settings, model=loaded.info.name)
         settings.validate_layers(loaded.info)
         _validate_intact(loaded, settings)
+    asked = settings
     if inputs is not None and loaded is not None:
         data = as_sequences(loaded.model, inputs)
         settings = on_inputs(settings, data, settings.folds if "folds" in options else None)
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
         settings = replace(settings, out=settings.out or Path(temporary, "run"))
         session = session_of(
-            study, settings, loaded=loaded, inputs=data, model=in_memory, is_kept=out is not None
+            study,
+            settings,
+            loaded=loaded,
+            inputs=data,
+            model=in_memory,
+            asked=asked,
+            call=call_of(study.function, asked, in_memory is not None, inputs is not None),
+            is_kept=out is not None,
         )
         return read_run(carry_out(study, session))
+
+
+def call_of(function: str, settings: RunSettings, in_memory: bool, on_inputs: bool) -> str:
+    """Return the call of a function that gives settings, without those that are the default.
+
+    Args:
+        function: its name.
+        settings: as they were asked for.
+        in_memory: whether the model is one in memory.
+        on_inputs: whether sequences were given.
+
+    Example:
+        >>> from nope_probe.ablate import Settings
+        >>> call_of("run_ablations", Settings(seq_len=32, remove=("mask",)), False, True)
+        "run_ablations('rope-tiny', inputs, seq_len=32, remove=('mask',))"
+    """
+    chosen = settings.chosen()
+    chosen.pop("model", None)
+    given = ["model" if in_memory else repr(settings.model), *["inputs"] * on_inputs]
+    values = {k: str(v) if isinstance(v, Path) else v for k, v in chosen.items()}
+    return f"{function}({', '.join([*given, *(f'{k}={v!r}' for k, v in values.items())])})"
 
 
 def _validate_options(options: Mapping[str, object], inputs: Given | None) -> None:

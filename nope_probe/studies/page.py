@@ -40,7 +40,6 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest
-from nope_probe.studies.methods import methods_paragraph
 from nope_probe.studies.verdicts import HeadsVerdict, exceeds_noise, verdict_on_heads
 
 if TYPE_CHECKING:
@@ -88,13 +87,8 @@ class Report:
 
 
 def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report]) -> Run:
-    """Return a run with its methods paragraph and its page.
-
-    There is no page where the run's folder is removed at the end of a Python call.
-    """
-    manifest = replace(run.manifest, methods=methods_paragraph(run.manifest))
-    html = report_of(run).html(manifest) if session.is_kept else ""
-    return replace(run, manifest=manifest, page=html)
+    """Return a run with its page, but where its folder is removed at the end of a Python call."""
+    return replace(run, page=report_of(run).html(run.manifest) if session.is_kept else "")
 
 
 def _titled(figure: go.Figure, title: str) -> go.Figure:
@@ -162,6 +156,7 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool = False) -> None:
     """Print a run's sentence and table, and the path of its page; all tables if `verbose`."""
     console = PlainConsole()
+    console.print(manifest.command, soft_wrap=True, style="dim")
     if facts := notes.about(manifest):
         console.print("; ".join(facts.values()), style="dim")
     print_headline(console, report.headline)

@@ -104,6 +104,7 @@ class Study(ABC, Generic[Chosen]):
     """
 
     command: ClassVar[str]
+    function: ClassVar[str] = ""  # that runs it from Python
 
     def __init__(self, session: Session[Chosen]) -> None:
         self.session, self.settings = session, session.settings
@@ -167,6 +168,7 @@ def session_of(
     Raises:
         UserError: for tokens that cannot be read or run.
     """
+    about.setdefault("asked", settings)
     if isinstance(settings, RunSettings) and settings.tokens is not None:
         settings, loaded, inputs = on_tokens(settings, settings.tokens)
 

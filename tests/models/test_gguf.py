@@ -24,9 +24,7 @@ from nope_probe.files import read_json
 from nope_probe.models.context import configured_context
 from nope_probe.models.load import load
 from nope_probe.models.names import FETCHED, is_on_hub, path_of, resolve, validate_reachable
-from nope_probe.run.folder import read_manifest
 from nope_probe.run.identity import fingerprint
-from nope_probe.studies.methods import methods_paragraph
 
 REPOSITORY = "owner/tiny-GGUF"
 
@@ -164,10 +162,8 @@ def test_a_run_names_the_file_and_how_it_is_quantised(file: Path, tmp_path: Path
     assert manifest["sources"]["model"] == {"tiny.gguf": {"sha256": checksum}}
     assert manifest["model"]["gguf"]["sha256"] == checksum
     assert manifest["model"]["name"] == "tiny"
-    assert f"GGUF file of type ALL_F32 (SHA-256 {checksum[:16]})" in methods_paragraph(
-        read_manifest(tmp_path / "run")
-    )
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert f"tiny.gguf, ALL_F32, SHA-256 {checksum}" in page
     assert "The attention scores of tiny by position" in page
 
 

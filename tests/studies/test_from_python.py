@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import fields
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -25,6 +26,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.reports.notes import what_was_run
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.trace.settings import Settings
@@ -382,12 +384,12 @@ def test_a_model_without_a_tokenizer_has_all_measures_but_those_of_random_tokens
 def test_a_run_of_a_model_in_memory_is_described(loaded: Any, text: Sequences) -> None:
     run = nope_probe.run_ablations(loaded, text.inputs, remove=["sources"], layers=1)
     assert run.manifest.lengths == {}
-    told = run.methods
-    assert told.startswith("We ran L0 of rope-tiny as ")
-    assert "RoPE in 1 of these layers" in told
-    assert (
-        "The inputs were 17 sequences of 23 tokens (data: tokens), each with the token BOS first"
-        in told
-    )
-    assert "as a control" in told.lower()
-    assert "drawn with seed" not in told
+    call = "run_ablations(model, inputs, layers=1, remove=('sources',))"
+    assert escape(call) in run._repr_html_()
+    rows = what_was_run(run.manifest)
+    assert rows["command"] == call
+    assert (rows["--remove"], rows["--layers"], rows["layers"]) == ("sources", "1", "L0 of 4")
+    assert rows["model"].startswith("rope-tiny, a SmolLM3ForCausalLM as ")
+    assert rows["texts"] == "17 sequences of 23 tokens given in Python, each after BOS"
+    assert rows["weights"].startswith(run.manifest.model.weights)
+    assert {"versions", "machine", "seconds", "finished", "folds"} <= {*rows}

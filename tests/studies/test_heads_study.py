@@ -209,7 +209,7 @@ def test_the_run_names_its_means_single_heads_and_method(run: Any) -> None:
     single = run.tables["single"]
     assert len(single) == 2 * 5 * 4
     assert len(run.manifest.results["cost_of_means"]) == 2
-    assert "compared with 3 draws of as many heads" in run.methods
+    assert "draws=3" in run.manifest.command
 
 
 @pytest.mark.parametrize(

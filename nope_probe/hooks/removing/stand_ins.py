@@ -43,12 +43,10 @@ class NamedStandIn(StandIn):
     """A replacement that commands know by name, and its words.
 
     Attributes:
-        methods: ends "a removed weight was replaced by" in a methods paragraph.
         note: says in a note to a page what it is.
         column: heads a column of what is lost with it.
     """
 
-    methods: str
     note: str
     column: str
 
@@ -57,7 +55,6 @@ STAND_INS: dict[Replacement, NamedStandIn] = {
     "identity": NamedStandIn(
         make=lambda place: place.identity(),
         gain=True,
-        methods="a rectangular identity",
         note="an identity as strong as the weight, so that coordinates pass on as they are",
         column="identity",
     ),
@@ -65,20 +62,17 @@ STAND_INS: dict[Replacement, NamedStandIn] = {
         make=lambda place: place.matrix(place.random_rows()),
         gain=True,
         seed=True,
-        methods="orthonormal rows drawn from the run's seed",
         note="a random projection as strong as the weight, which learned nothing",
         column="random",
     ),
     "mean": NamedStandIn(
         make=lambda place: place.constant(place.mean_output()),
         mean=True,
-        methods="its mean output over tokens and positions",
         note="the mean of its output, whatever it reads",
         column="mean kept",
     ),
     "zero": NamedStandIn(
         make=lambda place: place.constant(),
-        methods="zero",
         note="zero",
         column="zero",
     ),

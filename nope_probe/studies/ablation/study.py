@@ -23,6 +23,7 @@ class Ablate(Study[Settings]):
     """What the lead and the pattern of every layer lose without each source and each weight."""
 
     command = "ablate"
+    function = "run_ablations"
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)

@@ -73,6 +73,15 @@ class Settings(RemovingSettings):
             object.__setattr__(self, "n_seqs", n_seqs)
         super().__post_init__()
 
+    def chosen(self) -> JsonObject:
+        """Return the settings that are not the default; which texts, if they were asked for."""
+        chosen, by_default = super().chosen(), type(self)()
+        if not self.reads_corpus:
+            del chosen["data"], chosen["n_seqs"]
+        elif not self._has_text:
+            return {k: v for k, v in chosen.items() if v != getattr(by_default, k)}
+        return chosen
+
     @property
     def _has_text(self) -> bool:
         return self.text is not None or self.text_file is not None

@@ -112,6 +112,7 @@ class SplitAttention(Study[Settings]):
     """Position and content in the attention of every head, on average and in one text."""
 
     command = "attention"
+    function = "run_attention"
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)

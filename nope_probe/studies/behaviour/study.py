@@ -42,6 +42,7 @@ class MeasureBehaviour(Study[Settings]):
     """What a model does with context, order, BOS, copies and length, in every condition."""
 
     command = "behaviour"
+    function = "run_behaviour"
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)

@@ -41,6 +41,7 @@ class CaptureStages(Study[Settings]):
     """The stages of a block, of the intact model and, with an ablation, of the ablated model."""
 
     command = "circuit"
+    function = "run_circuit"
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)

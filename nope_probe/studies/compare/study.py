@@ -79,7 +79,7 @@ def run_members(settings: Settings, members: Sequence[Member]) -> Path:
     Raises:
         UserError: for runs that cannot be compared, or a folder inside a run.
     """
-    session = Session("compare", Compared(**vars(settings), members=members))
+    session = Session("compare", Compared(**vars(settings), members=members), asked=settings)
     folder = session.folder
     for member in members:
         if folder.resolve().is_relative_to(member.folder.resolve()):

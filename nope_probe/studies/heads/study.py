@@ -66,6 +66,7 @@ class Heads(Study[Settings]):
     """What the heads do that measures rank first."""
 
     command = "heads"
+    function = "run_heads"
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)

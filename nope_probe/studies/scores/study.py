@@ -80,6 +80,7 @@ class MapScores(Study[Settings]):
     """The mean scores of every layer, whole or per head, and in bands of RoPE."""
 
     command = "scores"
+    function = "run_scores"
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)

@@ -37,6 +37,7 @@ class TracePosition(Study[Settings]):
     """The writers of the position that each layer or head reads, and what it loses without them."""
 
     command = "trace"
+    function = "run_trace"
 
     def passes(self) -> Iterator[Pass]:
         """Yield the pass that sums the writers' parts, and those that take positions away."""

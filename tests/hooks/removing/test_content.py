@@ -201,7 +201,7 @@ def test_the_commands_remove_content_in_named_heads() -> None:
     content = heads["first_content"] + heads["others_content"]
     assert abs(content[1, 3]) < 1e-5
     assert content[1, 2] > 0.02
-    assert "removed in L1H3 alone" in run.methods
+    assert "in_heads=('L1H3',)" in run.manifest.command
     changed = run_behaviour("rope-tiny", remove=["content"], measures=["loss", "copy"], **SMALL)
     table = changed.tables["behaviour"].set_index(["measure", "condition"])["difference"]
     loaded = load("rope-tiny")
