@@ -39,9 +39,8 @@ function leads(condition, layer, panel) {
   return view.leads.subarray(at, at + view.n);
 }
 
-// The maps that are shown, as [name, condition, panel]: of one panel, or of runs side by side.
+// The maps that are shown, as [name, condition, panel].
 function shown() {
-  if (data.together) return view.panels.map((name, p) => [name, state.removed, p]);
   return [["intact", 0, state.panel], ["without", state.removed, state.panel]];
 }
 
@@ -123,12 +122,12 @@ find("#layers").hidden = view.layers.length < 2;
 range.addEventListener("input", () => { state.layer = Number(range.value); draw(); });
 
 const select = find("#panels");
-select.parentElement.hidden = data.together || view.panels.length < 2;
-if (!data.together) select.append(...view.panels.map((name, p) => text("option", name, { value: p })));
+select.parentElement.hidden = view.panels.length < 2;
+select.append(...view.panels.map((name, p) => text("option", name, { value: p })));
 select.addEventListener("change", () => { state.panel = Number(select.value); draw(); });
 
 const columns = shown().map(([name]) => name);
-const canvases = (data.together ? columns : [...columns, "difference"]).map((of) => {
+const canvases = [...columns, "difference"].map((of) => {
   const figure = text("figure", "<figcaption></figcaption><canvas tabindex='0' role='img'></canvas><div class='bar'></div><div class='scale'></div>");
   figure.firstChild.textContent = of;
   find(".maps").append(figure);
@@ -168,10 +167,8 @@ function draw() {
   const start = performance.now();
   maps = Object.fromEntries(shown().map(([name, place, panel]) => [name, values(place, state.layer, panel)]));
   firsts = Object.fromEntries(shown().map(([name, place, panel]) => [name, leads(place, state.layer, panel)]));
-  if (!data.together) {
-    maps.difference = difference(maps.without, maps.intact);
-    firsts.difference = difference(Float64Array.from(firsts.without), firsts.intact);
-  }
+  maps.difference = difference(maps.without, maps.intact);
+  firsts.difference = difference(Float64Array.from(firsts.without), firsts.intact);
   choices.forEach((button, i) => {
     button.setAttribute("aria-checked", i === state.removed);
     button.tabIndex = i === state.removed ? 0 : -1;
@@ -187,19 +184,16 @@ function draw() {
 }
 
 function drawMaps() {
-  // Scales differ between runs: those of the intact map and of what is left.
-  const names = (of, place) => data.together ? [[values(0, state.layer, place), maps[of]], [leads(0, state.layer, place), firsts[of]]] : [[maps.intact, maps.without], [firsts.intact, firsts.without]];
   const stops = diverging();
-  canvases.forEach((canvas, place) => {
+  const high = largest([maps.intact, maps.without]);
+  const lead = largest([firsts.intact, firsts.without]);
+  canvases.forEach((canvas) => {
     const of = canvas.dataset.of;
-    const [ofMaps, ofLeads] = names(of, place);
-    const high = largest(ofMaps);
-    const lead = largest(ofLeads);
     const [cells, width] = framed(maps[of], firsts[of], high / lead);
     canvas.style.aspectRatio = width + " / " + view.n;
     paint(canvas, cells, width, view.n, [-high, high], stops);
     const figure = canvas.parentElement;
-    canvas.setAttribute("aria-label", of + ": " + view.panels[data.together ? place : state.panel] + " of L" + view.layers[state.layer]);
+    canvas.setAttribute("aria-label", of + ": " + view.panels[state.panel] + " of L" + view.layers[state.layer]);
     figure.querySelector(".bar").style.background = "linear-gradient(to right, " + stops.join(", ") + ")";
     const first = hasLeads ? "; first key \u00b1" + show(lead) : "";
     figure.querySelector(".scale").innerHTML = "<span>" + show(-high) + "</span><span>nats" + first + "</span><span>" + show(high) + "</span>";
@@ -217,12 +211,12 @@ function lostWords(condition, panel) {
 
 function drawNumbers() {
   const rows = data.measures.map((each, index) => {
-    const cells = shown().map(([of, condition, p], i) => "<td data-measure='" + each.name + "' data-of='" + (data.together ? i : of) + "'>" + interval(measure(condition, state.layer, p, index), each.unit) + "</td>");
+    const cells = shown().map(([of, condition, p]) => "<td data-measure='" + each.name + "' data-of='" + of + "'>" + interval(measure(condition, state.layer, p, index), each.unit) + "</td>");
     return "<tr><th scope='row'>" + each.label + (each.unit === "%" ? "" : ", " + each.unit) + "</th>" + cells.join("") + "</tr>";
   });
   find("#numbers").innerHTML = rows.join("");
   const layer = "L" + view.layers[state.layer];
-  const about = shown().slice(data.together ? 0 : 1).map(([of, condition, p]) => (data.together ? of : view.panels[p]) + " " + lostWords(condition, p));
+  const about = shown().slice(1).map(([of, condition, p]) => view.panels[p] + " " + lostWords(condition, p));
   find("#says").textContent = state.removed ? layer + " without " + data.choices[state.removed].label + ": " + about.join("; ") + "." : layer + ": choose what to remove.";
 }
 

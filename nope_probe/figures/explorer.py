@@ -48,7 +48,7 @@ class RemovedMaps:
         conditions: what is removed, by name.
         labels: the same in words.
         layers: the layers' numbers.
-        panels: the names of the heads and their mean, or of runs.
+        panels: the names of the heads and their mean.
         maps: the patterns, nats; NaN marks cells without a number, such as the first key's.
         leads: the first key's lead in each row, nats.
         measures: lead (nats), its loss, amplitude (nats) and the pattern's loss, as a value and the
@@ -85,7 +85,6 @@ class Explorer:
         removed: the place, in `conditions`, of what is removed at first.
         layer: the place, in `layers`, of the layer that is shown at first.
         note: sentences about the maps.
-        together: whether all panels are shown at once, as runs are.
         max_bytes: the largest size of the page; larger maps are pooled.
     """
 
@@ -94,7 +93,6 @@ class Explorer:
     removed: int = 0
     layer: int = 0
     note: str = ""
-    together: bool = False
     max_bytes: int = field(default=MAX_BYTES, repr=False)
 
     def html(self) -> str:
@@ -114,7 +112,6 @@ class Explorer:
                 for name, label in zip(view.conditions, view.labels, strict=True)
             ],
             "measures": MEASURES,
-            "together": self.together,
             "removed": self.removed,
             "layer": self.layer,
             "view": {

@@ -32,14 +32,11 @@ def explorer_of(
     layers: Sequence[int],
     title: str,
     note: str,
-    panels: Sequence[str] | None = None,
-    together: bool = False,
     max_bytes: int | None = None,
 ) -> Explorer:
     """Return the explorer of leads and patterns in some conditions.
 
-    It opens on the layer with the strongest intact pattern, of the weakest run where panels are
-    runs, without the mask.
+    It opens on the layer with the strongest intact pattern, without the mask.
 
     Args:
         maps: score maps by layer and panel, in the conditions to choose from.
@@ -49,8 +46,6 @@ def explorer_of(
         layers: the layers' numbers.
         title: the explorer's title.
         note: sentences about the maps.
-        panels: the panels' names; by default the mean over heads, then the heads.
-        together: whether all panels are shown at once, as runs are.
         max_bytes: of the page.
     """
     n_panels = len(maps[INTACT][0])
@@ -60,27 +55,23 @@ def explorer_of(
         [[_pooled(maps[c][i][p]) for p in range(n_panels)] for i in range(len(layers))]
         for c in shown
     ]
-    names = panels or (HEADS, *(f"H{head}" for head in range(n_panels - 1)))
     view = RemovedMaps(
         conditions=tuple(condition.name for condition in shown),
         labels=tuple(words(condition.name) if condition else "nothing" for condition in shown),
         layers=tuple(layers),
-        panels=tuple(names),
+        panels=(HEADS, *(f"H{head}" for head in range(n_panels - 1))),
         maps=np.array([[[x.values[0] for x in row] for row in rows] for rows in small]),
         leads=np.array([[[_leads(x) for x in row] for row in rows] for rows in small]),
         measures=measures,
         block=small[0][0][0].block,
     )
-    amplitudes = np.nan_to_num(measures[0, :, :, 2, 0])
-    strongest = amplitudes.min(-1) if together else amplitudes[:, 0]
     options = {} if max_bytes is None else {"max_bytes": max_bytes}
     return Explorer(
         title=title,
         view=view,
-        layer=int(strongest.argmax()),
+        layer=int(np.nan_to_num(measures[0, :, 0, 2, 0]).argmax()),
         removed=min(1, len(shown) - 1),
         note=note,
-        together=together,
         **options,
     )
 

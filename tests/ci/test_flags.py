@@ -45,7 +45,6 @@ RUN_SIZES = {**SMALL_RUN, "--batch-size": "4"}
 MAPPED = {**RUN_SIZES, "--layers": "1"}  # of commands that have these flags and no row
 SIZES: dict[str, dict[str, str]] = {
     "circuit": RUN_SIZES,
-    "compare --models": {**SMALL_RUN, "--layers": "1"},
     "heads": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
     "behaviour": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
     "simulate": {"--n-samples": "32", "--seq-len": "5", "--d-model": "8"},
@@ -162,8 +161,6 @@ behaviour --measures position bos --no-pack --no-shuffle --alpha 0 --remove mask
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 compare runs/one runs/two --out runs/compared --verbose
 compare runs/one runs/two --no-verbose
-compare --models llama-3.1-8b models/qwen3-8b --data random --device cpu --dtype float64 --seed 3
-compare --models rope-tiny nope-tiny --study ablate
 layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
     --verbose
 layers --model rope-tiny --layers 1 --seq-len 300 --beyond-context --allow-unused --json
@@ -228,7 +225,7 @@ DEFAULTS = {command: defaults_of(command) for command in COMMANDS}
 def sizes_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Return the flags that make a line small."""
     mapped = MAPPED if {*MAPPED} <= {*DEFAULTS[command]} else {}
-    small = SIZES.get(f"{command} --models" if "--models" in groups else command, mapped)
+    small = SIZES.get(command, mapped)
     if command == "heads" and "content" in groups.get("--remove", ("content",)):
         return {**small, "--mean-seqs": "16"}
     return small

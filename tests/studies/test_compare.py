@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from html import unescape
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
@@ -14,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.chromium import needs_chromium, open_tab, opened
+from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 
-from nope_probe import ablate, attention, compare, scores
+from nope_probe import attention, compare, scores
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.cli import find_commands
@@ -156,44 +155,6 @@ def test_html_in_names_is_shown_as_text_in_page_and_figures(
     assert "&lt;a href=" in member
 
 
-@needs_chromium
-def test_switches_remove_sources_in_both_runs_beside_each_other(tmp_path: Path) -> None:
-    labels = ["rope-tiny", "nope-tiny"]
-    folders = [tmp_path / label for label in labels]
-    size = ["--n-seqs", 11, "--seq-len", N, "--folds", FOLDS, "--layers", 3, "--data", "random"]
-    for label, folder in zip(labels, folders, strict=True):
-        run_command(ablate, "--model", label, "--remove", "sources", *size, "--out", folder)
-    run_command(compare, *folders, "--out", tmp_path / "out")
-    page = tmp_path / "explorer.html"
-    report = (tmp_path / "out" / "report.html").read_text()
-    [frame] = re.findall('srcdoc="(.*?)">', report, re.DOTALL)
-    page.write_text(unescape(frame))
-    tables = [read_run(folder).tables["pattern"] for folder in folders]
-    look = """(() => {
-      const all = (selector) => [...document.querySelectorAll(selector)].map((e) => e.textContent);
-      return [all("figcaption"), all("thead th").slice(1), all("[data-measure=amplitude]")];
-    })()"""
-    with open_tab(page) as tab:
-        layer = tab.evaluate("document.querySelector('#layers output').textContent")
-        tables = [table[table["layer"] == int(layer[1:])].set_index("removed") for table in tables]
-        for removed, of_runs in (
-            ("intact", ("intact", "intact")),
-            ("mask", ("mask", "mask")),
-            ("mask+rope", ("mask+rope", "mask")),
-            ("rope", ("rope", "intact")),
-        ):
-            tab.evaluate(f"document.querySelector('[data-removed=\"{removed}\"].choice').click()")
-            captions, heads, amplitudes = tab.evaluate(look)
-            assert captions == heads == labels
-            for table, name, shown in zip(tables, of_runs, amplitudes, strict=True):
-                row = table.loc[name]
-                if shown == "within noise":
-                    assert row["amplitude_low"] <= 0
-                else:
-                    assert float(shown.split()[0]) == pytest.approx(row["amplitude"], rel=6e-3)
-        assert tab.said == []
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -222,6 +183,7 @@ def test_folders_that_cannot_be_compared_are_refused(
     (tmp_path / ".c.unfinished").mkdir()
     inside = f"is in the run {other}: take --out outside of the runs"
     for arguments, message in (
+        ([], "expected two runs or more to compare, got 0"),
         ([base], "expected two runs or more to compare, got 1"),
         ([base, base], "a run was given twice"),
         ([base, tmp_path / "empty"], "holds no run: it has no manifest.json"),
@@ -232,6 +194,19 @@ def test_folders_that_cannot_be_compared_are_refused(
     ):
         assert message in refused(capfd, tmp_path, compare, *arguments)
     assert inside in refused(capfd, other, compare, base, other)  # whose runs/ would be in it
+
+
+def test_models_in_the_place_of_runs_are_answered_by_the_commands_to_type(
+    runs: list[Path], tiny: Callable[[str], Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = "python -m nope_probe."
+    commands = [f"{run}ablate --model {name} --out runs/{name}" for name in ("nope-tiny", "gpt2")]
+    line = refused(capfd, tmp_path, compare, "nope-tiny", "gpt2")
+    assert line.endswith(" && ".join([*commands, f"{run}compare runs/nope-tiny runs/gpt2"]))
+    folder = tiny("llama").folder
+    one = f"{run}ablate --model {folder} --out runs/{folder.name}"
+    line = refused(capfd, tmp_path, compare, runs[0], folder)
+    assert line.endswith(f"run {one} && {run}compare a runs/{folder.name}")
 
 
 @pytest.mark.usefixtures("undrawn")

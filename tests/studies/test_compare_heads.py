@@ -1,4 +1,4 @@
-"""Two models head by head: the edited head is named, distances are plain transformers'."""
+"""Two models head by head: the edited head is named, and no other."""
 
 import shutil
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from support.command_line import ended, refused, run_command
+from support.command_line import ended, run_command
 from transformers import AutoModelForCausalLM
 
 from nope_probe import attention, capture_attention, compare, difference, load, read_run
@@ -36,8 +36,11 @@ def folders(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
 def compared(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the comparison of both models on random tokens, with a text."""
     desk = tmp_path_factory.mktemp("desk")
-    line = ["--models", *folders, *SMALL, "--text", TEXT, "--out", desk / "out"]
-    result = ended("compare", map(str, line), desk)
+    for folder in folders:
+        line = ["--model", folder, *SMALL, "--text", TEXT, "--out", desk / folder.name]
+        run_command(attention, *line)
+    runs = [str(desk / folder.name) for folder in folders]
+    result = ended("compare", [*runs, "--out", str(desk / "out")], desk)
     assert result.code == 0, result.err
     (desk / "terminal").write_text(result.out)
     return desk / "out"
@@ -80,28 +83,6 @@ def test_the_page_has_the_grid_and_both_texts(compared: Path) -> None:
     assert set(rows["method"]) == {"paired"}
 
 
-def test_distances_are_the_divergence_of_plain_transformers_weights(
-    compared: Path, folders: list[Path]
-) -> None:
-    run = read_run(compared)
-    table = run.tables["distances"]
-    assert table["distance"].is_monotonic_decreasing
-    first = table.iloc[0]
-    assert (first["layer"], first["head"]) == (LAYER, HEAD)
-    assert (table["distance"][1:] == 0).all()
-    tokens = tokens_of(compared)
-    weights = []
-    for folder in folders:
-        plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-        with torch.no_grad():
-            attentions = plain(tokens, output_attentions=True).attentions
-        weights.append(attentions[LAYER][:, HEAD].double())
-    p, q = weights
-    of_queries = (p.xlogy(p) - p.xlogy(q)).sum(-1)[:, 7:]  # queries that see 8 keys
-    rounding = 13 * 4 * torch.finfo(torch.float32).eps * float(p.log().clamp_min(-50).abs().max())
-    assert first["distance"] == pytest.approx(float(of_queries.mean()), abs=rounding)
-
-
 def test_captures_in_python_give_the_same_changes(compared: Path, folders: list[Path]) -> None:
     tokens = tokens_of(compared)
     maps = [capture_attention(load(str(folder)).model, tokens, n_folds=17) for folder in folders]
@@ -127,31 +108,6 @@ def test_other_tokens_are_unpaired_and_the_page_names_the_flag(
     assert sentence == "None of 12 heads of two changed beyond noise."
     assert "unpaired and wider: run both with the same --seed." in method
     assert "take --folds 16" in method
-    assert "distances" not in read.tables
-
-
-def test_two_models_are_compared_by_their_sources(tmp_path: Path) -> None:
-    line = "--models rope-tiny nope-tiny --study ablate --data random --n-seqs 8 --seq-len 8"
-    result = ended("compare", [*line.split(), "--folds", "4", "--layers", "1"], tmp_path)
-    assert result.code == 0, result.err
-    [folder] = (tmp_path / "runs").glob("compare-*")
-    assert read_run(folder).manifest.results["compared"] == "ablate"
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("", "expected two runs or more"),
-        ("--models rope-tiny", "takes two models, got 1"),
-        ("runs/one --models rope-tiny nope-tiny", "finished runs and --models"),
-        ("runs/one runs/two --seed 3", "--seed has no effect on finished runs"),
-        ("--models rope-tiny nope-tiny --study ablate --text x", "--text has no effect"),
-    ],
-)
-def test_flags_that_do_not_go_together_are_refused(
-    line: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert said in refused(capfd, tmp_path, compare, *line.split())
 
 
 @pytest.mark.usefixtures("undrawn")

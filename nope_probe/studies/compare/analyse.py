@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from nope_probe.analyses.attention import split_attention
-from nope_probe.analyses.attribution import conditions_of
 from nope_probe.analyses.head_changes import head_changes
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern import Measures, measure_pattern
@@ -19,15 +18,13 @@ from nope_probe.analyses.pattern_changes import (
     pattern_difference,
 )
 from nope_probe.errors import UserError, kind_of
-from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.words import MEASURES
-from nope_probe.maps.layers import LayerMaps, shared_patterns
+from nope_probe.maps.layers import shared_patterns
 from nope_probe.maps.maps import AttentionMaps, ScoreMaps
-from nope_probe.removal import INTACT, SOURCES, Condition
+from nope_probe.removal import INTACT
 from nope_probe.studies.compare.heads import change_columns
 from nope_probe.studies.compare.members import Member, share_sequences
-from nope_probe.studies.explorer import PAGE_BYTES, explorer_of, panel_grams
 from nope_probe.studies.tables import TableRow, interval_columns
 
 PAIRED, UNPAIRED = "paired", "unpaired"
@@ -119,46 +116,6 @@ def _validate_alike(
         raise UserError(f"the maps count {counts} keys as first: capture both on like inputs")
     if paired and not base.counts.equal(other.counts):
         raise UserError("the maps have unlike folds: pass paired=False for other sequences")
-
-
-def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
-    """Return the runs without each source, side by side, in all layers that the runs share.
-
-    A run that lacks a source is shown as it is.
-
-    Returns:
-        None for other runs than `ablate`'s, and if a run did not keep the folds of a condition.
-    """
-    have = [member.manifest.positional_sources or () for member in members]
-    sources = [source for source in SOURCES if any(source in names for names in have)]
-    if not sources:
-        return None
-    base, *others = members
-    common = set(base.manifest.layers).intersection(*(run.manifest.layers for run in others))
-    layers = [layer for layer in base.manifest.layers if layer in common]
-    conditions = conditions_of(sources)
-    panels: dict[Condition, list[list[LayerMaps]]] = {}
-    for condition in conditions:
-        panels[condition] = [[] for _ in layers]
-        for member, of_member in zip(members, have, strict=True):
-            for of_layer, layer in zip(panels[condition], layers, strict=True):
-                maps = member.folds(f"L{layer}", Condition(condition & {*of_member}).name)
-                if maps is None:
-                    return None
-                of_layer.append(maps)
-    return explorer_of(
-        panels,
-        panel_grams(panels),
-        sources,
-        conditions,
-        layers=layers,
-        title="Remove a source, and see what each run loses",
-        note="Maps and numbers are the runs'. A source is removed in every run that has it. Colour "
-        "scales differ between runs. Brackets: 95% intervals.",
-        panels=[member.label for member in members],
-        together=True,
-        max_bytes=PAGE_BYTES,
-    )
 
 
 def differences_table(members: Sequence[Member], changes: pd.DataFrame) -> pd.DataFrame:

@@ -1,29 +1,16 @@
-"""Which heads attend differently in another model: tests, distances and the sentence."""
+"""Which heads attend differently in another model: tests and the sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
-import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from nope_probe.analyses.attention import relative_entropy
-from nope_probe.analyses.behaviour import by_document
 from nope_probe.analyses.head_changes import FEW_FOLDS, HeadChange, head_changes
-from nope_probe.analyses.jackknife import mean_intervals
-from nope_probe.analyses.pattern import MIN_KEYS
 from nope_probe.figures.words import listed, reader_of
-from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.reading.attention import capture_attention
-from nope_probe.maps.estimates import fold_weights
 from nope_probe.studies.compare.members import Member, share_sequences
 from nope_probe.studies.tables import interval_columns
 
-BATCH_BYTES = 2**28  # of the weights of all heads in a batch, of each model
 NAMED = 3  # heads in the sentence
 # Settings that choose the tokens and their folds.
 OF_TOKENS = (
@@ -58,66 +45,11 @@ def change_columns(change: HeadChange) -> dict[str, object]:
     }
 
 
-def head_distances(
-    base: HookedModel,
-    other: HookedModel,
-    tokens: Int[Tensor, "seq pos"],
-    *,
-    layers: Sequence[int],
-    fold_of: Int[Tensor, " seq"],
-) -> pd.DataFrame:
-    """Return how far each head's attention in another model is from that in the first model.
-
-    The distance is KL(base || other) of the weights that a query gives in the same text, in nats:
-    a mean over the queries that see 8 keys or more, and over sequences.
-
-    Args:
-        base: the first model.
-        other: a model with the same heads and tokens.
-        tokens: the sequences.
-        layers: the numbers of the layers.
-        fold_of: the fold of each sequence.
+def ordered_heads(changes: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each head of a run, those with the largest change first.
 
     Returns:
-        A row a head, the farthest first: layer, head, and distance with its bounds.
-    """
-    n, divergences = tokens.shape[1], []
-    for batch in tokens.split(batch_size(base, n, len(layers))):
-        capture = partial(
-            capture_attention, layers=layers, n_folds=len(batch), query_rows=n, keeps_scores=False
-        )
-        one, two = (capture(model, batch) for model in (base, other))
-        enough = one.visible.sum(-1) >= MIN_KEYS
-        of_queries = relative_entropy(one.weights, two.weights)
-        kept = enough[:, None].expand(of_queries.shape[1:])
-        divergences.append(of_queries.where(kept, 0).sum(-1) / enough.sum(-1)[:, None])
-    folds = by_document(torch.cat(divergences), fold_of)
-    means = mean_intervals(folds, fold_weights(len(folds), fold_of.bincount()))
-    ends = {"": means.value, "_low": means.low.clamp_min(0), "_high": means.high}
-    n_heads = folds.shape[2]
-    table = pd.DataFrame(
-        {
-            "layer": np.repeat(layers, n_heads),
-            "head": np.tile(range(n_heads), len(layers)),
-            **{f"distance{end}": numbers.flatten().numpy() for end, numbers in ends.items()},
-        }
-    )
-    return table.sort_values("distance", ascending=False, kind="stable")
-
-
-def batch_size(model: HookedModel, n: int, n_layers: int) -> int:
-    """Return how many sequences' weights, of all heads, fit in memory, at most 32."""
-    bytes_each = 8 * n_layers * model.cfg.n_heads * n * n
-    return max(1, min(32, BATCH_BYTES // bytes_each))
-
-
-def ordered_heads(changes: pd.DataFrame, distances: pd.DataFrame | None) -> pd.DataFrame:
-    """Return a row for each head of a run, those that changed most first.
-
-    Heads are ordered by their distance where it is known, else by their largest change.
-
-    Returns:
-        layer, head, information, position and content (changes in nats), changed, and distance.
+        layer, head, information, position and content (changes in nats), and changed.
     """
     wide = changes.pivot(index=["layer", "head"], columns="quantity", values="change")
     by_head = changes.groupby(["layer", "head"])
@@ -130,9 +62,6 @@ def ordered_heads(changes: pd.DataFrame, distances: pd.DataFrame | None) -> pd.D
             "order": by_head["change"].agg(lambda change: change.abs().max()),
         }
     )
-    if distances is not None:
-        heads["distance"] = distances.set_index(["layer", "head"])["distance"]
-        heads["order"] = heads["distance"]
     ordered = heads.sort_values(["changed", "order"], ascending=False, kind="stable")
     return ordered.drop(columns="order").reset_index()
 

@@ -16,6 +16,7 @@ from nope_probe.errors import UserError
 from nope_probe.figures.words import listed
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows
+from nope_probe.models.names import resolve
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.paths import checkpoint_dir
@@ -101,9 +102,11 @@ def read_members(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[Me
         labels: their names; by default the models' names, or the folders' if models are the same.
 
     Raises:
-        UserError: for fewer than two runs, a folder without a finished run, or runs of different
-            commands, lengths or skipped keys.
+        UserError: for models, fewer than two runs, a folder without a finished run, or runs of
+            different commands, lengths or skipped keys.
     """
+    if models := [folder for folder in folders if _is_model(folder)]:
+        raise UserError(_commands_instead(folders, models))
     if len(folders) < 2:
         raise UserError(f"expected two runs or more to compare, got {len(folders)}")
     if labels and len(labels) != len(folders):
@@ -124,6 +127,36 @@ def read_members(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[Me
     for member in members:
         _validate(members[0], member)
     return members
+
+
+def _as_typed(folder: Path) -> str:
+    """Return a path as it is typed here; settings hold absolute paths."""
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+
+
+def _is_model(folder: Path) -> bool:
+    """Return whether a model is named where a run is expected."""
+    name = _as_typed(folder)
+    if (folder / "manifest.json").is_file() or ("/" in name and not folder.exists()):
+        return False
+    try:
+        return bool(resolve(name))
+    except UserError:
+        return False
+
+
+def _commands_instead(folders: Sequence[Path], models: Sequence[Path]) -> str:
+    """Return what to type in the place of a comparison of models: a run of each comes first."""
+    runs = {_as_typed(model): f"runs/{model.name}" for model in models}
+    commands = [
+        f"python -m nope_probe.ablate --model {model} --out {run}" for model, run in runs.items()
+    ]
+    compared = " ".join(runs.get(name, name) for name in map(_as_typed, folders))
+    return (
+        f"compare takes the folders of finished runs, not models: run "
+        f"{' && '.join([*commands, f'python -m nope_probe.compare {compared}'])}"
+    )
 
 
 def _labels(folders: Sequence[Path], runs: Sequence[Run]) -> list[str]:

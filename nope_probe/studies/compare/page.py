@@ -11,12 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from nope_probe.figures.attention import attention_changes
-from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import excludes_zero, interval_of, interval_text
 from nope_probe.figures.words import reader_of
 from nope_probe.removal import INTACT
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Link, Listing, Section, explorer_section
+from nope_probe.reports.page import Headline, Link, Listing, Section
 from nope_probe.run.folder import Run
 from nope_probe.studies.attention.on_text import text_view
 from nope_probe.studies.compare.analyse import PAIRED
@@ -27,7 +26,7 @@ from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
 
 OF_SIDES = "Percent of position's part, in the strongest layer of each run, by lead and pattern."
 LESS = "A difference is a run's number less that of {base}."
-OF_HEADS = "Changes in nats; a distance is a mean KL divergence, nats per query."
+OF_HEADS = "Changes are in nats."
 TEXT_BYTES = 2_500_000  # of each run's text
 METHODS = {
     "others": "The runs had different sequences, so differences are unpaired.",
@@ -63,17 +62,14 @@ class Comparison:
     headline: tuple[str, ...]
 
 
-def report(
-    run: Run, folder: Path, members: Sequence[Member], explorer: Explorer | None = None
-) -> Report:
+def report(run: Run, folder: Path, members: Sequence[Member]) -> Report:
     """Return the report of a comparison.
 
     Args:
-        run: its `differences`, of attention `changes` and any `distances`, and the `headline` and
-            `labels` of its manifest.
+        run: its `differences`, of attention `changes`, and the `headline` and `labels` of its
+            manifest.
         folder: the comparison's folder, from which the page links to the runs.
         members: the runs; the first is the base.
-        explorer: the runs without each source, if the page shows them.
     """
     table, compared = run.tables["differences"], run.manifest.results_as(Comparison)
     labels, (sentence, *method) = compared.labels, compared.headline
@@ -86,7 +82,6 @@ def report(
         title=f"{', '.join(labels[1:])} against {labels[0]}",
         headline=Headline(sentence=sentence, table=brief, caption=caption),
         sections=[
-            *explorer_section(explorer),
             *_changes(run.tables, labels[0]),
             *_texts(members),
             _runs(members, folder),
@@ -101,7 +96,7 @@ def _heads(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     if "changes" not in tables:
         return {}
     by_run = tables["changes"].groupby("run", sort=False)
-    return {str(label): ordered_heads(rows, tables.get("distances")) for label, rows in by_run}
+    return {str(label): ordered_heads(rows) for label, rows in by_run}
 
 
 def _most_changed(heads: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -109,7 +104,6 @@ def _most_changed(heads: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     rows = [
         {"run": label, "head": reader_of(row)}
         | {name: f"{row[name]:+.2f}" for name in ("information", "position", "content")}
-        | ({"distance": f"{row['distance']:.3g}"} if "distance" in row else {})
         | {"changed": "yes" if row["changed"] else "no"}
         for label, table in heads.items()
         for row in table[: max(2, MOST_ROWS // len(heads))].to_dict("records")
@@ -118,7 +112,7 @@ def _most_changed(heads: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def _changes(tables: Mapping[str, pd.DataFrame], base: str) -> Iterator[Section]:
-    """Yield a grid of the heads' changes for each run but the first, and the heads' distances."""
+    """Yield a grid of the heads' changes for each run but the first."""
     if "changes" not in tables:
         return
     for label, rows in tables["changes"].groupby("run", sort=False):
@@ -129,14 +123,6 @@ def _changes(tables: Mapping[str, pd.DataFrame], base: str) -> Iterator[Section]
             "Holm's rule. Heads behind a changed head change as well: look at the first layer "
             "with dots.",
             table=rows,
-        )
-    if "distances" in tables:
-        yield Section(
-            title="How far each head's attention moved",
-            caption="The mean KL divergence of both models' weights on the same text, in nats per "
-            "query. Small parts can hide a large distance: a head that looks elsewhere, as "
-            "sharply as before.",
-            table=tables["distances"],
         )
 
 
@@ -161,7 +147,7 @@ def headline(members: Sequence[Member], tables: Mapping[str, pd.DataFrame]) -> l
 
     Args:
         members: the runs.
-        tables: `differences`, and of attention `changes` and any `distances`.
+        tables: `differences`, and of attention `changes`.
     """
     table, heads = tables["differences"], _heads(tables)
     if heads:
