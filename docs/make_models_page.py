@@ -46,7 +46,7 @@ def measure(out: Path, /) -> None:
 
 def _measured(name: str, folder: Path) -> dict[str, Any]:
     """Return a decoder's scheme, its errors by removal, and what is refused and why."""
-    from support.decoder_commands import COMMANDS
+    from ci.decoder_commands import COMMANDS
     from support.decoder_errors import map_error, removals_of
     from support.decoders import write_decoder
 
@@ -92,7 +92,7 @@ def _refusal(model: Any, tiny: Any, weight: str) -> str | None:
 
 def _failure(command: str, tiny: Any) -> str | None:
     """Return why a command with its default players, readers and removals ends; None if it runs."""
-    from support.decoder_commands import run_command
+    from ci.decoder_commands import run_command
 
     try:
         with redirect_stderr(io.StringIO()):

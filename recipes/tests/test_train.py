@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from ci.forks import forks
 from short_training import SHORT, shorten_training
 from support.command_line import refused, run_command
-from support.forks import forks
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.decoder_commands import COMMANDS, run_command
+from ci.decoder_commands import COMMANDS, run_command
 from support.decoder_errors import map_error, removals_of
 from support.decoders import DECODERS, write_decoder
 from support.finished_runs import assert_whole

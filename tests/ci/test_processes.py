@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from ci.forks import forks
 from safetensors.numpy import load_file
-from support.forks import forks
 from support.rounding import NETWORK, assert_same_table
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.forks import forks
+from ci.forks import forks
 
 TEXT = ["--model", "nope-tiny", "--n-seqs", "31", "--batch-size", "3", "--checkpoint-every", "2"]
 SHORT = {

@@ -1,16 +1,12 @@
 """What reaches the writer of images: every layer, on white, without controls and title."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from support.chromium import needs_chromium
-from support.traced import terms_table, writers_table
 
 from nope_probe import figures
 from nope_probe.errors import UserError
@@ -91,33 +87,3 @@ def test_a_column_that_is_longer_than_a_page_is_refused(drawn: Drawn, tmp_path: 
     with pytest.raises(UserError, match=r"is 3,175 px long, .* draw it with width='page'"):
         figures.save(figures.circuit({"a": MAPS[0]}), tmp_path / "x.pdf", width="column")
     assert not drawn
-
-
-def of_layers(**columns: object) -> pd.DataFrame:
-    ends = ("", "_low", "_high")
-    values = {f"{name}{end}": 0.5 for name in ("share", "lost", "rms", "loss") for end in ends}
-    return pd.DataFrame([{"layer": layer, **values, **columns} for layer in range(3)])
-
-
-COLUMNS: dict[str, Callable[[], go.Figure]] = {
-    "terms": lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
-    "sources": lambda: figures.source_losses(of_layers(of="lead", source="mask")),
-    "trace": lambda: figures.position_circuit(terms_table(), writers_table()),
-}
-
-
-@needs_chromium
-@pytest.mark.parametrize("kind", COLUMNS)
-def test_no_text_of_a_printed_column_is_smaller_than_8_points(kind: str, tmp_path: Path) -> None:
-    """A column is 3.3 inches wide, and an inch has 72 points."""
-    drawn = figures.save(COLUMNS[kind](), tmp_path / "x.svg", width="column").read_text()
-    (across,) = re.findall(r'viewBox="0 0 (\d+) \d+"', drawn)[:1]
-    sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", drawn)]
-    assert len(sizes) > 3
-    assert min(sizes) * 3.3 * 72 / float(across) >= 8
-
-
-@needs_chromium
-def test_a_pdf_is_one(tmp_path: Path) -> None:
-    path = figures.save(figures.score_maps(MAPS), tmp_path / "x.pdf", width="column")
-    assert path.read_bytes().startswith(b"%PDF")

@@ -1,18 +1,13 @@
 """Score maps and term maps: what they are drawn from, which cells they show, on which scale."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from support.chromium import needs_chromium, opened
 from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
 from nope_probe.analyses.parameter_free.simulation import Estimate
 from nope_probe.figures.curves import Curves, simulated_curves
-from nope_probe.figures.image import without_controls
 from nope_probe.figures.maps import score_maps, term_maps, unfold_layers
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
@@ -40,25 +35,6 @@ def test_a_slider_shows_one_layer_with_its_own_limits() -> None:
     assert scale["coloraxis.cmax"] > 5 * figure.layout.coloraxis.cmax
     assert figure.layout.coloraxis.cmin == -figure.layout.coloraxis.cmax
     assert figure.layout.coloraxis.colorscale[-1][1] == "#67001f", "the largest value is red"
-
-
-@needs_chromium
-def test_a_slider_leaves_the_maps_their_size_at_every_width(tmp_path: Path) -> None:
-    figure = term_maps({"all": triangle(5), "mask": triangle(5)}, title="t")
-    still = without_controls(figure)["layout"]
-    tall = still["height"] - still["margin"]["t"] - still["margin"]["b"]
-    seen = """<script>setTimeout(() => {
-      const { _fullLayout } = document.querySelector(".js-plotly-plot");
-      document.body.dataset.tall = Math.round(_fullLayout._size.h);
-      const box = (name) => document.querySelector(name).getBoundingClientRect();
-      const bar = box(".infolayer .colorbar");
-      document.body.dataset.apart = box(".slider-container").top - bar.bottom;
-    }, 1000)</script></body>"""
-    page = figure.to_html(full_html=True).replace("</body>", seen)
-    for width in (700, 1000):
-        elements = opened(page, tmp_path, width=width, draw_all=False)
-        assert f'data-tall="{tall}"' in elements
-        assert float(re.findall(r'data-apart="(-?[\d.]+)', elements)[0]) > 0
 
 
 def test_maps_name_query_down_key_right_and_nats() -> None:

@@ -1,19 +1,9 @@
 """Colours, markers and places of panels, for colour-blind readers, phones and dark pages."""
 
-import re
-from collections.abc import Iterable
-from html import unescape
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
-import plotly.graph_objects as go
 import pytest
-from support.chromium import needs_chromium, opened
 
 from nope_probe.analyses.contrasts import source_terms
-from nope_probe.figures.attention import why_bars
-from nope_probe.figures.maps import term_maps
 from nope_probe.figures.names import TABLE, symbol
 from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS
 from nope_probe.removal import INK
@@ -95,33 +85,3 @@ def test_a_dark_screen_replaces_each_signed_colour_by_that_of_the_same_value() -
     dark = [ON_DARK[stop] for _, stop in DIVERGING]
     assert dark == STOPS["divergingOnDark"]
     assert not ON_DARK.keys() & set(ON_DARK.values())  # else one would be replaced twice
-
-
-# Tokens and names that figures would read as tags, entities, values or formulas.
-MARKUP = ("<b>", "</s>", "<bos>", "<br>", '<a href="x">y</a>', "&lt;", "&amp;", "%{y}", "$x$", "a")
-
-
-def _why() -> go.Figure:
-    n = len(MARKUP)
-    rows = {"key": range(n), "token": MARKUP, "weight": 1 / n, "score": 1.0, "nats": 1.0}
-    return why_bars(pd.DataFrame({**rows, "side": "position", "term": "rotation"}), "why")
-
-
-@needs_chromium
-def test_tokens_and_names_are_drawn_as_they_are_spelled(tmp_path: Path) -> None:
-    tokens = [f"{token} {key}" for key, token in enumerate(MARKUP)]
-    terms = {name: np.zeros((1, 5, 5)) for name in MARKUP}
-    drawn: list[tuple[go.Figure, Iterable[str]]] = [
-        (_why(), tokens),
-        (term_maps(terms, title="t"), MARKUP),
-    ]
-    scripts = (
-        figure.to_html(full_html=False, include_plotlyjs=number == 0)
-        for number, (figure, _) in enumerate(drawn)
-    )
-    page = opened("<hr>".join(scripts), tmp_path, draw_all=False)
-    for part, (_, texts) in zip(page.split("<hr>"), drawn, strict=True):
-        inside = re.findall(r"<text[^>]*>(.*?)</text>", part, re.DOTALL)
-        shown = {unescape(re.sub("<[^>]*>", "", text)) for text in inside}
-        assert {*texts} <= shown
-        assert "<a " not in "".join(inside)

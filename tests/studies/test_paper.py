@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from ci.forks import forks
 from support.command_line import refused, run_command
-from support.forks import forks
 
 from nope_probe import reproduce
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
