@@ -116,11 +116,11 @@ def told_rows(runs: Mapping[str, Run], told: Mapping[str, Sequence[Told]]) -> pd
     )
 
 
-def finished(folder: Path, command: str, *, image: Path | None = None) -> Run:
-    """Return a command's run; the command runs if its run is missing, or to draw an image."""
-    if image or not (folder / "manifest.json").is_file():
+def finished(folder: Path, command: str) -> Run:
+    """Return a command's run; the command runs if its run is missing."""
+    if not (folder / "manifest.json").is_file():
         name, *arguments = shlex.split(command)
-        arguments += ["--out", str(folder), *(["--image", str(image)] if image else [])]
+        arguments += ["--out", str(folder)]
         subprocess.run([sys.executable, "-m", f"nope_probe.{name}", *arguments], check=True)
     return read_run(folder)
 

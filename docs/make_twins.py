@@ -1,7 +1,7 @@
 """Measure the shipped twins for findings.md and trace.md: python docs/make_twins.py FOLDER.
 
 Each command of `COMMANDS` runs into one folder in FOLDER, unless it is finished there.
-Writes docs/twins.csv (five minutes on two cores), draws `PICTURES` from the same runs (needs
+Writes docs/twins.csv (five minutes on two cores), draws `PICTURE` from the same runs (needs
 Chrome or Chromium), and prints the tables of the pages. Without FOLDER it prints the tables of
 what is stored.
 """
@@ -46,8 +46,7 @@ TOLD: dict[str, list[Told]] = {
     "effects": [EFFECTS_TOLD],
 }
 STORED = Path(__file__).parent / "twins.csv"
-CLOCK = "effects"  # the run whose first figure is `clock.png`
-PICTURES = {"twins": IMAGES / "twins.png", "clock": IMAGES / "gallery" / "clock.png"}
+PICTURE = IMAGES / "twins.png"
 CHECKPOINTS = Path(__file__).parent.parent / "nope_probe" / "checkpoints"
 LAYER = 2  # of the picture of both twins
 TERMS = {
@@ -76,9 +75,7 @@ def measure(folder: Path) -> None:
     stored = told_rows(runs, told)[[*WHERE, "value", "low", "high"]]
     stored.to_csv(STORED, index=False, float_format="%.5g")
     draw_twins([runs[f"sources {model}"] for model in TWINS])
-    finished(folder / CLOCK.replace(" ", "-"), COMMANDS[CLOCK], image=PICTURES["clock"])
-    for path in PICTURES.values():
-        sign(path)
+    sign(PICTURE)
 
 
 def draw_twins(runs: Iterable[Run]) -> None:
@@ -100,7 +97,7 @@ def draw_twins(runs: Iterable[Run]) -> None:
     figure.update_yaxes(title="query position", row=1, col=1)
     margin = {"t": 40, "b": 50, "l": 60, "r": 60}
     figure.update_layout(width=1200, height=330, margin=margin, template="plotly_white")
-    figure.write_image(PICTURES["twins"])
+    figure.write_image(PICTURE)
 
 
 def pattern(score: np.ndarray) -> np.ndarray:
@@ -161,7 +158,7 @@ def writers(stored: pd.DataFrame) -> str:
         own = of(own, run="effects" if layer == 1 else traced, name=f"pattern {writer}")
         shares += [of(own, measure=measure) for measure in EFFECTS]
         lines[f"L{layer}, {writer}"] = [percent(share.iloc[0], ".0f", "%") for share in shares]
-    return markdown("reader, writer", ["into keys, as drawn", *EFFECTS.values()], lines)
+    return markdown("reader, writer", ["into keys", *EFFECTS.values()], lines)
 
 
 def percent(estimate: pd.Series, style: str, unit: str) -> str:

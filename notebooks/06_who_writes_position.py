@@ -76,13 +76,11 @@ strong = writers[(writers["of"] == "pattern") & (writers["share"].abs() > 0.1)]
 strong[["layer", "side", "writer", "share", "share_low", "share_high"]].round(3)
 
 # %%
-found = traces["nope-tiny"]
-figures.position_circuit(
-    found.tables["terms"],
-    found.tables["writers"],
-    maps=found.maps,
-    clocks=found.tables["clocks"],
-    reader="L2",
+terms = {name: traces["nope-tiny"].maps[f"L2/{name}"][None] for name in ("all", "written_key")}
+figures.term_maps(
+    {name: figures.RowMaps(values=values, skip_keys=1) for name, values in terms.items()},
+    title="L2's pattern, and what was written into its keys",
+    layers=[2],
 )
 
 # %% [markdown]

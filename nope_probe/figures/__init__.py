@@ -25,7 +25,6 @@ _NAMES = {
     "nope_probe.figures.maps": "score_maps term_maps",
     "nope_probe.figures.measures": "controls head_map mask_effect pattern_measures stage_measures",
     "nope_probe.figures.panels": "RowMaps",
-    "nope_probe.figures.position_figure": "position_circuit",
     "nope_probe.figures.shares": "mean_covariance_shares source_losses source_terms weight_losses",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -1,4 +1,4 @@
-"""The nodes and edges of a graph, and the graph of a look's steps back."""
+"""The graph of a look's steps back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from nope_probe.removal import INK, Writer
 
 WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
 WIDEST = 14.0  # px of the widest edge
-NODE, DOT = 30, 6  # px of a node with its name inside, and of other nodes
 BENDS = {"key": 0.0, "query": 0.5, "moved": -0.3}  # of edges between two nodes, rows
 LEVEL = 60  # px between two rows of nodes
 BELOW, BOW = 0.55, 0.03  # rows from a node to what stands under it; tokens, of an upward edge
@@ -73,29 +72,27 @@ def nodes(
     x: Float[np.ndarray, " node"],
     y: Float[np.ndarray, " node"],
     names: Sequence[str],
-    texts: Sequence[str] | None,
+    texts: Sequence[str],
     readers: Bool[np.ndarray, " node"],
-    size: int = NODE,
 ) -> PlotlyTrace:
-    """Return nodes, readers as squares, with texts inside; without texts, as small dots.
+    """Return nodes, readers as squares, with texts inside.
 
     Args:
         x: their places.
         y: their places, rows.
         names: what a pointer shows.
-        texts: what is written inside; None for small dots.
+        texts: what is written inside.
         readers: which nodes are readers.
-        size: of nodes with texts, px.
     """
     return {
         "type": "scatter",
         "x": x,
         "y": y,
-        "mode": "markers" if texts is None else "markers+text",
+        "mode": "markers+text",
         "text": texts,
         "textfont": {"size": 10, "color": INK},
         "marker": {
-            "size": DOT if texts is None else size,
+            "size": NAME,
             "symbol": np.where(readers, "square", "circle"),
             "color": GRID,
             "opacity": 1,
@@ -107,12 +104,12 @@ def nodes(
     }
 
 
-def legend(kinds: Iterable[tuple[str, str, Dash]]) -> list[PlotlyTrace]:
-    """Return the legend's entries of edges, from their labels, colours and dashes."""
+def legend() -> list[PlotlyTrace]:
+    """Return the legend's entries of edges."""
     nowhere = {"type": "scatter", "x": [None], "y": [None], "mode": "lines"}
     return [
         {**nowhere, "name": label, "line": {"color": colour, "dash": dash, "width": 4}}
-        for label, colour, dash in kinds
+        for label, colour, dash in KINDS
     ]
 
 
@@ -149,12 +146,12 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
     across, up = np.array([*drawn.values()]).T
     names = [f"{name}, token {token}" for name, token in drawn]
     is_reader = np.array([node in looking for node in drawn])
-    shown = nodes(across, up, names, [name for name, _ in drawn], is_reader, NAME)
+    shown = nodes(across, up, names, [name for name, _ in drawn], is_reader)
     top = max(up)
     labels = _labels(table, edges, traces, places)
     figure = draw_panels(
         title,
-        {"": [*traces, *legend(KINDS), shown, labels]},
+        {"": [*traces, *legend(), shown, labels]},
         panel=int(LEVEL * (top + 1.5)),
         bottom=110,
         x_title="token",

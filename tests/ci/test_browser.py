@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 import pytest
 from support.chromium import needs_chromium, opened
 from support.maps import triangle
-from support.traced import terms_table, writers_table
 
 from nope_probe import figures
 from nope_probe.figures.attention import why_bars
@@ -50,7 +49,6 @@ def of_layers(**columns: object) -> pd.DataFrame:
 COLUMNS: dict[str, Callable[[], go.Figure]] = {
     "terms": lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
     "sources": lambda: figures.source_losses(of_layers(of="lead", source="mask")),
-    "trace": lambda: figures.position_circuit(terms_table(), writers_table()),
 }
 
 

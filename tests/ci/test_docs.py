@@ -124,10 +124,9 @@ def test_what_is_told_of_a_model_is_what_is_stored_with_the_commands_that_measur
         assert [sentence for sentence in sentences if sentence not in text] == []
 
 
-def test_the_pictures_of_the_twins_are_drawn_from_the_run_whose_numbers_are_stored():
-    for path in make_twins.PICTURES.values():
-        with Image.open(path) as picture:
-            assert picture.text[make_twins.STORED.name] == make_twins.signature()
+def test_the_picture_of_the_twins_is_drawn_from_the_run_whose_numbers_are_stored():
+    with Image.open(make_twins.PICTURE) as picture:
+        assert picture.text[make_twins.STORED.name] == make_twins.signature()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -266,7 +266,6 @@ def run_of(
         "terms": terms,
         "writers": traced.writers_table() if writers is None else writers,
         "effects": pd.DataFrame() if effects is None else effects,
-        "clocks": traced.clocks_table(),
     }
     settings = {"data": "shipped", "n_seqs": 64, "seq_len": 48, "folds": 8, "reader": reader}
     manifest = {
@@ -437,7 +436,7 @@ def test_a_report_has_the_losses_that_were_measured_and_four_writers_of_each_rea
     assert (len([*whole.headline.table]), len([*without.headline.table])) == (3, 2)
     shown = effects.drop(columns=["predicted", "predicted_low", "predicted_high"])
     pd.testing.assert_frame_equal(whole.sections[2].table, shown)
-    pd.testing.assert_frame_equal(whole.sections[1].table, traced.terms_table())
+    pd.testing.assert_frame_equal(whole.sections[0].table, traced.terms_table())
     assert "embed" in set(whole.sections[0].table["writer"])
     assert "Who writes position in mine" in whole.title
 

@@ -111,18 +111,6 @@ def maps(model: str = "nope") -> dict[str, np.ndarray]:
     return result
 
 
-def clocks_table() -> pd.DataFrame:
-    rows = []
-    turn = np.linspace(0, 4, N)
-    for reader, shares in WRITERS.items():
-        for writer, share in {"all": 1.0, **shares}.items():
-            for position in range(N):
-                at = share * np.cos(turn[position]), share * np.sin(turn[position])
-                named = {"writer": writer, "position": position, "axis_1": at[0], "axis_2": at[1]}
-                rows.append({**layer_of(reader), "side": "key", **named, "explained": 0.98})
-    return pd.DataFrame(rows)
-
-
 def bos_reader(strength: tuple[float, float]) -> Any:
     """Return a model by hand: two heads of L0 see BOS fade, and L1's keys read what they write.
 

@@ -18,7 +18,6 @@ from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import clock, direct_share, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
-from nope_probe.figures.position_terms import ALL, CLOCKS
 from nope_probe.figures.words import reader_of
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.removing.removals import Ablation
@@ -33,6 +32,7 @@ from nope_probe.studies.trace.settings import numbers_of
 
 EFFECTS = ("predicted", "held", "direct", "norm", "total")  # columns of `effects.csv`
 EFFECTS_COLUMNS = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
+ALL, CLOCKS = "all", 4  # writers with a clock: all together, and the strongest of them
 MATTERS = 0.05  # of a lead or pattern: what a removal takes, or a writer's direct share
 
 

@@ -7,23 +7,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
 from nope_probe.figures.intervals import ValueAndBounds, excludes_zero, interval_of
+from nope_probe.figures.maps import term_maps
 from nope_probe.figures.names import OTHERS
-from nope_probe.figures.position_figure import MOST_EDGES, position_circuit
-from nope_probe.figures.position_terms import TERMS, WRITTEN
+from nope_probe.figures.panels import RowMaps
 from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.words import listed, shown_readers, whole_sizes, with_readers
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Section, positions
+from nope_probe.reports.page import Headline, Section
 from nope_probe.run.folder import Run
-from nope_probe.run.manifest import Manifest
 from nope_probe.studies.losses import percent_text
 from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
+from nope_probe.studies.trace.settings import numbers_of
 from nope_probe.studies.verdicts import main_writers, most_of, summed
 
+WRITTEN = ("written_key", "written_query", "written_both")
+TERMS = ("all", "rotation", "alibi", *WRITTEN, "covariance")  # in the order of their panels
+DRAWN = 0.01  # of the largest cell of a reader's map: smaller terms have no panel
+MOST_WRITERS = 12  # of a reader, in the table of writers
 NAMED = 2  # writers of a lead or a pattern in the sentence
 LEAST = 0.05  # of a lead or pattern, which a writer in the first table has or takes away
 NO_PATTERN = "No layer or head shows a lead or pattern that exceeds the noise."
@@ -56,7 +62,7 @@ def report(run: Run) -> Report:
     """Return the report of a run.
 
     Args:
-        run: tables `terms`, `writers`, `effects` and `clocks`; maps such as `L1/rotation`, nats.
+        run: tables `terms`, `writers` and `effects`; maps such as `L1/rotation`, nats.
     """
     return Report(
         title=f"Who writes position in {run.manifest.model_name}",
@@ -69,29 +75,18 @@ def report(run: Run) -> Report:
 def _sections(run: Run) -> Iterator[Section]:
     tables, traced = run.tables, run.manifest.results_as(Traced)
     yield Section(
-        title="Who writes position, and who reads it",
-        figure=partial(
-            position_circuit,
-            tables["terms"],
-            tables["writers"],
-            tables["effects"],
-            maps=run.maps,
-            clocks=_without_rope(tables["clocks"], run.manifest),
-            reader=traced.reader,
-            max_positions=positions(len(TERMS), len(shown_readers(tables["terms"]))),
-            skip_keys=run.manifest.skip_keys,
-        ),
-        caption="An edge is as wide as the writer's share of the reader's lead or pattern; choose "
-        "a reader to see weaker edges. Below: its terms, and without RoPE its mean keys along two "
-        "axes.",
-        table=rows_of_strongest_writers(tables, MOST_EDGES).drop(columns="reader"),
+        title="The exact terms of lead and pattern",
+        figure=partial(draw_terms, run, traced.reader) if traced.reader else None,
+        caption="The four terms of the mean and the covariance term add up to the whole; the norm "
+        "is a part of the written terms. A relative R² of 100% means that a term depends on "
+        "distance alone. Terms that are 0 have no map.",
+        table=tables["terms"],
     )
     yield Section(
-        title="The exact terms of lead and pattern",
-        caption="The four terms of the mean and the covariance term add up to 100%; the norm is a "
-        "part of the written terms. A relative R² of 100% means that a term depends on distance "
-        "alone.",
-        table=tables["terms"],
+        title="Who writes position, and who reads it",
+        caption="Each reader's strongest writers: what they add to its lead or pattern on the "
+        "direct path into its keys or queries.",
+        table=rows_of_strongest_writers(tables, MOST_WRITERS).drop(columns="reader"),
     )
     if len(tables["effects"]):
         kept = " The first token keeps its position: no rows of the lead."
@@ -104,11 +99,25 @@ def _sections(run: Run) -> Iterator[Section]:
         )
 
 
-def _without_rope(clocks: pd.DataFrame, manifest: Manifest) -> pd.DataFrame:
-    """Return the clocks of layers without RoPE, which turns mean keys before they are read."""
-    rope = () if manifest.model is None else manifest.model.rope_layers
-    turned = [layer for layer, has_rope in enumerate(rope) if has_rope]
-    return clocks[~clocks["layer"].isin(turned)]
+def draw_terms(run: Run, reader: str) -> go.Figure:
+    """Draw the terms of a reader's lead and pattern that are not 0, on one scale."""
+    maps = {
+        term: np.asarray(run.maps[key], float)[None]
+        for term in TERMS
+        if (key := f"{reader}/{term}") in run.maps
+    }
+    largest = {term: np.nanmax(np.abs(values), initial=0.0) for term, values in maps.items()}
+    return term_maps(
+        {
+            term: RowMaps(
+                values=values, queries=run.query_positions, skip_keys=run.manifest.skip_keys
+            )
+            for term, values in maps.items()
+            if largest[term] > DRAWN * largest["all"]
+        },
+        title=f"The terms of {reader}",
+        layers=[numbers_of(reader)[0]],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
