@@ -200,7 +200,7 @@ def test_a_finished_run_is_shown_again_with_its_answer(
     assert (done / "manifest.json").read_bytes() == before
     html = (done / "report.html").read_text()
     assert "write the order of L2&#x27;s other keys" in html
-    assert '"Reader"' in html
+    assert '"whole pattern"' in html
 
 
 def test_heads_read_and_whole_attentions_write(
@@ -220,7 +220,8 @@ def test_heads_read_and_whole_attentions_write(
     assert "L1H3" in page.headline(run).sentence
     figure = page.report(run).sections[0].drawn()
     assert figure is not None
-    assert [note for note in figure.layout.annotations if note.text.startswith("<b>L1H3</b>")]
+    assert figure.layout.title.text == "The terms of L1H3"
+    np.testing.assert_allclose(figure.data[0].z[1:, 1:], run.maps["L1H3/all"][1:, 1:], rtol=1e-6)
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["reader"] == "L1H3"
     assert "error" not in capsys.readouterr().err
 
@@ -437,7 +438,7 @@ def test_a_report_has_the_losses_that_were_measured_and_four_writers_of_each_rea
     shown = effects.drop(columns=["predicted", "predicted_low", "predicted_high"])
     pd.testing.assert_frame_equal(whole.sections[2].table, shown)
     pd.testing.assert_frame_equal(whole.sections[0].table, traced.terms_table())
-    assert "embed" in set(whole.sections[0].table["writer"])
+    assert "embed" in set(whole.sections[1].table["writer"])
     assert "Who writes position in mine" in whole.title
 
 
