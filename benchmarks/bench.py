@@ -41,7 +41,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "positions": ("--rounds=1",),
     "growth": ("--rounds=1",),
     "long_sequences": ("--rounds=1", "--quick"),
-    "commands": ("--seq-len=2100", "--commands", "scores"),
+    "commands": ("--seq-len=2100", "--commands", "ablate"),
     "simulation": ("--n-samples=20000", "--repeats=1"),
 }
 GPU = "python benchmarks/gpu.py"

@@ -23,7 +23,6 @@ from rows import Row, row, show
 
 # Sources alone, and the default removals of one measure, else passes are all that takes time.
 FLAGS: dict[str, tuple[str, ...]] = {
-    "scores": ("--data", "random"),
     "ablate": ("--data", "random", "--remove", "sources"),
     "trace": ("--data", "random"),
     "behaviour": ("--data", "stdlib", "--pack", "--measures", "loss", "--remove", "mask"),

@@ -94,7 +94,7 @@ def measure(folder: Path) -> pd.DataFrame:
     runs = {name: finished(folder / name, command) for name, command in COMMANDS.items()}
     scores = runs["figure5"].manifest.results["experiments"][NAME]
     runs["figure5"] = read_run(folder / "figure5" / scores)
-    draw(runs["figure5"].maps["normalised"])
+    draw(runs["figure5"].maps["normalised/intact"])
     others = drawn_rows(runs["figure5"]), text_rows(runs["attention"]), head_rows(runs)
     stored = pd.concat([told_rows(runs, TOLD), *map(pd.DataFrame, others)])
     names = ("all", "rotation", *(f"key {writer}" for writer in WRITERS.values()), *LOST_WITHOUT)
@@ -166,9 +166,12 @@ def drawn_rows(scores: Run) -> Iterator[Row]:
     The model's maps are drawn as the paper's are: pooled, and clipped at these 98%.
     """
     panels = published("figure5")
-    for layer in range(len(scores.maps["score"])):
-        spans = {kind: percentiles(scores.maps[kind][layer]) for kind in ("score", "normalised")}
-        own = scores.maps["normalised"][layer].clip(*spans["normalised"])
+    for layer in range(len(scores.maps["score/intact"])):
+        spans = {
+            kind: percentiles(scores.maps[f"{kind}/intact"][layer])
+            for kind in ("score", "normalised")
+        }
+        own = scores.maps["normalised/intact"][layer].clip(*spans["normalised"])
         drawn = {NAME: (resampled(own, PIXELS), spans)}
         for model in PAPERS:
             panel = panels[f"{model}/layer{layer + 1}"]

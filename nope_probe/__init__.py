@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from nope_probe.models.parameter_free import parameter_free as parameter_free
     from nope_probe.run.folder import Run as Run
     from nope_probe.run.folder import read_run as read_run
+    from nope_probe.studies.ablation.heads import head_scores as head_scores
     from nope_probe.studies.ablation.study import run_ablations as run_ablations
     from nope_probe.studies.attention.study import AttentionStudy as AttentionStudy
     from nope_probe.studies.attention.study import run_attention as run_attention
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from nope_probe.studies.circuit.study import run_circuit as run_circuit
     from nope_probe.studies.compare.analyse import difference as difference
     from nope_probe.studies.heads.study import run_heads as run_heads
-    from nope_probe.studies.scores.heads import head_scores as head_scores
-    from nope_probe.studies.scores.study import run_scores as run_scores
     from nope_probe.studies.trace.study import run_trace as run_trace
 
 _NAMES = {
@@ -60,14 +59,13 @@ _NAMES = {
     "nope_probe.analyses.parameter_free.theory": "theory_scores",
     "nope_probe.analyses.pattern": "Measures measure measure_heads",
     "nope_probe.data.sequences": "Sequences gaussian sequences",
+    "nope_probe.studies.ablation.heads": "head_scores",
     "nope_probe.studies.ablation.study": "run_ablations",
     "nope_probe.studies.attention.study": "AttentionStudy run_attention",
     "nope_probe.studies.behaviour.study": "run_behaviour",
     "nope_probe.studies.circuit.study": "run_circuit",
     "nope_probe.studies.compare.analyse": "difference",
     "nope_probe.studies.heads.study": "run_heads",
-    "nope_probe.studies.scores.heads": "head_scores",
-    "nope_probe.studies.scores.study": "run_scores",
     "nope_probe.studies.trace.study": "run_trace",
     "nope_probe.figures.attention": "Why",
     "nope_probe.figures.text_view": "TextView",

@@ -17,7 +17,7 @@ import tyro
 from command_reference import command_text, commands, flags_of, settings_of, values_text
 
 from nope_probe import __main__ as umbrella
-from nope_probe import ablate, scores
+from nope_probe import ablate, trace
 from nope_probe.cli import find_commands, parse
 from nope_probe.errors import leaves_of
 from nope_probe.run.flags import hints_of
@@ -54,8 +54,8 @@ def test_help_imports_nothing_slow(command: str) -> None:
 
 
 def test_the_umbrella_runs_with_python_m_too_without_torch() -> None:
-    shown, loaded = printed_by_help_of("nope_probe", "scores")
-    assert shown.startswith("usage: python -m nope_probe scores [-h]")
+    shown, loaded = printed_by_help_of("nope_probe", "ablate")
+    assert shown.startswith("usage: python -m nope_probe ablate [-h]")
     assert not loaded
 
 
@@ -141,7 +141,7 @@ def test_help_has_a_box_for_each_kind_of_flag_and_first_one_for_the_flags_of_the
     assert flags["output options"] == ["checkpoint-every", "out", "image", "verbose", "dry-run"]
 
 
-@pytest.mark.parametrize("command", [ablate, scores])
+@pytest.mark.parametrize("command", [ablate, trace])
 def test_the_default_of_a_flag_on_the_page_is_the_one_that_is_parsed(command: Any) -> None:
     defaults = {flag.split()[0]: default for flag, default, _ in flags_of(command.Settings)}
     parsed = tyro.cli(command.Settings, args=[])

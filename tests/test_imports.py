@@ -23,12 +23,12 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
         ("hooks.reading.fused", "hooks.removing.components", "hooks.ablation"),
         ("hooks.removing.components", "hooks.layers.model", "hooks.reading.fused"),
         ("hooks.ablation", "hooks.reading.capture hooks.removing.components", "data.sequences"),
-        ("scores", "cli errors studies.scores.study", "hooks.ablation"),
+        ("ablate", "cli errors studies.ablation.study", "hooks.ablation"),
         ("data.sequences", "errors", "cli"),
         ("run.session", "models.load", "ablate"),
         ("studies.circuit.study", "studies.engine", "studies.ablation.plan"),
         ("studies.explore", "studies.ablation.plan", "ablate"),
-        ("studies.paper.study", "studies.scores.study", "cli"),
+        ("studies.paper.study", "studies.ablation.study", "cli"),
         ("figures", "studies.explore", ""),  # it lists what is public
         ("figures.maps", "maps.centred", "studies.explorer"),
         ("models", "hooks.ablation", "studies.explorer"),
@@ -54,14 +54,14 @@ def test_imports_are_read_wherever_they_stand(tmp_path, monkeypatch: pytest.Monk
     (folder / "errors.py").touch()
     (folder / "cli.py").write_text("import nope_probe.errors\n")
     (folder / "ablate.py").write_text("def f():\n    from nope_probe.cli import parse\n")
-    (folder / "scores.py").write_text("if TYPE_CHECKING:\n    from nope_probe import ablate, cli\n")
+    (folder / "trace.py").write_text("if TYPE_CHECKING:\n    from nope_probe import ablate, cli\n")
     monkeypatch.setattr(import_rule, "ROOT", tmp_path)
     assert imports() == {
         "nope_probe": set(),
         "nope_probe.errors": set(),
         "nope_probe.cli": {"nope_probe.errors"},
         "nope_probe.ablate": {"nope_probe.cli"},
-        "nope_probe.scores": {"nope_probe.ablate", "nope_probe.cli"},
+        "nope_probe.trace": {"nope_probe.ablate", "nope_probe.cli"},
     }
 
 
@@ -116,8 +116,8 @@ def test_what_reads_a_finished_run_needs_no_torch(folder: str) -> None:
 
 
 def test_a_mistake_on_the_command_line_waits_for_no_torch() -> None:
-    code = "import sys\nfrom nope_probe import scores\nsys.argv = ['scores', '--folds', '900']\n"
-    code += "try: scores.main()\nexcept SystemExit as end: assert end.code == 2"
+    code = "import sys\nfrom nope_probe import ablate\nsys.argv = ['ablate', '--folds', '900']\n"
+    code += "try: ablate.main()\nexcept SystemExit as end: assert end.code == 2"
     assert not HEAVY & imported(code)
 
 
@@ -132,8 +132,8 @@ def test_the_reports_of_commands_are_printed_without_torch() -> None:
 
 def test_a_finished_run_is_shown_again_without_torch(tmp_path: Path) -> None:
     flags = ["--model", "rope-tiny", "--layers", "1", "--n-seqs", "8", "--seq-len", "7"]
-    typed = ["scores", *flags, "--out", str(tmp_path / "run")]
-    code = f"import sys\nfrom nope_probe import scores\nsys.argv = {typed}\nscores.main()"
+    typed = ["ablate", "--remove", "none", *flags, "--out", str(tmp_path / "run")]
+    code = f"import sys\nfrom nope_probe import ablate\nsys.argv = {typed}\nablate.main()"
     first, again = imported(code), imported(code)
     assert "torch" in first
     assert not HEAVY & again

@@ -16,7 +16,6 @@ from nope_probe import (
     circuit,
     compare,
     reproduce,
-    scores,
     simulate,
     trace,
 )
@@ -31,7 +30,10 @@ LINES: dict[str, tuple[ModuleType, list[Any]]] = {
     "ablate": (ablate, ["--model", "rope-tiny", *DEEP]),
     "sources": (ablate, ["--model", "nope-tiny", *DEEP, *NO_WEIGHTS]),
     "noise": (ablate, ["--data", "random", *DEEP, *NO_WEIGHTS]),
-    "scores": (scores, ["--model", "rope-tiny", *DEEP, "--per-head", "--bands", 2]),
+    "intact": (
+        ablate,
+        ["--model", "rope-tiny", *DEEP, "--remove", "none", "--per-head", "--bands", 2],
+    ),
     "circuit": (circuit, [*RUN]),
     "ablated circuit": (circuit, [*RUN, "--remove", "mask", "mlp"]),
     "attention": (attention, ["--model", "rope-tiny", *DEEP]),

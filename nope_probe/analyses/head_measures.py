@@ -1,14 +1,12 @@
-"""Measures of a head's attention: the first key, the previous token, induction, position."""
+"""Measures of a head's attention: to the first key, to the previous token, and induction."""
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.reading.batch_readings import keys_before, weights_on
-from nope_probe.maps.rotation import Rotation
 
 SINK = 0.3
 
@@ -76,50 +74,3 @@ def induction_scores(attention: Attention, n_tokens: int) -> Float[Tensor, "batc
     """Return the `induction_attention` of every head to sequences of n random tokens twice."""
     keys = keys_before(attention.q.shape[1], n_tokens - 1)[None]
     return induction_attention(weights_on(attention, keys)[..., 0], n_tokens)
-
-
-def moved_scores(
-    q: Float[Tensor, "batch head d_head"],
-    k: Float[Tensor, "batch pos head d_head"],
-    rotation: Rotation,
-) -> Float[Tensor, "batch head place key"]:
-    """Return q.k of one query with every key moved to every place: [j, k] is key k placed at j.
-
-    Args:
-        q: one query, rotated.
-        k: all keys, rotated at their positions.
-        rotation: the rotation at these positions.
-    """
-    at_places = q[:, None].expand(-1, k.shape[1], -1, -1)
-    return torch.einsum("bphd,bkhd->bhpk", *map(rotation.turned_back, (at_places, k)))
-
-
-def position_and_content(
-    moved: Float[Tensor, "*batch place key"],
-) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    """Return the positional, the symbolic and the whole variance of a query's scores.
-
-    Let B[j, k] be the score of the key vector of position k (before RoPE), placed at j. If the keys
-    are permuted by pi, place j gets B[j, pi(j)]. Over all permutations, with equal weight, B splits
-    without cross terms (two-way analysis of variance):
-
-        B[j, k] = m + a_j + c_k + rest_jk
-
-    a_j stays in place j when the keys are permuted: it is positional. c_k moves with the key: it is
-    symbolic. The rest depends on the pair of key and place. (arXiv 2511.11579 asks this question;
-    the split here is exact, and needs no draws.) Without RoPE, B does not depend on j, so all
-    scores count as symbolic, although earlier layers may have written position into the keys.
-
-    Returns:
-        The variances of a, of c and of B, in squared units of B; the first two add up to the third
-        if there is no rest.
-
-    Example:
-        >>> a, c, all = position_and_content(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
-        >>> float(a), float(c), float(all)
-        (1.0, 0.25, 1.25)
-    """
-    centred = moved - moved.mean((-2, -1), keepdim=True)
-    positional = centred.mean(-1).square().mean(-1)
-    symbolic = centred.mean(-2).square().mean(-1)
-    return positional, symbolic, centred.square().mean((-2, -1))

@@ -106,18 +106,6 @@ ATTENTION = {  # measures of a head's attention
         "On repeated random tokens, mean attention to the token after the query's last copy.",
         bounded=True,
     ),
-    "positional": MeasureWords(
-        "positional share",
-        "",
-        "Share of the last query's variance that stays in place when keys are permuted.",
-        bounded=True,
-    ),
-    "symbolic": MeasureWords(
-        "symbolic share",
-        "",
-        "Share of the last query's variance that moves with permuted keys.",
-        bounded=True,
-    ),
 }
 
 

@@ -13,10 +13,6 @@ from nope_probe.run.manifest import Manifest
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
 NARROW = 0.02  # half the width of a share's interval, up to which no more sequences are needed
-WITHOUT_SHARES = (
-    "Positional and symbolic shares of heads are empty: RoPE's pairs of coordinates were not "
-    "recognised."
-)
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
@@ -100,7 +96,6 @@ def run_notes(manifest: Manifest) -> list[str]:
         f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on these "
         "keys, and conditions that show a query more keys are compared on them.": bool(windows),
         f"Not removed by default: {kept}.": bool(left_out),
-        WITHOUT_SHARES: bool(manifest.without_shares),
     }
     if (few := manifest.too_few) is not None:
         notes[

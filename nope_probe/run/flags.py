@@ -75,7 +75,7 @@ class BoundedSettings:
     against their types too.
 
     Example:
-        >>> from nope_probe.scores import Settings
+        >>> from nope_probe.ablate import Settings
         >>> Settings(n_seqs=0)
         Traceback (most recent call last):
         nope_probe.errors.UserError: --n-seqs 0: expected 1 <= n-seqs <= 2147483647

@@ -104,7 +104,6 @@ class Manifest:
         query_stride: between queries whose keys are ranked.
         layers: the numbers of the layers that have maps.
         windows: by layer with a window, how many keys a query sees at most.
-        without_shares: layers whose rotation was not recognised.
         lengths: that the model's files state, in tokens.
         conditions: the names of the conditions, the intact model first.
         removed: the removed components or, of `ablate`, the conditions without weights.
@@ -138,7 +137,6 @@ class Manifest:
     query_stride: int = 0
     layers: tuple[int, ...] = ()
     windows: Mapping[str, int] | None = None
-    without_shares: tuple[int, ...] = ()
     lengths: Mapping[str, int] | None = None
     conditions: tuple[str, ...] = ()
     removed: tuple[str, ...] | None = None

@@ -198,8 +198,8 @@ def default_output_dir(command: str, subject: str, recorded: JsonObject) -> Path
     """Return the folder named after a run's command, its subject and the hash of its settings.
 
     Example:
-        >>> default_output_dir("scores", "meta-llama/Llama-3.1-8B", {"seed": 0}).as_posix()
-        'runs/scores-Llama-3.1-8B-de7d7744'
+        >>> default_output_dir("ablate", "meta-llama/Llama-3.1-8B", {"seed": 0}).as_posix()
+        'runs/ablate-Llama-3.1-8B-de7d7744'
     """
     name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name or subject).strip("-")
     settings = json.dumps(recorded, sort_keys=True, default=str)

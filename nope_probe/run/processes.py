@@ -152,7 +152,7 @@ def validate_one_process() -> None:
     """
     if process_count() > 1:
         raise UserError(
-            "only ablate, attention, behaviour, scores, trace and the figures of language models "
+            "only ablate, attention, behaviour, trace and the figures of language models "
             "run in several processes"
         )
 

@@ -386,7 +386,7 @@ def memory_of(settings: RunSettings, *, n_maps: int, d_model: int = 0) -> int:
         d_model: the width of the model, for the activations of a batch; 0 leaves these out.
 
     Example:
-        >>> from nope_probe.scores import Settings
+        >>> from nope_probe.ablate import Settings
         >>> memory_of(Settings(n_seqs=8, seq_len=100, folds=4), n_maps=2)
         646400
     """

@@ -25,20 +25,20 @@ COMPUTED = (
 )
 NUMBERS = [
     # What tyro refuses, in its own words: no number, no choice, no flag, nothing at all.
-    ("scores --seed 1e3", "--seed"),
-    ("scores --windows middle", "--windows"),
-    ("scores --n-seq 5", "did you mean --n-seqs?"),
-    ("scores extra", "extra"),
+    ("ablate --seed 1e3", "--seed"),
+    ("ablate --windows middle", "--windows"),
+    ("ablate --n-seq 5", "did you mean --n-seqs?"),
+    ("ablate extra", "extra"),
     ("reproduce", "(see "),
     # Beyond the bounds of a flag.
-    ("scores --seed 18446744073709551616", "--seed 18446744073709551616: expected 0 <= seed"),
-    (f"scores {FREE} --alpha nan", "--alpha nan: expected 0 <= alpha < 1"),
+    ("ablate --seed 18446744073709551616", "--seed 18446744073709551616: expected 0 <= seed"),
+    (f"ablate {FREE} --alpha nan", "--alpha nan: expected 0 <= alpha < 1"),
     ("simulate --target-se nan", "expected a --target-se that float32 resolves"),
     ("simulate --alpha", "expected at least one --alpha"),
     # Numbers that do not fit each other.
-    ("scores --n-seqs 8 --folds 9", "8 sequences do not fill 9 folds"),
-    ("scores --skip-keys 62", "--skip-keys 62 leaves no keys of 64"),
-    ("scores --query-rows 65", "--query-rows 65 is more than 64 tokens"),
+    ("ablate --n-seqs 8 --folds 9", "8 sequences do not fill 9 folds"),
+    ("ablate --skip-keys 62", "--skip-keys 62 leaves no keys of 64"),
+    ("ablate --query-rows 65", "--query-rows 65 is more than 64 tokens"),
     ("trace --query-rows 0", "--query-rows 0: expected"),
     ("trace --reader L١", "--reader L١: expected a layer or head, such as L2 or L2H1"),
     ("trace --reader L01", "--reader L01: expected a layer or head, such as L2 or L2H1"),
@@ -50,10 +50,10 @@ NUMBERS = [
     ("simulate --d-model 65 --rope", "odd"),
     # Beyond the context that a config.json states.
     ("layers --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
-    (f"scores {FREE} --seq-len 4097 --n-seqs 8", "is beyond the model's context 4096"),
-    ("scores --model short", "--seq-len 64 is beyond the model's context 31"),
+    (f"ablate {FREE} --seq-len 4097 --n-seqs 8", "is beyond the model's context 4096"),
+    ("ablate --model short", "--seq-len 64 is beyond the model's context 31"),
     # What fits no machine.
-    ("scores --n-seqs 2000000000", "this needs at least 1.0 TB of memory"),
+    ("ablate --n-seqs 2000000000", "this needs at least 1.0 TB of memory"),
     ("theory --seq-len 1000000", "this needs at least 1.5 PB of memory"),
     # Expectations of a model.
     ("layers --expect sliding_window=nan", "expected a number or none, got 'nan'"),
@@ -64,22 +64,22 @@ NUMBERS = [
     ("layers --expect rope_base=none rope_base=10000", "--expect names a key twice"),
     ("layers --expect bos=maybe", "expected bos=forced or bos=none"),
     # Names of models, and devices.
-    ("scores --model nope-tiny/", "unknown model 'nope-tiny/'; the nearest names are nope-tiny"),
-    ("scores --model OLMo-2-1b", "allenai/OLMo-2-0425-1B is not in the local cache"),
-    ("scores --device meta", "no device 'meta' on this machine"),
-    ("scores --device cuda:99", "no device 'cuda:99' on this machine"),
-    ("scores --dtype int8", "--dtype"),
+    ("ablate --model nope-tiny/", "unknown model 'nope-tiny/'; the nearest names are nope-tiny"),
+    ("ablate --model OLMo-2-1b", "allenai/OLMo-2-0425-1B is not in the local cache"),
+    ("ablate --device meta", "no device 'meta' on this machine"),
+    ("ablate --device cuda:99", "no device 'cuda:99' on this machine"),
+    ("ablate --dtype int8", "--dtype"),
 ]
 WITHOUT_EFFECT = [
-    ("scores --alpha 0.2", "--alpha has no effect on --data shipped"),
-    ("scores --windows start --data random", "--windows has no effect on --data random"),
-    (f"scores {FREE} --shuffle", "--shuffle has no effect on --data gaussian"),
-    ("scores --data random --pack", "--pack joins documents, and --data random has none"),
-    ("scores --pack --windows start", "--pack begins sequences anywhere, --windows start where"),
-    ("scores --model parameter-free", "parameter-free takes gaussian vectors, not --data shipped"),
-    ("scores --data gaussian", "rope-tiny takes text or random tokens, not --data gaussian"),
-    ("scores --revision main", "--revision is for models on the Hub"),
-    ("scores --device cpu --device-map auto", "--device is for one device"),
+    ("ablate --alpha 0.2", "--alpha has no effect on --data shipped"),
+    ("ablate --windows start --data random", "--windows has no effect on --data random"),
+    (f"ablate {FREE} --shuffle", "--shuffle has no effect on --data gaussian"),
+    ("ablate --data random --pack", "--pack joins documents, and --data random has none"),
+    ("ablate --pack --windows start", "--pack begins sequences anywhere, --windows start where"),
+    ("ablate --model parameter-free", "parameter-free takes gaussian vectors, not --data shipped"),
+    ("ablate --data gaussian", "rope-tiny takes text or random tokens, not --data gaussian"),
+    ("ablate --revision main", "--revision is for models on the Hub"),
+    ("ablate --device cpu --device-map auto", "--device is for one device"),
     ("ablate --remove sources --gain norm", "--gain has no effect where no weight is removed"),
     ("circuit --gain norm", "--gain has no effect where no weight is removed"),
     ("ablate --remove mlp+position[MLP0]", "--remove: mlp and position[MLP0] share the output"),
@@ -102,16 +102,16 @@ WITHOUT_EFFECT = [
     ("reproduce figure5 --model rope-tiny --model ROPE-TINY", "--model names a model twice"),
 ]
 PLACES = [
-    ("scores --out .", "holds other files"),
-    ("scores --out file", "file: it is a file"),
-    ("scores --out loop", "it is a link that leads nowhere"),
-    ("scores --out file/x", "Not a directory"),
+    ("ablate --out .", "holds other files"),
+    ("ablate --out file", "file: it is a file"),
+    ("ablate --out loop", "it is a link that leads nowhere"),
+    ("ablate --out file/x", "Not a directory"),
     ("circuit --out /proc/x", "cannot write to /proc/.x.unfinished: "),
-    (f"scores --out {LONG}bbbbbbbbbb/x", "File name too long"),
-    ("scores --out http://x/y", "http:/x/y is a URL: name a path on this machine"),
-    ("scores --model https://x/y", "https://x/y is a URL"),
-    ("scores --data pipe.jsonl", "pipe.jsonl is a pipe, a socket or a device: only regular files"),
-    ("scores --image x.jpg", "expected a name that ends in .pdf, .png or .svg"),
+    (f"ablate --out {LONG}bbbbbbbbbb/x", "File name too long"),
+    ("ablate --out http://x/y", "http:/x/y is a URL: name a path on this machine"),
+    ("ablate --model https://x/y", "https://x/y is a URL"),
+    ("ablate --data pipe.jsonl", "pipe.jsonl is a pipe, a socket or a device: only regular files"),
+    ("ablate --image x.jpg", "expected a name that ends in .pdf, .png or .svg"),
 ]
 
 
@@ -151,9 +151,9 @@ def test_of_several_processes_the_first_says_it(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(sys, "argv", ["scores", "--seed", "-1"])
+    monkeypatch.setattr(sys, "argv", ["ablate", "--seed", "-1"])
     with pytest.raises(SystemExit) as ended:
-        import_module("nope_probe.scores").main()
+        import_module("nope_probe.ablate").main()
     assert (ended.value.code, capfd.readouterr().err) == (2, "")
 
 

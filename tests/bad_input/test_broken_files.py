@@ -16,7 +16,7 @@ from support.broken_models import DEEP, ROWS
 from support.command_line import refused
 from support.refused_models import write_llama
 
-from nope_probe import ablate, compare, layers, scores
+from nope_probe import ablate, compare, layers
 
 SMALL = ["--layers", 1, "--n-seqs", 16, "--seq-len", 16, "--folds", 4]
 TEXT = "in the other one there is more than that " * 20
@@ -82,7 +82,7 @@ def test_broken_data_is_one_line(
         content(path)
     elif content is not None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--data", path)
+    line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--data", path)
     assert says in line
     assert name in line or row == "half a character"
 
@@ -92,7 +92,7 @@ def test_a_data_set_with_a_deep_file_is_one_line(
 ) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.jsonl").write_text(f'{16 * ROW}{{"text": "a", "x": {DEEP}}}\n')
-    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--data", tmp_path / "texts")
+    line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--data", tmp_path / "texts")
     assert line.startswith(f"cannot read {tmp_path / 'texts' / 'a.jsonl'}: ")
 
 
@@ -117,7 +117,7 @@ def test_a_pipe_or_a_device_in_a_folder_is_not_opened(
     told = "is a pipe, a socket or a device: only regular files are opened"
     line = refused(capfd, tmp_path / "here", layers, "--model", folder)
     assert line == f"{folder / 'pipe.json'} {told}"
-    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--data", tmp_path / "texts")
+    line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--data", tmp_path / "texts")
     assert line == f"{tmp_path / 'texts' / 'a.jsonl'} {told}"
 
 

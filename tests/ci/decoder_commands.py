@@ -1,4 +1,4 @@
-"""Every command on a tiny decoder, with its default readers and removals; `scores` per head."""
+"""Every command on a tiny decoder, with its default readers and removals, and heads' maps."""
 
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +12,7 @@ RANDOM = {**TEXT, "seq_len": 12, "data": "random"}
 # Of each command: its folder in `studies`, and the sizes of its run.
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "layers": ("layers", {"seq_len": 12}),
-    "scores": ("scores", {**RANDOM, "layers": "all", "per_head": True}),
+    "intact": ("ablate", {**RANDOM, "layers": "all", "per_head": True, "remove": ("none",)}),
     "attention": ("attention", {**RANDOM, "layers": "all"}),
     "circuit": ("circuit", RANDOM),
     "ablate": ("ablation", {**RANDOM, "layers": "all"}),

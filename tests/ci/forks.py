@@ -249,8 +249,8 @@ def share_among(
 def prepare() -> None:
     """Import what commands need, so that their forks have it."""
     torch.set_num_threads(1)
-    names = ["scores", "ablate", "circuit", "simulate", "layers", "compare", "reproduce", "trace"]
-    studies = ("ablation", "behaviour", "circuit", "scores", "simulation", "trace")
+    names = ["ablate", "circuit", "simulate", "layers", "compare", "reproduce", "trace"]
+    studies = ("ablation", "behaviour", "circuit", "simulation", "trace")
     names += [f"studies.{name}.study" for name in studies]
     for name in names:
         import_module(f"nope_probe.{name}")

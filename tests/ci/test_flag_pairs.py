@@ -84,7 +84,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "query": ("1", "-1"),
     "query_rows": ("5",),
     "reader": ("L0", "L0H1"),
-    "remove": ("mask", "content", "rope w_k", "qk", "mlp", "sources", "position[L0H1]"),
+    "remove": ("none", "mask", "content", "rope w_k", "qk", "mlp", "sources", "position[L0H1]"),
     "replacement": ("mean random",),
     "revision": ("main",),
     "runs": ("runs/one runs/one", "runs/two runs/one"),
@@ -154,7 +154,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         draw_without_chrome(patch)
         for name, data in (("one", "TEXT"), ("two", "random")):
             given = {"data": ("--data", data), "out": ("--out", f"runs/{name}")}
-            assert ended("scores", line_of("scores", given, folder), folder).code == 0
+            assert ended("ablate", line_of("ablate", given, folder), folder).code == 0
         yield folder
 
 

@@ -119,15 +119,15 @@ behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrap
 ablate --remove sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
-attention --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
-    --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
-    --remove qk --replacement mean --beyond-context --allow-unused --query-rows 5
-    --out runs/h --image h.svg --verbose
+attention --model llama-3.1-8b --revision main --data my.jsonl --windows start
+    --bos never --shuffle --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3
+    --checkpoint-every 1 --remove qk --replacement mean --beyond-context --allow-unused
+    --query-rows 5 --out runs/h --image h.svg --verbose
 attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
     --gain identity --text ab
 attention --text-file ab.txt
 attention --tokens tokens.npy --adapter adapter
-scores --tokens tokens.npy --adapter adapter
+ablate --remove none --tokens tokens.npy --adapter adapter
 ablate --tokens tokens.npy --adapter adapter --remove sources
 circuit --tokens tokens.npy --adapter adapter
 behaviour --tokens tokens.npy --adapter adapter --measures loss --remove mask
@@ -135,13 +135,14 @@ trace --tokens tokens.npy --adapter adapter
 layers --adapter adapter
 attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle
     --remove rope --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
-scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
-    --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
-    --bands 3 --no-per-head --beyond-context --allow-unused --query-rows 5 --offset-bins all
-    --out runs/s --image s.svg --verbose
-scores --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --per-head
-scores --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle --no-beyond-context
-    --no-allow-unused --no-verbose --no-dry-run
+ablate --remove none --model llama-3.1-8b --revision main --data my.jsonl --windows start
+    --bos never --shuffle --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3
+    --checkpoint-every 1 --bands 3 --no-per-head --beyond-context --allow-unused --query-rows 5
+    --offset-bins all --out runs/s --image s.svg --verbose
+ablate --remove none --model models/qwen3-8b --device-map sequential --data short.jsonl --pack
+    --per-head
+ablate --remove none --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle
+    --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype float16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
     --layer 1 --remove qk --replacement mean --beyond-context --allow-unused --query-rows 5
@@ -182,7 +183,7 @@ reproduce figure9 --seed 3 --out runs/figure9 --image figure9.svg --verbose
 reproduce figure8 --model path/to/a/hugging-face-folder --data my.jsonl --windows random
     --no-verbose
 attention --dry-run
-scores --dry-run
+ablate --remove none --dry-run
 circuit --dry-run
 behaviour --dry-run
 simulate --dry-run
@@ -323,7 +324,7 @@ def in_new_ways(lines: Iterable[Line]) -> Iterator[Line]:
         seen |= {of_any_model, *names}
 
 
-PLAIN = ("ablate", "behaviour", "scores --per-head", "simulate")
+PLAIN = ("ablate", "behaviour", "ablate --remove none --per-head", "simulate")
 DOCUMENTED = [text for text in documented_text() if "--help" not in text]
 ROWS = TABLE.strip().replace("\n    ", " ").splitlines()
 WITH_REPEATS = list(dict.fromkeys(parsed(text) for text in [*DOCUMENTED, *ROWS]))

@@ -13,13 +13,13 @@ from safetensors.numpy import load_file
 from support.rounding import NETWORK, assert_same_table
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
-SCORES = ["scores", *SMALL, "--per-head", "--batch-size", "7"]
+SCORES = ["ablate", *SMALL, "--remove", "none", "--per-head", "--batch-size", "7"]
 BEHAVIOUR = ["behaviour", "--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "29"]
 BEHAVIOUR += ["--measures", "loss", "position", "--remove", "mask", "--batch-size", "5"]
 ABLATE = ["ablate", *SMALL, "--batch-size", "5", "--remove", "w_q"]
 
 
-@pytest.mark.parametrize("command", [SCORES, ABLATE], ids=["scores", "ablate"])
+@pytest.mark.parametrize("command", [SCORES, ABLATE], ids=["intact", "ablate"])
 def test_one_and_three_processes_give_the_same_maps(command: list[str], tmp_path: Path):
     codes, stderr = forks("share", "1,3", tmp_path, command)
     assert codes == {"1": [0], "3": [0, 0, 0]}, stderr
@@ -59,7 +59,7 @@ def test_where_one_process_fails_all_end_in_one_line_and_progress_is_saved(
     assert list(tmp_path.glob(".*.unfinished/inputs.safetensors"))
 
 
-@pytest.mark.parametrize("command", [SCORES, ABLATE], ids=["scores", "ablate"])
+@pytest.mark.parametrize("command", [SCORES, ABLATE], ids=["intact", "ablate"])
 def test_where_one_process_is_killed_the_other_ends_and_the_run_resumes_to_the_same_bytes(
     command: list[str], tmp_path: Path
 ):
@@ -81,7 +81,7 @@ def assert_resumes_to_the_same_bytes(command: list[str], out: Path) -> None:
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["-m", "nope_probe.scores", *SMALL, *arguments]
+    command += ["-m", "nope_probe.ablate", *SMALL, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 

@@ -138,8 +138,8 @@ def test_figure_5_keeps_four_of_the_papers_six_claims(tmp_path: Path) -> None:
     claims = pd.read_csv(tmp_path / "figure5" / "claims.csv")
     assert len(claims) == 6
     assert claims["reproduced"].sum() == 4
-    (scores,) = tmp_path.glob("scores-smollm2-135m-*/report.html")
-    assert "The attention scores of smollm2-135m by position" in scores.read_text(encoding="utf-8")
+    (page,) = tmp_path.glob("ablate-smollm2-135m-*/report.html")
+    assert "The attention scores of smollm2-135m by position" in page.read_text(encoding="utf-8")
 
 
 def test_half_of_the_file_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from ci.forks import forks
 
 TEXT = ["--model", "nope-tiny", "--n-seqs", "31", "--batch-size", "3", "--checkpoint-every", "2"]
 SHORT = {
-    "scores": [*TEXT, "--layers", "2", "--seq-len", "13", "--query-rows", "7"],
     "ablate": [*TEXT, "--layers", "2", "--seq-len", "11", "--remove", "w_q", "--per-head"],
     "circuit": [*TEXT, "--layer", "1", "--seq-len", "11", "--remove", "w_q"],
     "behaviour": [*TEXT, "--seq-len", "23", "--measures", "copy", "--remove", "mask"],
@@ -20,7 +19,6 @@ SHORT = {
 SHORT["simulate"] += ["--checkpoint-every", "1"]
 # Before which changes on disk a run is stopped: often enough, and not in every second file.
 CHANGES = {
-    "scores": "10,11,13",
     "ablate": "17,19,23",
     "circuit": "13,14,17",
     "behaviour": "13,17,19",
@@ -29,7 +27,6 @@ CHANGES = {
 }
 # Killed at random moments. Those of `reproduce` and `compare` share experiments and runs.
 LONG = {
-    "scores": [*TEXT, "--layers", "3", "--seq-len", "37"],
     "ablate": SHORT["ablate"],
     "circuit": [*SHORT["circuit"], "--remove", "w_q", "mlp"],
     "behaviour": [*SHORT["behaviour"], "--measures", "copy", "position"],
@@ -85,7 +82,7 @@ def test_killed_before_changes_on_disk_a_run_ends_in_the_same_bytes(command: str
 def test_killed_in_the_middle_of_long_sequences_the_sums_of_rows_resume_to_the_same_bytes(
     tmp_path: Path,
 ):
-    report, stderr = forks("step", "9 21", tmp_path, ["scores", *ROWS])
+    report, stderr = forks("step", "9 21", tmp_path, ["ablate", "--remove", "none", *ROWS])
     assert report["code"] == 0, stderr
     assert report["resumed"] == 1
     assert_same_results(tmp_path, 1)
@@ -95,7 +92,7 @@ def test_killed_in_the_middle_of_long_sequences_the_sums_of_rows_resume_to_the_s
 def test_a_signal_ends_a_run_in_one_line_and_it_resumes_to_the_same_bytes(
     command: str, tmp_path: Path
 ):
-    signum = signal.SIGINT if command in ("scores", "simulate") else signal.SIGTERM
+    signum = signal.SIGINT if command in ("ablate", "simulate") else signal.SIGTERM
     steps = f"{signum:d} {CHANGES[command]}"
     report, stderr = forks("step", steps, tmp_path, [command, *SHORT[command]])
     assert report["code"] == 0, stderr
@@ -118,8 +115,7 @@ def test_killed_at_random_moments_and_at_the_final_write_a_run_ends_in_the_same_
 ):
     if command == "compare":
         for name, seed in (("one", "0"), ("two", "1")):
-            scores = ["scores", *SHORT["scores"], "--seed", seed]
-            forks("kill", "0", tmp_path / name, scores)
+            forks("kill", "0", tmp_path / name, ["ablate", *SHORT["ablate"], "--seed", seed])
     given = [
         str(tmp_path / each / "undisturbed" / "run") if each in ("one", "two") else each
         for each in LONG[command]

@@ -14,7 +14,7 @@ from support.plain_states import agree
 from support.rounding import NETWORK
 from support.tiny_models import ByName
 
-from nope_probe import ablate, scores
+from nope_probe import ablate
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -46,11 +46,12 @@ def test_the_maps_of_the_scores_command_are_the_mean_of_transformers_softmax_inp
     name: str, tiny: ByName, tmp_path: Path
 ) -> None:
     model = tiny(name)
-    maps = maps_of(scores, model.folder, tmp_path / "run", "--seq-len", LENGTHS[name], "--per-head")
+    of_run = ("--remove", "none", "--seq-len", LENGTHS[name], "--per-head")
+    maps = maps_of(ablate, model.folder, tmp_path / "run", *of_run)
     true = plain_scores(model.hf, maps["tokens"])
     assert true.shape[:2] == (model.hf.config.num_hidden_layers, N_SEQS)
-    assert agree(maps["score"], true.mean((1, 2)).float())
-    assert agree(maps["score_per_head"], true.mean(1).float())
+    assert agree(maps["score/intact"], true.mean((1, 2)).float())
+    assert agree(maps["score_per_head/intact"], true.mean(1).float())
 
 
 @pytest.fixture(scope="module")

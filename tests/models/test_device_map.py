@@ -13,7 +13,7 @@ from support.rounding import NETWORK
 from support.tiny_models import ByName, tokens
 from support.virtual_devices import device_per_block, place_of
 
-from nope_probe import capture_attention, run_ablations, scores
+from nope_probe import ablate, capture_attention, run_ablations
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.bridges import boot_bridge
@@ -157,7 +157,7 @@ def test_contradicting_device_flags_are_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     given = [*SMALL, "--device-map", "auto", *flags]
-    assert refused(capfd, tmp_path, scores, *given).startswith(message)
+    assert refused(capfd, tmp_path, ablate, *given).startswith(message)
 
 
 def test_a_device_map_in_several_processes_is_refused(
@@ -167,5 +167,5 @@ def test_a_device_map_in_several_processes_is_refused(
     for name, value in launch.items():
         monkeypatch.setenv(name, str(value))
     given = [*SMALL, "--device-map", "auto", "--batch-size", "3"]
-    said = refused(capfd, tmp_path, scores, *given)
+    said = refused(capfd, tmp_path, ablate, *given)
     assert said.startswith("--device-map gives one process all GPUs")

@@ -18,7 +18,7 @@ from support.rounding import NETWORK
 from support.tiny_models import CONFIGS, ByName, distance, plain, randomised, tokenizer, tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nope_probe import capture_scores, scores, sequences
+from nope_probe import ablate, capture_scores, sequences
 from nope_probe.errors import UserError
 from nope_probe.files import read_json
 from nope_probe.models.load import load
@@ -174,10 +174,20 @@ def test_a_tensor_that_the_model_does_not_use_is_refused_or_named_in_the_manifes
 ) -> None:
     stored = load_file(folder / WEIGHTS)
     save_file(stored | {name: torch.ones(6)}, folder / WEIGHTS, metadata={"format": "pt"})
-    line = refused(capfd, tmp_path / "runs", scores, "--model", folder, *RUN, "--layers", 2)
+    line = refused(capfd, tmp_path / "runs", ablate, "--model", folder, *RUN, "--layers", 2)
     assert line.startswith(f"{folder} has tensors that a Qwen3ForCausalLM does not use, such as")
     run_command(
-        scores, "--model", folder, *RUN, "--layers", 2, "--allow-unused", "--out", tmp_path / "run"
+        ablate,
+        "--remove",
+        "none",
+        "--model",
+        folder,
+        *RUN,
+        "--layers",
+        2,
+        "--allow-unused",
+        "--out",
+        tmp_path / "run",
     )
     manifest = read_json(tmp_path / "run" / "manifest.json")
     assert manifest["model"]["unused"] == [name]
@@ -211,11 +221,11 @@ def test_a_model_without_tokenizer_runs_on_random_tokens_and_on_given_ones(
     expected = capture_scores(load(str(tiny("qwen3").folder)).model, inputs, n_folds=1).mean
     actual = capture_scores(loaded.model, inputs, n_folds=1).mean
     assert torch.equal(actual.nan_to_num(), expected.nan_to_num())
-    run_command(scores, "--model", folder, *RUN, "--out", tmp_path / "run")
+    run_command(ablate, "--remove", "none", "--model", folder, *RUN, "--out", tmp_path / "run")
     assert read_json(tmp_path / "run" / "manifest.json")["data"]["name"] == "random"
     drawn = sequences("random", tokenizer=None, d_vocab=loaded.info.d_vocab, n_seqs=101).inputs
     assert drawn.unique().tolist() == list(range(loaded.info.d_vocab))
-    line = refused(capfd, tmp_path / "runs", scores, "--model", folder, "--layers", 1)
+    line = refused(capfd, tmp_path / "runs", ablate, "--model", folder, "--layers", 1)
     assert line.startswith("a model without tokenizer takes no text: use --data random")
 
 
@@ -231,7 +241,7 @@ def test_added_special_tokens_beyond_the_embedding_are_never_drawn(
     assert int(drawn.max()) == loaded.info.d_vocab - 1
     (tmp_path / "text.txt").write_text("a<turn>b" * 999)
     flags = ("--data", tmp_path / "text.txt", "--n-seqs", 8, "--seq-len", 16, "--layers", 1)
-    line = refused(capfd, tmp_path / "runs", scores, "--model", folder, *flags)
+    line = refused(capfd, tmp_path / "runs", ablate, "--model", folder, *flags)
     assert line == "token 264: the model's tokens are from 0 to 262"
 
 

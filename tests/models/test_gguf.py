@@ -18,7 +18,7 @@ from support.gguf_files import tiny_llama, write_gguf
 from support.tiny_models import distance, tokenizer, tokens
 from transformers import LlamaForCausalLM
 
-from nope_probe import scores
+from nope_probe import ablate
 from nope_probe.errors import UserError
 from nope_probe.files import read_json
 from nope_probe.models.context import configured_context
@@ -156,7 +156,7 @@ def test_the_friendly_name_is_the_fetched_file_where_it_is_there_and_else_the_hu
 
 def test_a_run_names_the_file_and_how_it_is_quantised(file: Path, tmp_path: Path) -> None:
     sizes = ("--n-seqs", 8, "--seq-len", 16, "--data", "random", "--layers", 2)
-    run_command(scores, "--model", file, *sizes, "--out", tmp_path / "run")
+    run_command(ablate, "--remove", "none", "--model", file, *sizes, "--out", tmp_path / "run")
     manifest = read_json(tmp_path / "run" / "manifest.json")
     checksum = sha256(file.read_bytes()).hexdigest()
     assert manifest["sources"]["model"] == {"tiny.gguf": {"sha256": checksum}}
@@ -172,7 +172,7 @@ def test_a_command_refuses_a_part_of_a_file_in_one_line(
 ) -> None:
     part = tmp_path / "part.gguf"
     part.write_bytes(file.read_bytes()[:50_000])
-    line = refused(capfd, tmp_path / "runs", scores, "--model", part)
+    line = refused(capfd, tmp_path / "runs", ablate, "--model", part)
     assert line.startswith(f"{part} is broken or not whole, download it again")
 
 

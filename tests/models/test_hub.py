@@ -202,7 +202,7 @@ class OneFile(HubHandler):
 
 def test_of_a_model_on_the_hub_only_its_configuration_is_downloaded(tmp_path: Path) -> None:
     OneFile.requests = []
-    command = [sys.executable, "-m", "nope_probe.scores", "--model", "owner/model"]
+    command = [sys.executable, "-m", "nope_probe.ablate", "--model", "owner/model"]
     with serving(OneFile) as hub:
         ended = subprocess.run(
             command, env=online(hub, tmp_path), cwd=tmp_path, capture_output=True, text=True

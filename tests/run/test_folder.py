@@ -138,7 +138,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_different_settings_have_different_folders_by_default() -> None:
     first, same, other = (
-        default_output_dir("scores", "gpt2", settings)
+        default_output_dir("ablate", "gpt2", settings)
         for settings in (SETTINGS, dict(reversed(SETTINGS.items())), {**SETTINGS, "layers": 5})
     )
     assert first == same != other

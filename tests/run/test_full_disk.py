@@ -10,10 +10,10 @@ import pytest
 from support.command_line import run_command
 from support.failures import files_of_at_most
 
-from nope_probe import scores
+from nope_probe import ablate
 
-SCORES = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "23", "--seq-len", "17"]
-SCORES += ["--batch-size", "3", "--checkpoint-every", "2", "--folds", "5"]
+SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "23", "--seq-len", "17"]
+SMALL += ["--batch-size", "3", "--checkpoint-every", "2", "--folds", "5"]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -41,7 +41,7 @@ def fails_in_one_line(out: Path, capfd: pytest.CaptureFixture[str]) -> str:
     """Run the command, which fails, and return the line in which it says why."""
     capfd.readouterr()
     with pytest.raises(SystemExit) as stop:
-        run_command(scores, *SCORES, "--out", out)
+        run_command(ablate, "--remove", "none", *SMALL, "--out", out)
     assert stop.value.code == 1
     printed = capfd.readouterr()
     assert printed.out == ""
@@ -55,7 +55,7 @@ def test_whichever_write_fails_a_rerun_with_room_resumes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     with full_from_write(1000) as count:
-        run_command(scores, *SCORES, "--out", tmp_path / "undisturbed")
+        run_command(ablate, "--remove", "none", *SMALL, "--out", tmp_path / "undisturbed")
     assert count[0] >= 4
     for number in (1, 3):
         with full_from_write(number):
@@ -63,7 +63,7 @@ def test_whichever_write_fails_a_rerun_with_room_resumes(
         assert "No space left on device" in line
     left = {path.name for path in tmp_path.glob(".run.unfinished/*")}
     assert "inputs.safetensors" in left
-    run_command(scores, *SCORES, "--out", tmp_path / "run")
+    run_command(ablate, "--remove", "none", *SMALL, "--out", tmp_path / "run")
     assert files(tmp_path / "run") == files(tmp_path / "undisturbed")
     assert not [*tmp_path.glob(".*")]
 
@@ -75,7 +75,7 @@ def test_a_disk_that_is_full_at_the_final_write_costs_no_result(
         line = fails_in_one_line(tmp_path / "run", capfd)
     assert line == f"error: cannot write the run to {tmp_path / 'run'}: File too large"
     monkeypatch.setattr("nope_probe.run.checkpoint.RunCheckpoint.stream", not_computed_again)
-    run_command(scores, *SCORES, "--out", tmp_path / "run")
+    run_command(ablate, "--remove", "none", *SMALL, "--out", tmp_path / "run")
     assert (tmp_path / "run" / "manifest.json").is_file()
     assert not [*tmp_path.glob(".*")]
 

@@ -28,8 +28,8 @@ from nope_probe.run.manifest import RunData
 from nope_probe.run.paths import checkpoint_dir
 from nope_probe.run.processes import command_line
 from nope_probe.run.session import Session
-from nope_probe.studies.scores.settings import Settings
-from nope_probe.studies.scores.study import run
+from nope_probe.studies.ablation.settings import Settings
+from nope_probe.studies.ablation.study import run
 
 
 class Bare(torch.nn.Module):
@@ -138,7 +138,7 @@ EDITS = {
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_what_changed_between_kill_and_resume_is_refused(edit: str, settings: Settings) -> None:
-    with Session("scores", settings) as session:
+    with Session("ablate", settings) as session:
         session.sequences()  # the process ends here
     change, what = EDITS[edit]
     change(Path(settings.model))
@@ -196,7 +196,7 @@ def test_large_files_are_known_by_size_and_time_of_change(tmp_path: Path) -> Non
 
 
 def test_a_broken_record_of_an_unfinished_run_is_one_line(settings: Settings) -> None:
-    with Session("scores", settings) as session:
+    with Session("ablate", settings) as session:
         session.sequences()
     (checkpoint_dir(settings.out) / "about.json").write_text("[]")
     with pytest.raises(UserError, match=r"about\.json is broken; remove .*unfinished and run"):
@@ -205,8 +205,8 @@ def test_a_broken_record_of_an_unfinished_run_is_one_line(settings: Settings) ->
 
 def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.setattr(sys, "argv", ["/bin/nope-probe-scores", "--data", "my file.txt"])
-    assert command_line() == "nope-probe-scores --data 'my file.txt'"
+    monkeypatch.setattr(sys, "argv", ["/bin/nope-probe-ablate", "--data", "my file.txt"])
+    assert command_line() == "nope-probe-ablate --data 'my file.txt'"
 
 
 def test_tokens_vectors_and_documents_are_recorded_under_their_own_names() -> None:
@@ -225,7 +225,7 @@ def test_sequences_model_versions_device_settings_and_time_are_recorded(
 ) -> None:
     tokens, documents = torch.arange(10).view(5, 2), torch.tensor([7, 2, 7, 5, 9])
     inputs = Sequences(inputs=tokens, name="text", bos=True, documents=documents)
-    with Session("scores", settings) as session:
+    with Session("ablate", settings) as session:
         monkeypatch.setattr(time, "time", lambda: 0.0)  # a clock that is set back shortens no run
         manifest = session.manifest_of(inputs)
     assert manifest.settings == settings.recorded()

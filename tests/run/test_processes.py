@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.command_line import refused
 
-from nope_probe import circuit, reproduce, scores
+from nope_probe import ablate, circuit, reproduce
 from nope_probe.errors import UserError
 from nope_probe.hooks.reading.streaming import batches_of
 from nope_probe.run import process_group
@@ -48,7 +48,7 @@ def test_a_command_for_one_process_is_refused_to_several(
         monkeypatch.setenv(name, str(value))
     line = refused(capfd, tmp_path, command, *arguments)
     assert line == (
-        "only ablate, attention, behaviour, scores, trace and the figures of language models "
+        "only ablate, attention, behaviour, trace and the figures of language models "
         "run in several processes"
     )
 
@@ -57,7 +57,7 @@ def test_the_variables_of_torchrun_come_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    line = refused(capfd, tmp_path, scores, *SMALL, code=1)
+    line = refused(capfd, tmp_path, ablate, *SMALL, code=1)
     assert line.startswith("2 processes did not connect")
     assert line.endswith("start all of them with torchrun, or unset WORLD_SIZE")
 
@@ -73,7 +73,7 @@ def test_a_process_without_the_others_ends_in_one_line(
         for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
         monkeypatch.setattr(process_group, "JOIN_TIMEOUT", timedelta(seconds=1))
-        line = refused(capfd, tmp_path, scores, *SMALL, "--batch-size", 7, code=1)
+        line = refused(capfd, tmp_path, ablate, *SMALL, "--batch-size", 7, code=1)
     assert line.startswith("2 processes did not connect within 1 s (")
 
 

@@ -15,11 +15,18 @@ from nope_probe.run.paths import checkpoint_dir, locked
 from nope_probe.run.processes import Interrupted
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
-from nope_probe.studies.scores.settings import Settings
-from nope_probe.studies.scores.study import MapScores, run
+from nope_probe.studies.ablation.settings import Settings
+from nope_probe.studies.ablation.study import Ablate, run
 from nope_probe.studies.study import run_passes
 
-SMALL = {"model": "nope-tiny", "layers": 1, "n_seqs": 13, "seq_len": 17, "folds": 4}
+SMALL = {
+    "remove": ("none",),
+    "model": "nope-tiny",
+    "layers": 1,
+    "n_seqs": 13,
+    "seq_len": 17,
+    "folds": 4,
+}
 MAPS = {"folds": torch.zeros(4, 1, 17, 17).double()}
 
 
@@ -31,31 +38,31 @@ def test_a_batch_that_does_not_fit_is_halved_with_a_message(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     settings = Settings(**SMALL | {"layers": 2}, batch_size=7, out=tmp_path / "run")
-    with Session("scores", settings) as session, out_of_memory_above(4, session.loaded.model, 0):
-        maps = next(iter(dict(run_passes(MapScores(session).passes()))["scores"].values()))
+    with Session("ablate", settings) as session, out_of_memory_above(4, session.loaded.model, 0):
+        maps = next(iter(dict(run_passes(Ablate(session).passes()))["score/intact"].values()))
     assert "a batch does not fit into memory: going on with 3 at a time" in capfd.readouterr().err
     assert maps.counts.sum() == 13
 
 
 def run_out_of_memory(settings: Settings) -> None:
-    with Session("scores", settings) as session:
-        session.checkpoint.save("scores", MAPS)
+    with Session("ablate", settings) as session:
+        session.checkpoint.save("score/intact", MAPS)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_running_out_of_memory_is_a_users_error_and_keeps_progress(tmp_path: Path):
     with pytest.raises(UserError, match="a single sequence, or the model, does not fit into"):
         run_out_of_memory(Settings(**SMALL, out=tmp_path / "run"))
-    assert (checkpoint_dir(tmp_path / "run") / "scores.safetensors").is_file()
+    assert (checkpoint_dir(tmp_path / "run") / "score,intact.safetensors").is_file()
     assert not (tmp_path / "run").exists()
 
 
 def test_the_sequences_of_a_run_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = Settings(**SMALL, out=tmp_path / "run")
-    with Session("scores", settings) as first:
+    with Session("ablate", settings) as first:
         made = first.sequences()
     monkeypatch.setattr("nope_probe.run.session.make_sequences", None)
-    with Session("scores", settings) as second:
+    with Session("ablate", settings) as second:
         read = second.sequences()
     assert torch.equal(read.inputs, made.inputs)
     assert (read.name, read.bos) == (made.name, made.bos) == ("shipped", True)
@@ -134,7 +141,7 @@ def test_an_interrupted_run_that_nobody_keeps_says_how_to_keep_it(tmp_path: Path
     settings = Settings(**SMALL, out=tmp_path / "run")
     with (
         pytest.raises(Interrupted, match="nothing was kept; a run with out=FOLDER goes on"),
-        Session("scores", settings, is_kept=False),
+        Session("ablate", settings, is_kept=False),
     ):
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -71,7 +71,7 @@ def test_runs_of_chosen_rows_compare_with_each_other_alone(
 ) -> None:
     for folder, rows in (("one", "13"), ("two", "13"), ("three", "11")):
         more = ["--layers", "2", "--query-rows", rows, "--seed", str(len(folder))]
-        run_command(scores, *SMALL, *more, "--out", str(tmp_path / folder))
+        run_command(ablate, "--remove", "none", *SMALL, *more, "--out", str(tmp_path / folder))
     one, two, three = (str(tmp_path / folder) for folder in ("one", "two", "three"))
     run_command(compare, one, two, "--out", str(tmp_path / "compared"))
     differences = pd.read_csv(tmp_path / "compared" / "differences.csv")

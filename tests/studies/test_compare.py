@@ -16,7 +16,7 @@ import torch
 from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 
-from nope_probe import attention, compare, scores
+from nope_probe import ablate, attention, compare
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.cli import find_commands
@@ -48,24 +48,24 @@ def write(
     kept: bool = True,
     **manifest: Any,
 ) -> Path:
-    """Write a finished run of `scores` by hand."""
+    """Write a finished run of `ablate --remove none` by hand."""
     arrays: dict[str, Any] = {
-        "maps": {"score": folds.mean(0).numpy(), "se": standard_error(folds).numpy()}
+        "maps": {"score/intact": folds.mean(0).numpy(), "se/intact": standard_error(folds).numpy()}
     }
     if kept:
-        arrays["folds"] = {"score": MapRows.of(folds).pack(folds).numpy()}
+        arrays["folds"] = {"score/intact": MapRows.of(folds).pack(folds).numpy()}
     about = {
         "model": {"name": model},
         "data": {"sha256": tokens},
         "settings": {"folds": FOLDS},
         "conditions": ["intact"],
         "layers": [*range(LAYERS)],
-        "command": f"scores {model}",
-        "kind": "scores",
+        "command": f"ablate {model}",
+        "kind": "ablate",
         **manifest,
     }
     measured = measure(folds, manifest.get("skip_keys", 0))
-    tables = {"pattern": measures_table([({"kept": "intact"}, measured)], range(folds.shape[1]))}
+    tables = {"pattern": measures_table([({"removed": "intact"}, measured)], range(folds.shape[1]))}
     write_run(
         folder, Run(manifest=manifest_of(**about), arrays=arrays, tables=tables, page="a page")
     )
@@ -159,10 +159,10 @@ def test_html_in_names_is_shown_as_text_in_page_and_figures(
     ("change", "message"),
     [
         ({"folds": maps(1, n=17)}, "sequences of different lengths, 13 and 17"),
-        ({"kind": "ablate"}, "are of different commands, scores and ablate"),
+        ({"kind": "trace"}, "are of different commands, ablate and trace"),
         (
             {"kind": "reproduce"},
-            "is of reproduce: runs of ablate, attention, behaviour, circuit, sc",
+            "is of reproduce: runs of ablate, attention, behaviour, circuit and trace",
         ),
         ({"skip_keys": 1}, "skip different numbers of keys, 0 and 1"),
     ],
@@ -216,7 +216,7 @@ def test_a_model_that_begins_with_bos_is_compared_with_one_that_does_not(
     flags = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--layers", 2]
     for bos in ("always", "never"):
         out = ["--bos", bos, "--out", tmp_path / bos]
-        run_command(scores, "--model", tiny("llama").folder, *flags, *out)
+        run_command(ablate, "--remove", "none", "--model", tiny("llama").folder, *flags, *out)
         assert read_run(tmp_path / bos).manifest.skip_keys == 1
     run_command(compare, tmp_path / "always", tmp_path / "never", "--out", tmp_path / "out")
     differences = read_run(tmp_path / "out").tables["differences"]
@@ -230,7 +230,6 @@ RUNS: dict[str, list[Any]] = {  # flags of the commands whose runs are compared
     "attention": LAYERED,
     "behaviour": ["--measures", "loss", "in-context", "--seq-len", 20, "--n-seqs", 8],
     "circuit": SIZES,
-    "scores": LAYERED,
     "trace": [*LAYERED, "--n-seqs", 10, "--folds", 5, "--confirm", 0],
 }
 OTHERS = ("compare", "heads", "reproduce", "simulate")
@@ -288,7 +287,7 @@ def test_two_runs_of_any_command_are_compared(
         said = "None of 12 heads of y changed beyond noise."  # with 4 folds hardly any head can
     assert said in compared.manifest.results["headline"][0]
     assert said in " ".join(capsys.readouterr().out.split())
-    paired = name in ("ablate", "attention", "circuit", "scores")
+    paired = name in ("ablate", "attention", "circuit")
     assert ("paired" in {*rows["method"]}) == paired
 
 

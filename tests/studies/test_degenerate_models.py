@@ -10,7 +10,7 @@ from support.command_line import run_command
 from support.tiny_models import randomised, smollm3_config, tokenizer
 from support.traced import bos_reader
 
-from nope_probe import ablate, circuit, run_ablations, scores
+from nope_probe import ablate, circuit, run_ablations
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import load

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from support.command_line import refused, run_command
 from support.rounding import assert_same
 
-from nope_probe import ablate, circuit, load, run_ablations, scores, sequences
+from nope_probe import ablate, circuit, load, run_ablations, sequences
 from nope_probe.maps.folds import grouped_folds
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
@@ -72,7 +72,7 @@ def test_too_few_documents_for_folds_are_refused_in_one_line(
 ) -> None:
     few = ["--model", "nope-tiny", "--n-seqs", "11", "--seq-len", "13"]
     data = write(tmp_path / "text.jsonl", n_documents)
-    line = refused(capfd, tmp_path / "here", scores, *few, "--data", str(data))
+    line = refused(capfd, tmp_path / "here", ablate, *few, "--data", str(data))
     assert pd.Series([line]).str.fullmatch(f"{message}.*").all(), line
 
 
@@ -104,7 +104,7 @@ def test_repeated_sequences_are_pointed_out(
     data, out = tmp_path / "text.jsonl", tmp_path / "run"
     pd.DataFrame({"text": texts}).to_json(data, orient="records", lines=True)
     flags = ["--layers", "1", "--windows", "start", "--data", str(data), "--out", str(out)]
-    run_command(scores, *SMALL, *flags)
+    run_command(ablate, "--remove", "none", *SMALL, *flags)
     shown, page = " ".join(capsys.readouterr().out.split()), (out / "report.html").read_text()
     for text in (shown, page):
         assert note in text if note else "sequences are the same" not in text

@@ -32,14 +32,13 @@ from nope_probe import (
     load,
     read_run,
     run_ablations,
-    scores,
 )
 from nope_probe.maps.maps import packed_tensors, stored_layers
 from nope_probe.run.folder import Run
+from nope_probe.studies.ablation import page as ablate_page
 from nope_probe.studies.ablation import page as ablation_sections
 from nope_probe.studies.behaviour import page as behaviour_sections
 from nope_probe.studies.page import Report
-from nope_probe.studies.scores import page as scores_sections
 
 N_SEQS, N_POS = 16, 29
 ATTENDING = [1, 3]
@@ -75,7 +74,7 @@ def run_of(
 
 @pytest.fixture(scope="module")
 def scored(run_of: Any) -> Path:
-    return run_of(scores, "scores", ["--per-head", "--bands", 2])
+    return run_of(ablate, "scores", ["--remove", "none", "--per-head", "--bands", 2])
 
 
 def tokens_of(out: Path) -> torch.Tensor:
@@ -118,11 +117,11 @@ def assert_plain(
 
 def test_score_maps_are_plain_transformers_own(scored: Path, hybrid: Tiny) -> None:
     run = read_run(scored)
-    assert_plain(run.maps["score"], hybrid, tokens_of(scored))
+    assert_plain(run.maps["score/intact"], hybrid, tokens_of(scored))
     bands = sum(run.maps[name] for name in run.maps if name.startswith("band/"))
-    assert_same(bands, run.maps["score"])
+    assert_same(bands, run.maps["score/intact"])
     assert [*run.manifest.layers] == ATTENDING
-    assert_layers_are_numbered(scored, scores_sections.report)
+    assert_layers_are_numbered(scored, ablate_page.report)
     assert '"layers":[1,3]' in (scored / "report.html").read_text()  # of the maps of heads
 
 
@@ -154,7 +153,7 @@ def test_default_removals_run_to_their_end(run_of: Any, hybrid: Tiny) -> None:
 def test_runs_are_paired_by_the_numbers_of_their_layers(
     scored: Path, run_of: Any, tmp_path: Path
 ) -> None:
-    first = run_of(scores, "first", ["--layers", 2])
+    first = run_of(ablate, "first", ["--remove", "none", "--layers", 2])
     assert read_run(first).manifest.layers == (1,)
     out = tmp_path / "out"
     run_command(compare, scored, first, "--labels", "a", "b", "--out", out)
@@ -190,7 +189,7 @@ def test_layers_that_do_not_attend_are_named_where_no_other_is_read(
     printed = capfd.readouterr().out
     assert re.search(r"L0\b.*no attention", printed)
     asked = ["--model", hybrid.folder, "--layers", 1]
-    line = refused(capfd, tmp_path, scores, *asked, "--data", "random")
+    line = refused(capfd, tmp_path, ablate, *asked, "--data", "random")
     assert line.endswith("a hybrid model may attend in later layers")
     line = refused(capfd, tmp_path, behaviour, *asked, "--n-seqs", 16, "--seq-len", 20)
     assert line.endswith("do not attend: L1 is the first that does, try --layers 2")

@@ -17,6 +17,7 @@ from nope_probe import reproduce
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.run.folder import Run, read_manifest, read_run
+from nope_probe.studies.ablation.settings import Settings as AblateSettings
 from nope_probe.studies.paper.claims import (
     Claim,
     figure3,
@@ -28,7 +29,6 @@ from nope_probe.studies.paper.claims import (
     score_claims,
 )
 from nope_probe.studies.paper.settings import Settings, experiments_of
-from nope_probe.studies.scores import study as scores_run
 
 THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
 ORDER = (*(f"figure{number}" for number in range(1, 17)), "all")
@@ -40,7 +40,7 @@ def test_without_flags_a_figure_has_the_papers_settings() -> None:
         chosen = experiments_of(Settings(figure=figure))
         assert tuple(chosen) == models
         for settings in chosen.values():
-            assert isinstance(settings, scores_run.Settings)
+            assert isinstance(settings, AblateSettings)
             assert (settings.n_seqs, settings.seq_len) == (1000, 1024)
             assert (settings.data, settings.windows, settings.seed) == ("fineweb-edu", "start", 0)
             assert settings.layers == ("auto" if figure == "figure5" else "all")
@@ -73,7 +73,7 @@ def test_processes_share_one_model_after_the_other_and_one_prints(
     for model in models:
         assert sum(f"figure5, {model}, the paper: " in line for line in said) == 6
         folder = tmp_path / "2" / folders[str(model)]
-        assert re.fullmatch(rf"scores-{model.name}-\w{{8}}", folder.name)
+        assert re.fullmatch(rf"ablate-{model.name}-\w{{8}}", folder.name)
         assert "Mean scores less the mean of each diagonal" in (folder / "report.html").read_text()
         chosen = read_manifest(folder).settings
         assert (chosen["windows"], chosen["layers"], chosen["data"]) == ("start", 2, str(text))
@@ -122,7 +122,7 @@ def claims(
     square[:, *np.tril_indices(101)] = 0.5
     score = square.copy()
     score[1, 50:, :30] = top  # 1,530 of 5,151 cells, in L1
-    maps = {"score": score, "normalised": square, "se": square * 0.01}
+    maps = {"score/intact": score, "normalised/intact": square, "se/intact": square * 0.01}
     run = Run(arrays={"maps": maps}, tables={"pattern": rows})
     return list(score_claims(run, ("score", "normalised")))
 

@@ -25,7 +25,6 @@ from nope_probe import (
     load,
     measure,
     measure_heads,
-    scores,
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
@@ -46,7 +45,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The scores of both shipped models on the same text."""
     root = tmp_path_factory.mktemp("runs")
     for name in ("rope", "nope"):
-        run_command(scores, *f"--model {name}-tiny --per-head {SMALL} --out {root / name}".split())
+        run_command(
+            ablate,
+            "--remove",
+            "none",
+            *f"--model {name}-tiny --per-head {SMALL} --out {root / name}".split(),
+        )
     return {name: root / name for name in ("rope", "nope")}
 
 

@@ -15,7 +15,7 @@ from support.refused_models import change, write, write_llama
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import CONFIGS, plain, randomised, tokens
 
-from nope_probe import ablate, behaviour, circuit, run_trace, scores
+from nope_probe import ablate, behaviour, circuit, run_trace
 from nope_probe.errors import TooFewLayersError
 from nope_probe.models.load import load
 
@@ -38,7 +38,7 @@ def test_an_unsupported_folder_is_refused_with_the_reason(
 ) -> None:
     folder = tmp_path / "model"
     getattr(refused_models, kind)(folder)
-    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
+    line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--model", folder)
     assert re.search(message, line)
     assert not (folder / "ran").exists()
 
@@ -53,7 +53,7 @@ def test_a_decoder_that_the_commands_cannot_measure_is_refused_with_the_reason(
     model_type: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_decoder(model_type, tmp_path).folder
-    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
+    line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--model", folder)
     assert re.search(message, line)
 
 
@@ -105,7 +105,9 @@ def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(
 ) -> None:
     folder, out = write_llama(tmp_path / "model"), tmp_path / "run"
     sizes = ["--n-seqs", 8, "--seq-len", 13, "--folds", 4]
-    run_command(scores, "--model", folder, "--data", "random", *sizes, "--out", out)
+    run_command(
+        ablate, "--remove", "none", "--model", folder, "--data", "random", *sizes, "--out", out
+    )
     assert json.loads((out / "manifest.json").read_text())["layers"] == [0, 1]
     inputs = torch.randint(1, 60, (9, 11), generator=torch.Generator().manual_seed(0))
     run = run_trace(str(folder), inputs, confirm=0, out=tmp_path / "trace")
@@ -122,7 +124,7 @@ def test_more_layers_than_there_are_is_refused_with_the_depth(
 ) -> None:
     folder = write_llama(tmp_path / "model")
     asked = [*SMALL, "--model", folder, "--layers", 3]
-    line = refused(capfd, tmp_path / "scores", scores, *asked)
+    line = refused(capfd, tmp_path / "ablate", ablate, *asked)
     assert line.endswith("has 2 layers, 3 were asked for; try --layers all")
     asked = ["--model", folder, "--layer", 3, "--data", "random", "--n-seqs", 8]
     line = refused(capfd, tmp_path / "circuit", circuit, *asked)

@@ -1,4 +1,4 @@
-"""The scores command as a user types it: its maps are those of plain transformers."""
+"""The maps that `ablate --remove none` makes are those of plain transformers."""
 
 import json
 import re
@@ -18,20 +18,15 @@ from support.plain_states import plain_states
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import tokenizer, tokens
 
-from nope_probe import ablate, scores
+from nope_probe import ablate
 from nope_probe import attention as attention_weights
-from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
 from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
-from nope_probe.studies.scores import page
-from nope_probe.studies.scores.heads import (
-    HeadMeans,
-    HeadScores,
-    InductionScores,
-    head_columns,
-)
+from nope_probe.studies.ablation import intact_page as page
+from nope_probe.studies.ablation.heads import captured_induction
+from nope_probe.studies.engine import Engine
 from tests.support.manifests import manifest_of
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
@@ -45,7 +40,7 @@ def done(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -
     """A per-head run on the folder of a Llama with grouped keys."""
     out = tmp_path_factory.mktemp("runs") / "llama"
     model = ["--model", str(tiny("llama").folder), "--layers", "2", "--data", "random"]
-    run_command(scores, *SMALL, *model, "--per-head", "--out", str(out))
+    run_command(ablate, "--remove", "none", *SMALL, *model, "--per-head", "--out", str(out))
     return out
 
 
@@ -64,16 +59,18 @@ def close(seen: np.ndarray, true: np.ndarray) -> bool:
 
 def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.ndarray):
     maps = load_file(done / "maps.safetensors")
-    assert set(maps) == {"score", "se", "normalised", "score_per_head"}
-    assert maps["score"].shape == (2, N_POS, N_POS)
-    assert maps["score_per_head"].shape == (2, N_HEADS, N_POS, N_POS)
-    assert close(maps["score"], truth.mean((1, 2)))
-    assert close(maps["score_per_head"], truth.mean(1))
+    assert set(maps) == {
+        f"{name}/intact" for name in ("score", "se", "normalised", "score_per_head")
+    }
+    assert maps["score/intact"].shape == (2, N_POS, N_POS)
+    assert maps["score_per_head/intact"].shape == (2, N_HEADS, N_POS, N_POS)
+    assert close(maps["score/intact"], truth.mean((1, 2)))
+    assert close(maps["score_per_head/intact"], truth.mean(1))
     for values in maps.values():
         assert values.dtype == np.float32
         assert np.isnan(values[..., ~BELOW]).all()
         assert np.isfinite(values[..., BELOW]).all()
-    for score, normalised in zip(maps["score"], maps["normalised"], strict=True):
+    for score, normalised in zip(maps["score/intact"], maps["normalised/intact"], strict=True):
         for lag in range(N_POS):
             diagonal = np.diagonal(score, -lag)
             expected = diagonal - diagonal.mean()
@@ -88,7 +85,7 @@ def test_standard_errors_come_from_the_variance_between_folds(done: Path, truth:
     squares = (folds - per_seq.mean(1)) ** 2  # of folds of 6, 6, 6, 6 and 5 sequences
     odds = WEIGHTS / (1 - WEIGHTS)
     se = (np.einsum("f,f...->...", odds, squares) / N_FOLDS) ** 0.5
-    seen = load_file(done / "maps.safetensors")["se"]
+    seen = load_file(done / "maps.safetensors")["se/intact"]
     assert_same(seen[:, BELOW], se[:, BELOW], MEASURE)
 
 
@@ -97,10 +94,10 @@ def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray)
     assert list(pattern["layer"]) == [0, 1]
     rows = heads[["layer", "head"]].to_numpy().tolist()
     assert rows == [[layer, head] for layer in (0, 1) for head in range(N_HEADS)]
-    for name in ("amplitude", "locality", "first_key", "symbolic_without_bos"):
+    for name in ("amplitude", "locality", "first_key", "induction"):
         assert (heads[f"{name}_low"] <= heads[name]).all()
         assert (heads[name] <= heads[f"{name}_high"]).all()
-    for name in ("first_key", "induction", "positional", "symbolic_without_bos"):
+    for name in ("first_key", "previous_token", "induction"):
         assert heads[name].between(0, 1).all()
     folds = np.stack([truth[1, fold::N_FOLDS, 3].mean(0) for fold in range(N_FOLDS)])
     rows = [folds[:, i, 1:i] for i in range(2, N_POS)]  # the keys after the first
@@ -128,7 +125,9 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     assert re.search(r'<details class="fold"><summary><h2[^>]*>Heads: amplitude', page)
     assert 'src="http' not in page
     model = ["--model", tiny("llama").folder, "--layers", 2, "--data", "random"]
-    run_command(scores, *SMALL, *model, "--per-head", "--out", done, "--verbose")
+    run_command(
+        ablate, "--remove", "none", *SMALL, *model, "--per-head", "--out", done, "--verbose"
+    )
     shown = " ".join(capsys.readouterr().out.split())
     assert "Measures of the pattern's shape" in shown
     assert (done / "manifest.json").read_bytes() == before
@@ -152,14 +151,9 @@ def test_first_key_and_previous_token_are_those_of_plain_transformers(
     assert_same(heads["first_key"], first_key(attended), MEASURE)
     previous = np.mean([attended[..., i, i - 1] for i in range(2, N_POS)], 0).mean(1).ravel()
     assert_same(heads["previous_token"], previous, MEASURE)
-    without = attention(tiny("llama").hf, windows[:, 1:])
-    assert_same(heads["first_key_without_bos"], first_key(without), MEASURE)
-    rows = sinks[["bos", "layer"]].to_numpy().tolist()
-    assert rows == [["with", 0], ["with", 1], ["without", 0], ["without", 1]]
-    for row in sinks.to_dict("records"):
-        column = "first_key" if row["bos"] == "with" else "first_key_without_bos"
-        true = (heads[heads["layer"] == row["layer"]][column] > 0.3).mean()
-        assert row["sink_score"] == pytest.approx(true)
+    assert [*sinks["layer"]] == [0, 1]
+    above = heads["first_key"] > 0.3
+    assert [*sinks["sink_score"]] == pytest.approx([*above.groupby(heads["layer"]).mean()])
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -175,16 +169,15 @@ def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_kee
         forward(model, batch)
 
     monkeypatch.setattr(streaming, "run_forward", count)
-    run_command(scores, *flags, "--out", str(tmp_path / "whole"))
-    # One sequence is tried, 7 a fold lose BOS, and 4 a fold are random tokens twice, each way.
-    assert sum(lengths) == 1 + 59 + 35 + 20 + 20
+    run_command(ablate, "--remove", "none", *flags, "--out", str(tmp_path / "whole"))
+    assert sum(lengths) == 1 + 59 + 20, "one is tried, and 4 a fold are random tokens twice"
     with monkeypatch.context() as patch:
-        patch.setattr("nope_probe.studies.scores.study.MapScores.analyse", interrupted)
+        patch.setattr("nope_probe.studies.ablation.study.Ablate.analyse", interrupted)
         with pytest.raises(SystemExit):
-            run_command(scores, *flags, "--out", str(tmp_path / "run"))
+            run_command(ablate, "--remove", "none", *flags, "--out", str(tmp_path / "run"))
     lengths.clear()
-    run_command(scores, *flags, "--out", str(tmp_path / "run"))
-    assert sum(lengths) == 35 + 20 + 20
+    run_command(ablate, "--remove", "none", *flags, "--out", str(tmp_path / "run"))
+    assert sum(lengths) == 0
     files = [(tmp_path / name / "heads.csv").read_bytes() for name in ("whole", "run")]
     assert files[0] == files[1]
 
@@ -203,7 +196,18 @@ def test_position_and_content_of_heads_are_those_of_the_attention_command(
 ):
     folder = tiny("llama").folder if model == "grouped" else model  # 6 heads, 2 key heads
     flags = ["--model", folder, "--layers", 2, "--n-seqs", 23, "--seq-len", 19, "--folds", 5]
-    run_command(scores, *flags, *more, "--per-head", "--batch-size", 7, "--out", tmp_path / "a")
+    run_command(
+        ablate,
+        "--remove",
+        "none",
+        *flags,
+        *more,
+        "--per-head",
+        "--batch-size",
+        7,
+        "--out",
+        tmp_path / "a",
+    )
     run_command(attention_weights, *flags, *more, "--out", tmp_path / "b")
     heads = pd.read_csv(tmp_path / "a" / "heads.csv")
     expected = pd.read_csv(tmp_path / "b" / "attention.csv")
@@ -216,60 +220,32 @@ def interrupted(*args: Any) -> None:
     raise KeyboardInterrupt
 
 
-REPEATED, FOLD_OF = tokens(10, 5, seed=2).repeat(1, 2), torch.arange(10) % 5
-
-
-def test_a_head_of_a_layer_without_rope_is_symbolic_and_one_with_rope_is_not(
-    bridge: Callable[[str], Any],
-):
-    model = bridge("smollm3")
-    sums = [HeadScores(model, layer, 5, kept_positions=0) for layer in layers_of(model)[:3]]
-    measured = HeadMeans.captured(model, tokens(10, N_POS), sums, FOLD_OF).means
-    total = measured["total"].mean(0)
-    symbolic, positional = (measured[name].mean(0) / total for name in ("symbolic", "positional"))
-    torch.testing.assert_close(symbolic[1], torch.ones(N_HEADS).double())
-    assert positional[1].abs().max() < 1e-9
-    assert symbolic[[0, 2]].max() < 0.9
-    assert positional[[0, 2]].min() > 1e-4
+REPEATED = tokens(10, 5, seed=2).repeat(1, 2)
 
 
 def test_induction_is_read_on_the_repeated_tokens(
     bridge: Callable[[str], Any], tiny: Callable[[str], Any]
 ):
-    model = bridge("llama")
-    sums = [InductionScores(model, layer, 5, n_tokens=5) for layer in layers_of(model)]
-    measured = HeadMeans.captured(model, REPEATED, sums, FOLD_OF).means["induction"].mean(0)
+    engine = Engine(model=bridge("llama"), inputs=REPEATED, n_folds=5)
+    layers = range(len(layers_of(engine.model)))
+    measured = captured_induction(engine, None, layers=layers, n_tokens=5)["induction"].mean(0)
     attended = attention(tiny("llama").hf, REPEATED)
     true = np.mean([attended[..., i, i - 4] for i in range(5, 10)], 0).mean(1)
     assert_same(measured, true, MEASURE)
 
 
-def test_sequences_without_bos_are_measured_with_one_beside(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
-):
-    inputs = Sequences(inputs=tokens(8, N_POS), name="tokens")
-    heads, sinks = head_columns(bridge("mistral"), inputs, tokenizer(), [0], 4)
-    assert sinks["bos"].tolist() == ["without", "with"]
-    longer = torch.nn.functional.pad(inputs.inputs[:, :-1], (1, 0), value=0)
-    attended = attention(tiny("mistral").hf, longer)[:1]
-    assert_same(heads["first_key_with_bos"], first_key(attended), MEASURE)
-    alone, _ = head_columns(bridge("mistral"), inputs, None, [0], 4)
-    assert "first_key" in alone
-    assert "first_key_with_bos" not in alone
-
-
-@pytest.mark.parametrize(("command", "more"), [(scores, ()), (ablate, ("--remove", "sources"))])
-def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
-    command: Any, more: tuple[str, ...], tmp_path: Path
-):
+@pytest.mark.parametrize("removed", ["none", "sources"])
+def test_a_run_on_long_sequences_states_of_which_queries_locality_is(removed: str, tmp_path: Path):
     flags = ["--model", "parameter-free", "--layers", 1, "--data", "gaussian", "--seq-len", 521]
-    run_command(command, *flags, *more, "--n-seqs", 4, "--folds", 4, "--out", tmp_path / "run")
+    run_command(
+        ablate, *flags, "--remove", removed, "--n-seqs", 4, "--folds", 4, "--out", tmp_path / "run"
+    )
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert (manifest["query_stride"], manifest["skip_keys"]) == (3, 0)
     assert "use 1 query in 3" in (tmp_path / "run" / "report.html").read_text()
     maps = load_file(tmp_path / "run" / "maps.safetensors")
     assert not (tmp_path / "run" / "heads.csv").exists()
-    [score] = maps["score" if command is scores else f"score/{manifest['conditions'][0]}"]
+    [score] = maps[f"score/{manifest['conditions'][0]}"]
     rows = [spearmanr(score[query, :query], range(query)) for query in range(9, 521, 3)]
     table = pd.read_csv(tmp_path / "run" / "pattern.csv")
     # Maps are stored in float32, which can swap neighbours in the order of a row. A swap moves the
@@ -287,7 +263,7 @@ def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
     pd.DataFrame({"text": texts}).to_parquet(tmp_path / "data" / "train.parquet")
     chosen = ["--data", str(tmp_path / "data"), "--windows", "start", "--bos", "never"]
     model = ["--model", str(tiny("llama").folder), "--layers", "1"]
-    run_command(scores, *SMALL, *model, *chosen, "--out", str(tmp_path / "run"))
+    run_command(ablate, "--remove", "none", *SMALL, *model, *chosen, "--out", str(tmp_path / "run"))
     seen = load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
     ids = tokenizer()([text for text in texts if text])["input_ids"]
     assert sorted(seen.tolist()) == sorted(document[:N_POS] for document in ids[:N_SEQS])
@@ -310,7 +286,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ):
-    line = refused(capfd, tmp_path, scores, *SMALL, "--data", "random", *arguments)
+    line = refused(capfd, tmp_path, ablate, *SMALL, "--data", "random", *arguments)
     assert re.search(message, line)
 
 
@@ -371,7 +347,7 @@ def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out(
     random = np.random.default_rng(0)
     pattern = np.where(np.tri(11, k=-1, dtype=bool), random.normal(size=(2, 11, 11)), np.nan)
     pattern[:, :, 0] *= 100
-    maps = {"score": pattern, "normalised": pattern, "se": 0 * pattern}
+    maps = {"score/intact": pattern, "normalised/intact": pattern, "se/intact": 0 * pattern}
     tables = {"pattern": layers((0.7, 0.0, 0.1), (1.3, 0.0, 0.1))}
     for skip_keys in (0, 1):
         run = Run(manifest=manifest_of(skip_keys=skip_keys), arrays={"maps": maps}, tables=tables)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from support.command_line import refused, run_command
 from support.rounding import MEASURE, NETWORK, assert_same
 
-from nope_probe import ablate, scores
+from nope_probe import ablate
 
 N_POS = 13
 SMALL = ["--n-seqs", "30", "--seq-len", N_POS, "--folds", "5", "--batch-size", "11"]
@@ -21,7 +21,9 @@ SMALL = ["--n-seqs", "30", "--seq-len", N_POS, "--folds", "5", "--batch-size", "
 def scored(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "phi3"
     model = ["--model", tiny("phi3").folder, "--layers", 2, "--data", "random"]
-    run_command(scores, *SMALL, *model, "--per-head", "--bands", "octaves", "--out", out)
+    run_command(
+        ablate, "--remove", "none", *SMALL, *model, "--per-head", "--bands", "octaves", "--out", out
+    )
     return out
 
 
@@ -32,7 +34,7 @@ def test_the_maps_of_bands_add_up_to_the_score_map(scored: Path):
     maps = load_file(scored / "maps.safetensors")
     bands = [captured for name, captured in maps.items() if name.startswith("band/")]
     assert len(bands) == 5  # 2 pi 10000^(f/4): 6, 63, 628, 6283; and the rest
-    assert_same(sum(bands), maps["score"])
+    assert_same(sum(bands), maps["score/intact"])
 
 
 def test_the_table_of_bands_names_pairs_and_wavelengths_and_its_shares_add_to_1(scored: Path):
@@ -50,10 +52,12 @@ def test_the_table_of_bands_names_pairs_and_wavelengths_and_its_shares_add_to_1(
 def test_offsets_are_the_means_of_the_maps_diagonals(scored: Path):
     maps, table = load_file(scored / "maps.safetensors"), pd.read_csv(scored / "offsets.csv")
     rows = table[(table["term"] == "score") & (table["layer"] == 1)]
-    gap = NETWORK * float(np.nanmax(np.abs(maps["score"])))
+    gap = NETWORK * float(np.nanmax(np.abs(maps["score/intact"])))
     assert rows["offset"].tolist() == list(range(1, N_POS - 1))
     for row in rows.to_dict("records"):
-        diagonal = np.diagonal(maps["score"][1], -row["offset"])[1:].mean()  # of the other keys
+        diagonal = np.diagonal(maps["score/intact"][1], -row["offset"])[
+            1:
+        ].mean()  # of the other keys
         assert row["mean_low"] <= row["mean"] <= row["mean_high"]
         assert row["mean"] == pytest.approx(diagonal, abs=gap)
     heads = pd.read_csv(scored / "head_offsets.csv")
@@ -85,7 +89,7 @@ def test_the_sources_profiles_add_up_to_that_of_the_pattern(
     ("model", "bands", "message"),
     [
         ("smollm3-nope", "octaves", "--bands: no layer has RoPE"),
-        ("llama", "0", "--bands 0: expected 1 <= bands <= 1024"),
+        ("llama", "129", "--bands 129: expected 0 <= bands <= 128"),
         ("llama", "6", "--bands: expected from 1 to 5 bands (rotary pairs), got 6"),
         ("gemma2", "2", "--bands: the scores of L0 are soft-capped"),
     ],
@@ -94,4 +98,5 @@ def test_bands_that_do_not_exist_are_refused(
     model: str, bands: str, message: str, tiny: Callable[[str], Any], capfd: Any, tmp_path: Path
 ):
     small = ["--n-seqs", 8, "--seq-len", 5, "--layers", 2, "--data", "random", "--bands", bands]
-    assert message in refused(capfd, tmp_path, scores, *small, "--model", tiny(model).folder)
+    small += ["--remove", "none"]
+    assert message in refused(capfd, tmp_path, ablate, *small, "--model", tiny(model).folder)

@@ -12,7 +12,7 @@ import pytest
 from rich.table import Table
 from support.command_line import refused, run_command
 
-from nope_probe import compare, scores, simulate
+from nope_probe import ablate, compare, simulate
 from nope_probe.errors import printable
 from nope_probe.reports.page import Headline
 from nope_probe.run.manifest import Manifest
@@ -52,7 +52,7 @@ def test_each_difference_of_a_comparison_is_one_line(
 ) -> None:
     runs = [tmp_path / name for name in (*TWINS, "copy")]
     for name in TWINS:
-        run_command(scores, "--model", name, *SMALL, "--out", tmp_path / name)
+        run_command(ablate, "--remove", "none", "--model", name, *SMALL, "--out", tmp_path / name)
     shutil.copytree(*runs[1:])
     capsys.readouterr()
     run_command(compare, *runs, "--labels", "base", "twin", "again", "--out", tmp_path / "out")
@@ -133,7 +133,7 @@ def test_hostile_names_of_folders_and_models_do_not_stop_a_command(
     out = tmp_path / "o[/]\x1b[2Jx"
     for _ in range(2):  # computed, and shown again
         capfd.readouterr()
-        run_command(scores, "--model", model, *SMALL, "--out", out)
+        run_command(ablate, "--remove", "none", "--model", model, *SMALL, "--out", out)
         shown = capfd.readouterr().out
         assert "\x1b" not in shown
         assert "o[/]\\x1b[2Jx/report.html" in shown.replace("\n", "")
@@ -141,7 +141,7 @@ def test_hostile_names_of_folders_and_models_do_not_stop_a_command(
 
 
 def test_refusals_are_one_line_without_escapes(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    assert "\\x1b[2J" in refused(capfd, tmp_path, scores, "--model", "no\x1b[2J\nsuch")
+    assert "\\x1b[2J" in refused(capfd, tmp_path, ablate, "--model", "no\x1b[2J\nsuch")
     (tmp_path / "a\nfile").write_text("")
     line = refused(capfd, tmp_path, simulate, "--out", "a\nfile")
     assert line == f"cannot write to {tmp_path}/a\\nfile: it is a file"

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from support.tiny_models import ByName, tokens
 
-from nope_probe import run_attention, run_scores
+from nope_probe import run_ablations, run_attention
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 
@@ -43,8 +43,8 @@ def test_documents_in_the_file_share_folds(bare: str, tmp_path: Path) -> None:
     file = tmp_path / "tokens.safetensors"
     save_file({"tokens": TOKENS.to(torch.int32), "documents": DOCUMENTS}, file)
     given = Sequences(inputs=TOKENS, name="any", documents=DOCUMENTS)
-    expected, singly = run_scores(bare, given), run_scores(bare, TOKENS)
-    table = run_scores(bare, tokens=file).tables["pattern"]
+    expected, singly = (run_ablations(bare, inputs, remove=[]) for inputs in (given, TOKENS))
+    table = run_ablations(bare, tokens=file, remove=[]).tables["pattern"]
     assert table.equals(expected.tables["pattern"])
     assert not table.equals(singly.tables["pattern"])
 
@@ -73,4 +73,4 @@ def test_a_mistake_is_one_line(
     if content is not None:
         np.save(tmp_path / name, content)
     with pytest.raises(UserError, match=message):
-        run_scores(bare, tokens=tmp_path / name, **options)
+        run_ablations(bare, tokens=tmp_path / name, remove=[], **options)

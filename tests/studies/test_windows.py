@@ -14,7 +14,7 @@ from support.command_line import run_command
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same
 
-from nope_probe import ablate, behaviour, compare, run_ablations, scores
+from nope_probe import ablate, behaviour, compare, run_ablations
 
 SMALL = ["--n-seqs", "16", "--seq-len", "23", "--folds", "4"]
 TERMS = (
@@ -38,7 +38,16 @@ def runs(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -
     given = {name: ["--model", str(tiny(name).folder), *data] for name in ("mistral", "gemma2")}
     run_command(ablate, *given["mistral"], "--layers", "all", "--out", str(out / "ablate"))
     for name, model in given.items():
-        run_command(scores, *model, "--layers", "all", "--out", str(out / f"scores-{name}"))
+        run_command(
+            ablate,
+            "--remove",
+            "none",
+            *model,
+            "--layers",
+            "all",
+            "--out",
+            str(out / f"scores-{name}"),
+        )
     removed = ["--measures", "position", "--remove", "mask", "window"]
     run_command(behaviour, *given["mistral"], *removed, "--out", str(out / "behaviour"))
     both = [str(out / f"scores-{name}") for name in given]

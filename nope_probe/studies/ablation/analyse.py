@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 
 import pandas as pd
@@ -22,10 +22,12 @@ from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.data.sequences import InputKind
-from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.explorer import Explorer, head_maps
+from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.components import wavelengths_of
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN
+from nope_probe.maps.centred import row_centred
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition
@@ -33,6 +35,7 @@ from nope_probe.run.checkpoint import write_folds
 from nope_probe.run.folder import Run, StoredArrays
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
+from nope_probe.studies.ablation.intact import IntactModel, contrasts, head_means
 from nope_probe.studies.ablation.maps import RunMaps, named_scores, write_maps
 from nope_probe.studies.ablation.page import report
 from nope_probe.studies.ablation.plan import AblationPlan, Measured
@@ -40,6 +43,7 @@ from nope_probe.studies.ablation.settings import Settings
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.explorer import PAGE_BYTES, explorer_of
 from nope_probe.studies.page import Report, strongest_row, with_page
+from nope_probe.studies.study import Results
 from nope_probe.studies.tables import (
     WITHOUT_SOURCES,
     columns_of,
@@ -60,34 +64,45 @@ HEADS_BYTES = 1 << 30
 OF_HEADS = ("layer", "head")
 
 
-def analyse(session: Session[Settings], plan: AblationPlan, measured: Measured) -> Run:
+def analyse(
+    session: Session[Settings],
+    plan: AblationPlan,
+    measured: Measured,
+    intact: IntactModel | None,
+    results: Results,
+) -> Run:
     """Attribute the lead and the pattern of every layer, and return the run.
 
     Args:
         session: the run in progress.
         plan: the conditions.
         measured: their score maps.
+        intact: what else is read of the intact model, where nothing is removed.
+        results: those of its passes, by key.
     """
     inputs = session.sequences()
     analysis = Analysis(
         plan=plan, measured=measured, tokens=inputs.kind, offset_bins=session.settings.offset_bins
     )
-    intact = next(iter(measured.intact.values()))
+    first = next(iter(measured.intact.values()))
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
-    write_maps(maps, RunMaps(plan, measured))
     write_folds(folds, named_scores(measured))
     tables = analysis.tables()
-    if analysis.strongest_layer is None:
+    if intact is not None:
+        bins = session.settings.offset_bins
+        tables |= intact.tables(measured.intact, results, bins)
+        tables["pattern"] = tables["pattern"].join(contrasts(measured.intact))
+    elif analysis.strongest_layer is None:
         heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
     gains = {} if measured.gains is None else measured.gains.gains
     manifest = replace(
         session.manifest_of(inputs),
-        query_stride=query_stride(len(intact.queries)),
+        query_stride=query_stride(len(first.queries)),
         layers=tuple(plan.layers),
         windows=windows_of(measured.intact),
         lengths=session.lengths,
-        half_width=analysis.half_width,
+        half_width=analysis.half_width if plan.sources else None,
         replacements=tuple(plan.replacements),
         conditions=tuple(condition.name for condition in (*plan.plain, *plan.replacing)),
         removed=tuple(condition.name for condition in plan.removed),
@@ -99,12 +114,16 @@ def analyse(session: Session[Settings], plan: AblationPlan, measured: Measured) 
             **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},
         },
     )
-    run = Run(
-        manifest=manifest,
-        arrays={"tokens": input_arrays(inputs)},
-        files={"maps.safetensors": maps, "folds.safetensors": folds},
-        tables=tables,
-    )
+    arrays = {"tokens": input_arrays(inputs)}
+    files = {"folds.safetensors": folds}
+    if intact is not None:
+        arrays |= {"maps": intact.maps(measured.intact, results)}
+        of_intact = Run(manifest=manifest, arrays=arrays, files=files, tables=tables)
+        patterns = head_patterns(measured.intact, tables["heads"]) if "heads" in tables else ""
+        return with_page(session, of_intact, partial(report, heads=patterns))
+    write_maps(maps, RunMaps(plan, measured))
+    files["maps.safetensors"] = maps
+    run = Run(manifest=manifest, arrays=arrays, files=files, tables=tables)
 
     def report_of(run: Run) -> Report:
         return report(replace(run, arrays={"maps": StoredArrays(maps)}), analysis.explorer())
@@ -199,6 +218,12 @@ class Analysis:
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name."""
         tables = {
+            "offsets": self._offsets_table(),
+            "queries": queries_table(self.measured.intact),
+        }
+        if not self.plan.sources:
+            return {"pattern": self._intact_table(), **tables}
+        tables |= {
             "sources": sources_table(self.layers),
             "terms": terms_table(self.layers),
             "weights": weights_table({NO_REPLACEMENT: self.layers, **self.by_replacement}),
@@ -206,10 +231,12 @@ class Analysis:
             "non_relative": non_relative_table(self._mask_effects(), self.plan.layers),
             "controls": self._controls_table(),
             "mean_covariance": self._mean_covariance_table(),
-            "offsets": self._offsets_table(),
-            "queries": queries_table(self.measured.intact),
         }
         return tables | (self._head_tables() if self.plan.per_head else {})
+
+    def _intact_table(self) -> pd.DataFrame:
+        """Return the measures of the intact model, a row per layer."""
+        return measures_table([({"removed": INTACT.name}, self.measures[0])], self.plan.layers)
 
     def _pattern_table(self) -> pd.DataFrame:
         """Return the measures of each condition, and how much of lead and pattern sources make."""
@@ -295,9 +322,10 @@ class Analysis:
         up to `pattern`.
         """
         intact = self.measured.intact
-        contrasts = source_terms(self.plan.sources)
-        contrasts[WITHOUT_SOURCES] = {Condition(self.plan.sources): 1.0}
-        needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
+        of_terms = source_terms(self.plan.sources)
+        if self.plan.sources:
+            of_terms[WITHOUT_SOURCES] = {Condition(self.plan.sources): 1.0}
+        needed = {INTACT, *(condition for term in of_terms.values() for condition in term)}
         of_intact = [maps.pattern for maps in intact.values()]
         bins = offset_bins(of_intact[0].maps.n_offsets, self.offset_bins)
         patterns = {}
@@ -311,8 +339,15 @@ class Analysis:
             "score": bin_means(of_intact, score_distance_sums, bins),
             "pattern": patterns[INTACT],
         }
-        terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
+        terms |= {name: contrast_map(term, patterns) for name, term in of_terms.items()}
         return offsets_table(terms, intact, bins)
+
+
+def head_patterns(layers: Layers, heads: pd.DataFrame) -> str:
+    """Return the positional pattern of every head, for the page."""
+    first = next(iter(layers.values()))
+    patterns = row_centred(head_means(layers), first.skip_keys, first.queries)
+    return head_maps(RowMaps(values=patterns.float().numpy(), queries=first.queries.numpy()), heads)
 
 
 def heads_table(

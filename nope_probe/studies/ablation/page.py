@@ -27,6 +27,7 @@ from nope_probe.removal import SOURCES, parts_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section, explorer_section, positions
 from nope_probe.run.folder import Run
+from nope_probe.studies.ablation import intact_page
 from nope_probe.studies.losses import SHORT, LayerLosses
 from nope_probe.studies.page import (
     MOST_ROWS,
@@ -43,7 +44,7 @@ GROUPS = ("pattern", "term")  # of maps
 WIDEST = 0.5  # interval of a loss of a head that the second sentence names
 
 
-def report(run: Run, explorer: Explorer | None = None) -> Report:
+def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Report:
     """Return a run's report.
 
     Args:
@@ -51,7 +52,10 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
             `sources`, `terms`, `weights`, `pattern`, `non_relative`, `controls`, `mean_covariance`,
             `offsets`; tables that a run lacks may be missing or empty.
         explorer: the patterns of all conditions, if the page shows them.
+        heads: the patterns of all heads of a run that removes nothing, if the page shows them.
     """
+    if not run.manifest.positional_sources:
+        return intact_page.report(run, heads)
     findings = Findings(run)
     return Report(
         title=f"The sources of the positional pattern of {run.manifest.model_name}",

@@ -13,6 +13,7 @@ from nope_probe.analyses.reader import MIN_FOLDS
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Inputs
+from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
@@ -83,16 +84,22 @@ class AblationPlan:
         """The removals that may need a calibration, by each replacement."""
         return [by.without(condition) for by in self.ablations for condition in self.removed]
 
-    def passes(self, engine: Engine, shuffled: Sequences | None = None) -> Iterator[Pass]:
+    def passes(
+        self,
+        engine: Engine,
+        shuffled: Sequences | None = None,
+        also: Sequence[Accumulator] = (),
+    ) -> Iterator[Pass]:
         """Yield all passes, in the order in which they are run.
 
         Args:
             engine: the model on the run's sequences.
             shuffled: the same sequences with their tokens permuted, if they are a control.
+            also: what the intact model's pass adds to as well.
         """
         of_sources = self.of_sources
-        yield from self._scores("score", engine, of_sources)
-        if engine.n_folds >= MIN_FOLDS:
+        yield from self._scores("score", engine, of_sources, also=also)
+        if self.sources and engine.n_folds >= MIN_FOLDS:
             yield Pass(key="positions", engine=engine, read=self._read_positions)
         yield from calibration("gains", engine, self.calibrated)
         yield from self._scores("score", engine, [x for x in self.plain if x not in of_sources])
@@ -108,26 +115,40 @@ class AblationPlan:
         engine: Engine,
         conditions: Iterable[Condition],
         by: Ablation | None = None,
+        also: Sequence[Accumulator] = (),
     ) -> Iterator[Pass]:
         """Yield the passes that capture the score maps of some conditions."""
         for condition in conditions:
             without = (by or self.ablations[0]).without(condition)
             of_run = prefix != "shuffled"
             per_head = of_run and condition in self.of_heads
-            mean_term = of_run and condition == INTACT
+            mean_term = of_run and condition == INTACT and bool(self.sources)
             yield Pass(
                 key=f"{prefix}/{condition.name}",
                 engine=engine,
-                read=partial(self._read_scores, per_head=per_head, mean_term=mean_term),
+                read=partial(
+                    self._read_scores,
+                    per_head=per_head,
+                    mean_term=mean_term,
+                    also=() if condition else also,
+                ),
                 ablation=without if condition else None,
                 kind="" if mean_term else "scores of heads" if per_head else "scores",
             )
 
     def _read_scores(
-        self, engine: Engine, key: str, ablation: Ablation | None, per_head: bool, mean_term: bool
+        self,
+        engine: Engine,
+        key: str,
+        ablation: Ablation | None,
+        per_head: bool,
+        mean_term: bool,
+        also: Sequence[Accumulator],
     ) -> Layers:
         """Return score maps; the intact model's with their mean term if scores are plain q.k."""
-        scores = partial(engine.scores, key, ablation, layers=self.layers, per_head=per_head)
+        scores = partial(
+            engine.scores, key, ablation, layers=self.layers, per_head=per_head, also=also
+        )
         # The mean term is a difference between sequences; a soft cap or bias leaves none.
         if mean_term and int(engine.fold_of.bincount().min()) >= 2:
             with suppress(NotImplementedError):
@@ -171,7 +192,7 @@ def make_plan(
         has: the components that the model has.
         remove: what to remove besides the sources, one at a time: components, circuits, bands of
             RoPE, positions of writers and unions of these; None for W_Q, W_K, W_O and the circuits;
-            `["sources"]` for the sources alone.
+            `["sources"]` for the sources alone; `[]` for the intact model alone.
         ablations: for each replacement of removed weights, an ablation that removes nothing yet.
         layers: the numbers of the layers to map.
         bands: bands of RoPE that are removed in turn as well.
@@ -182,10 +203,12 @@ def make_plan(
     Raises:
         UserError: for a name that does not exist, or a weight of a parameter-free model.
     """
-    if "mask" not in has:
+    is_intact = remove is not None and not remove
+    if "mask" not in has and not is_intact:
         raise UserError("the model has no causal mask: its attention is bidirectional")
     left_out = {name: why for name, why in (left_out or {}).items() if name in has}
     sources = tuple(name for name in SOURCES if name in has and name not in left_out)
+    sources = () if is_intact else sources
     if remove is None:
         there = {*has} - {*left_out}
         circuits = [name for name, circuit in CIRCUITS.items() if {*circuit.parts} <= there]

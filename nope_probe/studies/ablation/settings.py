@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Condition
@@ -28,35 +29,50 @@ class Settings(RemovingSettings):
 
     Attributes:
         bands: Also remove each of so many bands of RoPE's pairs in turn. Without --remove, no
-            weights are removed then.
+            weights are removed then. With --remove none, split the maps into so many bands, or
+            into octaves of wavelengths.
         replacement: What a removed weight is replaced by; several are shown side by side. A
             headline speaks of the first.
-        per_head: Also measure what each head loses without each source and band.
+        per_head: Also measure what each head loses without each source and band; with --remove none
+            keep each head's map, and measure its attention.
     """
 
     remove: Annotated[
         tuple[str, ...] | None,
         _arg(
             help=f"What to remove besides the sources, one at a time: {NAMES}; `sources` for the "
-            "sources alone. By default w_q w_k w_o qk ov."
+            "sources alone; `none` to map the intact model alone. By default w_q w_k w_o qk ov."
         ),
     ] = None
-    bands: Annotated[int, Bounds(0, MOST_BANDS)] = 0
+    bands: Annotated[int | Literal["octaves"], Bounds(0, MOST_BANDS)] = 0
     replacement: tuple[Replacement, ...] = DEFAULT_REPLACEMENTS  # type: ignore[assignment]
     per_head: bool = False
     offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
 
     @property
     def removed_names(self) -> tuple[str, ...] | None:
-        """What is removed besides sources and bands; None where the model decides on it."""
+        """What is removed, as `make_plan` takes it."""
         if self.remove is None:
-            return () if self.bands else None
-        return tuple(name for name in self.remove if name != "sources")
+            return ("sources",) if self.bands else None
+        return self.remove if self.removes else ()
+
+    @property
+    def removes(self) -> bool:
+        """Whether the run removes components."""
+        return self.remove not in ((), ("none",))
 
     @property
     def conditions(self) -> list[Condition] | None:
         """What is removed besides sources and bands, one at a time, if the settings say it."""
-        return None if self.removed_names is None else [*map(parse_removed, self.removed_names)]
+        if self.removed_names is None:
+            return None
+        return [parse_removed(name) for name in self.removed_names if name != "sources"]
+
+    def validate(self) -> None:
+        """Check what can be checked without the model."""
+        super().validate()
+        if self.bands == "octaves" and self.removes:
+            raise UserError("--bands octaves splits maps: take it with --remove none")
 
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps the run holds; of a head two, with half the bytes of a layer's."""

@@ -12,6 +12,7 @@ from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.ablation.analyse import analyse
+from nope_probe.studies.ablation.intact import IntactModel
 from nope_probe.studies.ablation.plan import Measured, plan_of
 from nope_probe.studies.ablation.settings import Settings
 from nope_probe.studies.engine import Engine, validate_first_sequence
@@ -28,28 +29,40 @@ class Ablate(Study[Settings]):
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
         settings, loaded = self.settings, session.loaded
+        bands = settings.bands if settings.removes and settings.bands != "octaves" else 0
+        self.engine = Engine.of(session)
         self.plan = plan_of(
             loaded,
             session.sequences().inputs,
             settings.removed_names,
             ablations=settings.ablations,
             layers=settings.layers_with_maps(loaded.info),
-            bands=named_bands(loaded.model, settings.bands) if settings.bands else (),
+            bands=named_bands(loaded.model, bands) if bands else (),
             per_head=settings.per_head,
         )
-        settings.validate_weights(self.plan.removed)
+        self.intact = None
+        if settings.removes:
+            settings.validate_weights(self.plan.removed)
+        else:
+            self.intact = IntactModel(session, self.engine, self.plan.layers)
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that map the scores of every condition."""
-        engine, inputs = Engine.of(self.session), self.session.sequences()
-        shuffled = inputs.shuffled(self.settings.seed) if inputs.kind == "text" else None
+        engine, inputs = self.engine, self.session.sequences()
         if f"score/{INTACT.name}" not in self.session.checkpoint:
             validate_first_sequence(engine.model, engine.inputs, self.plan.layers)
-        return self.plan.passes(engine, shuffled)
+        if self.intact is not None:
+            yield from self.plan.passes(engine, also=self.intact.also)
+            yield from self.intact.passes()
+        else:
+            is_text = inputs.kind == "text"
+            shuffled = inputs.shuffled(self.settings.seed) if is_text else None
+            yield from self.plan.passes(engine, shuffled)
 
     def analyse(self, results: Results) -> Run:
-        """Attribute the lead and the pattern of every layer, and return the run."""
-        return analyse(self.session, self.plan, Measured.of(self.plan, results))
+        """Measure the lead and the pattern of every layer in every condition, return the run."""
+        measured = Measured.of(self.plan, results)
+        return analyse(self.session, self.plan, measured, self.intact, results)
 
 
 run = partial(run_study, Ablate)

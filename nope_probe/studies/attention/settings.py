@@ -35,7 +35,7 @@ class Settings(RemovingSettings):
     about the first key or among the other keys, and which part of it is the same in every text.
 
     Attributes:
-        data: Other texts, named as in `scores` [shipped; with --text none, unless --n-seqs].
+        data: Other texts, named as in `ablate` [shipped; with --text none, unless --n-seqs].
         n_seqs: How many sequences of other texts [512; with --text none, unless --data].
         layers: How many first layers to study, or all.
         query_rows: Queries of the maps: evenly spread; all up to 256 tokens, 128 above.

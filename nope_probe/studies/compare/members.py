@@ -22,8 +22,8 @@ from nope_probe.run.folder import Run, read_run
 from nope_probe.run.paths import checkpoint_dir
 from nope_probe.studies.attention.analyse import splits_of
 
-COMPARED = ("ablate", "attention", "behaviour", "circuit", "scores", "trace")
-LENGTHS = ("score/intact", "score", "gram/a")  # maps of `ablate`, `scores` and `circuit`
+COMPARED = ("ablate", "attention", "behaviour", "circuit", "trace")
+LENGTHS = ("score/intact", "gram/a")  # maps of `ablate` and `circuit`
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -79,7 +79,7 @@ class Member(Run):
         if path.name not in self.manifest.checksums:
             return None
         of_kind = {"ablate": f"score/{removed}", "circuit": f"gram/{item[1]}"}
-        key = of_kind.get(self.manifest.kind, "score")
+        key = of_kind.get(self.manifest.kind, "")
         with safe_open(path, "numpy") as file:
             if key not in file.keys():  # noqa: SIM118
                 return None

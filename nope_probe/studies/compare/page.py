@@ -170,7 +170,7 @@ def headline(members: Sequence[Member], tables: Mapping[str, pd.DataFrame]) -> l
 
 def _losses(member: Member) -> LayerLosses | None:
     """Return what the strongest layer of a run of `ablate` loses; None without a pattern."""
-    if member.manifest.kind != "ablate":
+    if member.manifest.kind != "ablate" or not member.manifest.positional_sources:
         return None
     pattern = member.tables["pattern"]
     intact = pattern[pattern["removed"] == INTACT.name]

@@ -245,7 +245,7 @@ def score_claims(run: Run, kinds: tuple[str, ...]) -> Iterator[Claim]:
     """Check the claims about the maps of a language model.
 
     Args:
-        run: a finished run of `scores`.
+        run: a finished run of `ablate --remove none`.
         kinds: the maps that the figure shows: `score`, `normalised` or both.
     """
     if "score" in kinds:
@@ -361,7 +361,7 @@ def _joined(values: PerLayer, sign: str = "") -> str:
 
 
 def _scale(run: Run, name: str, bound: float, paper: str) -> Claim:
-    spans = np.array([np.nanquantile(layer, [0.01, 0.99]) for layer in run.maps[name]])
+    spans = np.array([np.nanquantile(layer, [0.01, 0.99]) for layer in run.maps[f"{name}/intact"]])
     low, high = int(spans[:, 0].argmin()), int(spans[:, 1].argmax())
     layers = run.tables["pattern"]["layer"].tolist()
     return Claim(
@@ -369,7 +369,7 @@ def _scale(run: Run, name: str, bound: float, paper: str) -> Claim:
         reproduced=bool((np.abs(spans) <= bound).all()),
         evidence=f"98% of a layer's cells are between {spans[low, 0]:.2g} (L{layers[low]}) and "
         f"{spans[high, 1]:.2g} nats (L{layers[high]}), with a standard error of "
-        f"{np.nanmedian(run.maps['se']):.2g} nats",
+        f"{np.nanmedian(run.maps['se/intact']):.2g} nats",
     )
 
 

@@ -225,8 +225,9 @@ def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
         maps = {name.removeprefix("gram/"): run.maps[name] for name in stages}
     else:
         group, kind = "scores of each layer", "score" if figure == "figure8" else "normalised"
-        layers = run.manifest.layers or range(len(run.maps[kind]))
-        maps = {f"layer{layer + 1}": run.maps[kind][place] for place, layer in enumerate(layers)}
+        of_layers = run.maps[f"{kind}/intact"]
+        numbers = run.manifest.layers or range(len(of_layers))
+        maps = {f"layer{n + 1}": of_layers[place] for place, n in enumerate(numbers)}
     if FIGURES[figure].maps:
         shown = papers or LANGUAGE_MODELS[0]
         group, prefix = shown if papers else f"{shown} next to {model}", f"{shown}/"

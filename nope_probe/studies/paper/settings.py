@@ -15,8 +15,8 @@ from nope_probe.models.names import CHECKPOINTS, FRIENDLY
 from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, Bounds
 from nope_probe.run.paths import default_output_dir
 from nope_probe.run.settings import SessionSettings
+from nope_probe.studies.ablation.settings import Settings as Ablate
 from nope_probe.studies.circuit.settings import Settings as Circuit
-from nope_probe.studies.scores.settings import Settings as Scores
 from nope_probe.studies.simulation.settings import Settings as Simulation
 
 # The trained NoPE model (section 4.2), and the language models (section 5.2 and appendix E).
@@ -24,7 +24,7 @@ NOPE_MODEL, NOPE_STAND_IN, NOPE_TOKENS = "nope-1.5b", "nope-tiny", 50
 LANGUAGE_MODELS = ("llama-3.1-8b", "phi-4", "qwen3-8b")
 N_SAMPLES, N_SEQS, N_TOKENS, PAPERS_DATA = 4000, 1000, 1024, "fineweb-edu"
 FEWEST_SAMPLES = 32  # a sample per block
-ExperimentSettings = Simulation | Circuit | Scores
+ExperimentSettings = Simulation | Circuit | Ablate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,9 +257,9 @@ def _of_model(settings: Settings, model: str) -> ExperimentSettings:
     }
     if settings.figure == "figure3":
         return Circuit(**given, layer=0, seq_len=NOPE_TOKENS)
-    default = NOPE_TOKENS if figure.is_of_nope else Scores.seq_len if shipped else N_TOKENS
+    default = NOPE_TOKENS if figure.is_of_nope else Ablate.seq_len if shipped else N_TOKENS
     seq_len, layers = settings.seq_len or default, settings.layers or figure.layers
-    return Scores(**given, layers=layers, seq_len=seq_len)
+    return Ablate(**given, remove=("none",), layers=layers, seq_len=seq_len)
 
 
 def place(command: str, settings: Settings | ExperimentSettings, above: Path) -> Path:

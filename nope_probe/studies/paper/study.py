@@ -12,6 +12,7 @@ from nope_probe.errors import UserError
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import is_first_process
 from nope_probe.run.session import Session
+from nope_probe.studies.ablation.study import Ablate
 from nope_probe.studies.circuit.study import CaptureStages
 from nope_probe.studies.paper.analyse import analyse, print_index, write_index
 from nope_probe.studies.paper.page import draw, print_summary
@@ -22,11 +23,10 @@ from nope_probe.studies.paper.settings import (
     experiments_of,
     place,
 )
-from nope_probe.studies.scores.study import MapScores
 from nope_probe.studies.simulation.study import Simulate
 from nope_probe.studies.study import Study, run_study
 
-OF_FIGURES: tuple[type[Study[Any]], ...] = (Simulate, CaptureStages, MapScores)
+OF_FIGURES: tuple[type[Study[Any]], ...] = (Simulate, CaptureStages, Ablate)
 STUDIES = {study.settings_class(): study for study in OF_FIGURES}
 INDEX_FILES = {"report.html", "figures.csv"}
 

@@ -13,7 +13,7 @@ from support.decoders import write_decoder
 from support.rounding import NETWORK
 from support.tiny_models import tokens
 
-from nope_probe import load, scores
+from nope_probe import ablate, load
 from nope_probe.hooks.layers import attention as module
 from nope_probe.hooks.layers.attention import AttentionMask
 from nope_probe.hooks.layers.model import attention_read, run_blocks, run_forward
@@ -67,8 +67,8 @@ def test_a_run_beyond_the_context_ends_where_it_is_asked_for(tmp_path: Path, cap
     for model in ("rope-tiny", str(write_decoder("llama", tmp_path).folder)):
         out = tmp_path / f"run-{len(model)}"
         asked = ["--model", model, "--seq-len", "271", *flags, "--out", str(out)]
-        line = refused(capfd, tmp_path, scores, *asked)
+        line = refused(capfd, tmp_path, ablate, *asked)
         assert "take --beyond-context" in line
-        run_command(scores, *asked, "--beyond-context")
+        run_command(ablate, "--remove", "none", *asked, "--beyond-context")
         settings = json.loads((out / "manifest.json").read_text())["settings"]
         assert (settings["seq_len"], settings["beyond_context"]) == (271, True)

@@ -1,4 +1,4 @@
-"""The report of a run of `scores`: maps, heads, splits and measures."""
+"""The report of `ablate --remove none`: maps of the intact model, its heads, splits, measures."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def report(run: Run, heads: str = "") -> Report:
     """Return the report of a run.
 
     Args:
-        run: maps `score`, `se` (standard errors) and `normalised`, [n_layers, query_pos, key_pos]
-            in nats; tables `pattern`, `heads` where heads were kept, and the splits.
+        run: maps `score/intact`, `se/intact` (standard errors) and `normalised/intact`, [n_layers,
+            query_pos, key_pos] in nats; tables `pattern`, `heads` where heads were kept, and the
+            splits.
         heads: the positional patterns of all heads, if the page shows them.
     """
     tables, name = run.tables, run.manifest.model_name
@@ -105,14 +106,14 @@ def _head(heads: pd.DataFrame, layer: int) -> str:
 
 def _map_sections(run: Run) -> Iterator[Section]:
     table, skip_keys = run.tables["pattern"], run.manifest.skip_keys
-    normalised = RowMaps(values=run.maps["normalised"], queries=run.query_positions)
-    score = replace(normalised, values=run.maps["score"], skip_keys=skip_keys)
+    normalised = RowMaps(values=run.maps["normalised/intact"], queries=run.query_positions)
+    score = replace(normalised, values=run.maps["score/intact"], skip_keys=skip_keys)
     best, layers = strongest_row(table, run.manifest.fold_sizes), table["layer"].tolist()
     drawn: dict[str, Any] = {
         "max_positions": positions(3, len(score.values)),
         "layer": layers[0] if best is None else int(best["layer"]),
         "layers": layers,
-        "noise": [float(np.sqrt(np.nanmean(errors**2))) for errors in run.maps["se"]],
+        "noise": [float(np.sqrt(np.nanmean(errors**2))) for errors in run.maps["se/intact"]],
     }
     has_lead = " The column on the left is the first key's lead over the others." * bool(skip_keys)
     left_out = " Colours leave out the first key." if skip_keys else ""

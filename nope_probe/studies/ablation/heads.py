@@ -1,0 +1,212 @@
+"""Each head's attention to the first key and to the previous token, and its induction score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from nope_probe.analyses.head_measures import (
+    SINK,
+    first_key_attention,
+    induction_scores,
+    previous_token_attention,
+    sink_share,
+)
+from nope_probe.analyses.jackknife import jackknife
+from nope_probe.data.sequences import Sequences, random_twice, repeated
+from nope_probe.hooks.layers.attention import Attention
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.model import Given, numbered_layers
+from nope_probe.hooks.layers.objects import Model, model_of
+from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.hooks.reading.batch_readings import keys_before, weights_on
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
+from nope_probe.maps.folds import State, pooled, sum_parts
+from nope_probe.run.sources import as_sequences, first_layers, folds_for_intervals
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.tables import interval_columns
+
+N_REPEATED = 16  # number of sequences of repeated random tokens
+N_CELLS = 2**18  # query-key cells of a head that are in memory at once
+
+
+class HeadScores(Accumulator):
+    """Sums one layer's measures of heads over sequences, per fold.
+
+    The measures are `first_key` and `previous_token`; of n random tokens twice, `induction` alone.
+    Attention is the softmax of the scores, so a learned sink outside them (as in gpt-oss) is left
+    out.
+
+    Args:
+        layer: the layer.
+        n_folds: parts of the sequences.
+        n_repeated: how many tokens are repeated, if sequences are random tokens twice.
+    """
+
+    reads_attention = True
+
+    def __init__(self, layer: Layer, n_folds: int, n_repeated: int | None = None) -> None:
+        super().__init__(n_folds)
+        self.layer, self.n_repeated = layer, n_repeated
+
+    def read(self, attention: Attention) -> None:
+        """Add one batch."""
+        if self.already_counted:
+            return
+        measures = self.measures(attention)
+        self.add(
+            **{
+                name: sum_parts(values.double(), self.fold_of, self.n_folds)
+                for name, values in measures.items()
+            }
+        )
+
+    def measures(self, attention: Attention) -> dict[str, Float[Tensor, "batch head"]]:
+        """Return each measure of every sequence of a batch."""
+        if self.n_repeated is not None:
+            return {"induction": induction_scores(attention, self.n_repeated)}
+        n_pos = attention.q.shape[1]
+        keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), keys_before(n_pos, 1)))
+        weights = weights_on(attention, keys)
+        return {
+            "first_key": first_key_attention(weights[..., 0]),
+            "previous_token": previous_token_attention(weights[..., 1]),
+        }
+
+
+def head_scores(
+    model: Model, tokens: Given, *, n_layers: int | None = None, n_folds: int | None = None
+) -> pd.DataFrame:
+    """Measure each head's attention, as `ablate --remove none --per-head` does, without its map.
+
+    The columns are shares of attention: `first_key` (an attention sink), `previous_token` and
+    `induction` (on repeated random tokens). Bounds of 95% intervals end in `_low` and `_high`.
+
+    Args:
+        model: in any form that `load` takes in memory, or what it returns, ablated or not.
+        tokens: `Sequences`, or any inputs of `capture_scores`, 4 sequences or more.
+        n_layers: how many first layers to measure, if they attend; all by default.
+        n_folds: parts of the data behind the intervals, 4 or more; by default 8, or the number of
+            documents if it is lower.
+
+    Returns:
+        A row for each layer and head. `run_attention` splits attention into position and content.
+
+    Raises:
+        ValueError: for too few sequences, folds or layers, or inputs that the model cannot take.
+
+    Example:
+        >>> from nope_probe import head_scores, load, sequences
+        >>> loaded = load("rope-tiny")
+        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=32)
+        >>> heads = head_scores(loaded.model, data).set_index(["layer", "head"])
+        >>> layer, head = heads["previous_token"].idxmax()
+        >>> f"L{layer}H{head}"
+        'L1H3'
+    """
+    model = model_of(model)
+    data, layers = as_sequences(model, tokens), first_layers(model, n_layers)
+    engine = Engine(
+        model=model,
+        inputs=data.inputs,
+        documents=data.documents,
+        batch_size=max(1, N_CELLS // data.inputs.shape[1] ** 2),
+        n_folds=folds_for_intervals(data, n_folds),
+    )
+    on_text = head_sums(engine, layers)
+    stream(model, data.inputs, on_text, engine.fold_of, engine.batch_size)
+    copies, n_tokens = random_copies(engine, data, getattr(model, "tokenizer", None))
+    induction = captured_induction(copies, None, layers=layers, n_tokens=n_tokens)
+    places = [(sums.layer.index, head) for sums in on_text for head in range(sums.layer.n_heads)]
+    of_text = means_of(on_text, engine.fold_of), engine.fold_of
+    columns = head_columns(of_text, (induction, copies.fold_of))
+    return pd.concat([pd.DataFrame(places, columns=["layer", "head"]), columns], axis=1)
+
+
+def head_sums(
+    engine: Engine, layers: Sequence[int], n_repeated: int | None = None
+) -> list[HeadScores]:
+    """Return the sums that passes of an engine add the measures of heads to, by layer."""
+    blocks = numbered_layers(engine.model, layers)
+    return [HeadScores(block, engine.n_folds, n_repeated) for block in blocks]
+
+
+def means_of(sums: Sequence[HeadScores], fold_of: Int[Tensor, " seq"]) -> State:
+    """Return the fold means of sums, by measure."""
+    counts = fold_of.bincount()[:, None, None]
+    return {
+        name: torch.stack([of_layer.totals[name].cpu() for of_layer in sums], 1) / counts
+        for name in sums[0].totals
+    }
+
+
+def random_copies(
+    engine: Engine, data: Sequences, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[Engine, int]:
+    """Return the engine on n random tokens twice, behind BOS if the sequences have it, and n.
+
+    Args:
+        engine: of the sequences.
+        data: the sequences; vectors, which are random already, are repeated themselves.
+        tokenizer: the model's; None for a model that takes vectors.
+    """
+    n_seqs, n_tokens = -(-N_REPEATED // engine.n_folds) * engine.n_folds, max(2, data.segment)
+    if tokenizer is None:
+        copies = repeated(replace(data, inputs=data.inputs[:n_seqs], documents=None), n_tokens)
+    else:
+        first = replace(data, inputs=data.inputs[:1].expand(n_seqs, -1), documents=None)
+        copies = random_twice(first, n_tokens, tokenizer, seed=0)
+    size = max(1, N_CELLS // copies.shape[1] ** 2)
+    return replace(engine, inputs=copies, documents=None, batch_size=size), n_tokens
+
+
+def captured_induction(
+    engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int], n_tokens: int
+) -> State:
+    """Return the fold means of heads' induction scores on the engine's n random tokens twice."""
+    sums = head_sums(engine, layers, n_tokens)
+    stream(engine.model, engine.inputs, sums, engine.fold_of, engine.batch_size, checkpoint)
+    return means_of(sums, engine.fold_of)
+
+
+def head_columns(
+    *parts: tuple[Mapping[str, Float[Tensor, "fold layer head"]], Int[Tensor, " seq"]],
+) -> pd.DataFrame:
+    """Return the columns of heads' measures, with 95% intervals; a row for each layer and head.
+
+    Args:
+        parts: fold means by measure, and the fold of each sequence behind them.
+    """
+    intervals = {}
+    for means, fold_of in parts:
+        weights = fold_weights(len(fold_of.unique()), fold_of.bincount())
+        for name, folds in means.items():
+            values = leave_one_out(folds, weights).flatten(1)
+            intervals[name] = [
+                jackknife(Estimates(values=of_head, weights=weights)) for of_head in values.T
+            ]
+    rows = (dict(zip(intervals, row, strict=True)) for row in zip(*intervals.values(), strict=True))
+    return pd.DataFrame([interval_columns(**row) for row in rows])
+
+
+def sinks_table(
+    first_key: Float[Tensor, "fold layer head"],
+    fold_of: Int[Tensor, " seq"],
+    layers: Sequence[int],
+) -> pd.DataFrame:
+    """Return the share of each layer's heads that are sinks.
+
+    Args:
+        first_key: fold means of the attention to the first key.
+        fold_of: the fold of each sequence.
+        layers: their numbers.
+    """
+    shares = sink_share(pooled(first_key, fold_of.bincount())).tolist()
+    return pd.DataFrame({"layer": layers, "threshold": SINK, "sink_score": shares})
