@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from contextvars import ContextVar
@@ -263,7 +264,7 @@ def one_line_errors() -> Iterator[None]:
     open_standard_streams()
     try:
         try:
-            with Signals(message=""):
+            with Signals(message=""), _one_line_warnings():
                 yield
         except SystemExit:
             sys.stdout.flush()
@@ -286,6 +287,23 @@ def one_line_errors() -> Iterator[None]:
     except Exception as error:
         record_error(error)
         raise
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Show warnings for users as one line of the first process, without a place in the code."""
+    with_place: Any = warnings.formatwarning
+
+    def formatted(message: Warning | str, category: type[Warning], *place: Any) -> str:
+        if category is not UserWarning:
+            return with_place(message, category, *place)
+        return f"{printable(str(message))}\n" * is_first_of_machine()
+
+    warnings.formatwarning = formatted  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.formatwarning = with_place
 
 
 def open_standard_streams() -> None:

@@ -53,7 +53,7 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
     """
     if name.lower() in PARAMETER_FREE:
         return PARAMETER_FREE_CONTEXT
-    return context_in(_config_of(name, revision).get_text_config())
+    return context_in(_config_of(name, revision))
 
 
 def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:
@@ -68,7 +68,7 @@ def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:
     """
     if name.lower() in PARAMETER_FREE:
         return {"context": PARAMETER_FREE_CONTEXT}
-    text = _config_of(name, revision).get_text_config()  # once: on the Hub, every look is a request
+    text = _config_of(name, revision)  # once: on the Hub, every look is a request
     scaling = getattr(text, "rope_parameters", None) or {}
     original = getattr(text, "original_max_position_embeddings", None)
     if isinstance(scaling, dict):
@@ -128,7 +128,7 @@ def has_position_table(name: str, revision: str | None = None) -> bool:
 def _config_of(name: str, revision: str | None) -> PreTrainedConfig:
     source = str(CHECKPOINTS.get(name.lower()) or resolve(name))
     with offline_if_unreachable(source), reading_model(source, "config.json"):
-        return read_config(source, revision=revision)
+        return text_config_of(read_config(source, revision=revision))
 
 
 # The paper's checkpoint and TinyLlama-NoPE are of type Llama, and were trained without RoPE.
@@ -140,7 +140,7 @@ def read_config(
 ) -> PreTrainedConfig:
     """Read a causal decoder's configuration, reduced to the first layers if asked.
 
-    Of a multimodal model, it is the configuration of the text decoder.
+    Of a multimodal model, it is the whole model's, in which the text decoder's is reduced.
 
     A Llama that was trained without RoPE gets the configuration of a SmolLM3 without RoPE, which
     has the same weights.
@@ -157,14 +157,15 @@ def read_config(
         if not without_rope:
             validate_no_remote_code(source, fields)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-        config = text_config_of(config)
-    if config.architectures is None:  # of a GGUF file, or left out of a config.json
-        named = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
-        config.architectures = None if named is None else [named]
-    validate_causal_decoder(source, config)
-    validate_windows(source, config)
+    text = text_config_of(config)
+    if text.architectures is None:  # of a GGUF file, or left out of a config.json
+        named = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(text.model_type)
+        text.architectures = None if named is None else [named]
+    validate_causal_decoder(source, text)
+    validate_windows(source, text)
     if n_layers is not None:
-        _keep_first_layers(source, config, n_layers)
+        within = config if text is config else config.text_config
+        _keep_first_layers(source, within, n_layers)
     return _without_rope(config) if without_rope else config
 
 

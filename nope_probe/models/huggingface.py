@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
 from transformer_lens.model_bridge.sources.transformers import determine_architecture_from_hf_config
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -25,11 +25,18 @@ from transformers.utils import logging
 
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
-from nope_probe.hooks.layers.text_decoder import OF
+from nope_probe.hooks.layers.text_decoder import class_of, text_config_of, text_part
 from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model
-from nope_probe.models.weights import find_file, is_wanted, merge_adapter, read_weights
+from nope_probe.models.weights import (
+    find_file,
+    is_wanted,
+    merge_adapter,
+    read_weights,
+    unread_weights,
+    weight_files,
+)
 
 # Causal masks, which older versions of transformers stored.
 _MASKS = re.compile(r"(^|\.)(attn|attention|self_attention)\.(masked_)?bias$")
@@ -43,19 +50,23 @@ DeviceMap = str | dict[str, int | str]  # a strategy, or the device of each part
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """A causal decoder in plain transformers, as its files hold it.
+    """A causal decoder in plain transformers, or a multimodal model that has one.
 
     Attributes:
         model: the model, frozen, with eager attention.
         tokenizer: its tokenizer; None if its folder has none.
         adapter: the kind of the adapter that is merged into its weights; None without an adapter.
         unused: the tensors of its files that it does not use.
+        read: the file of its weights, or the index of their files.
+        unread: the files of other weights in its folder.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     adapter: str | None
     unused: tuple[str, ...]
+    read: str
+    unread: tuple[str, ...]
 
 
 def load_hugging_face(
@@ -90,9 +101,10 @@ def load_hugging_face(
     with _quiet(), offline_if_unreachable(source):
         with reading_model(source, "config.json"):
             config = read_config(source, n_layers=n_layers, revision=revision)
-            validate_architecture(source, config)
+            text = text_config_of(config)
+            validate_architecture(source, text)
         with reading_model(source, "tokenizer"):
-            tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
+            tokenizer = load_tokenizer(source, d_vocab=text.vocab_size, revision=revision)
         with reading_model(source, "weights"):
             options: JsonObject = {
                 "config": config,
@@ -103,6 +115,9 @@ def load_hugging_face(
                 "device_map": device_map,
             }
             model, unexpected = _load_model(source, n_layers, revision, options)
+            named = getattr(config, "transformers_weights", None)
+            is_folder = Path(source).is_dir()
+            read, files = weight_files(source, revision, named) if is_folder else ("", {})
         kinds, unused = [], set[str]()
         for folder in (source, *adapters):
             with reading_model(folder, "adapter"):
@@ -110,7 +125,8 @@ def load_hugging_face(
                 kinds += [kind] if kind is not None else []
                 unused |= others
                 if folder != source and has_tokenizer(folder):
-                    tokenizer = load_tokenizer(folder, d_vocab=model.config.vocab_size)
+                    embedded = model.get_input_embeddings().num_embeddings
+                    tokenizer = load_tokenizer(folder, d_vocab=embedded)
     unused |= {name for name in unexpected if is_wanted(name, n_layers) and not _MASKS.search(name)}
     if not allow_unused:
         validate_all_used(source, model, unused)
@@ -119,6 +135,8 @@ def load_hugging_face(
         tokenizer=tokenizer,
         adapter=" + ".join(kinds) or None,
         unused=tuple(sorted(unused)),
+        read=read,
+        unread=unread_weights(source, {read, *files}) if is_folder else (),
     )
 
 
@@ -127,22 +145,28 @@ def _load_model(
 ) -> tuple[PreTrainedModel, Collection[str]]:
     """Load a model without its adapter, and return the tensors that transformers did not use too.
 
+    Of a multimodal model, only tensors of the text decoder count as missing or not used.
+
     Raises:
         UserError: for weights that are missing, of another shape, or not on a device.
     """
     config = options["config"]
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kind = class_of(config)
     if is_gguf(source):
         model, report = load_gguf(kind, source, revision, options)
     elif getattr(config, "quantization_config", None):
         model, report = load_quantised(kind, source, revision, options)
     else:
-        of_text = hasattr(config, OF)
-        weights = read_weights(source, n_layers=n_layers, revision=revision, of_text=of_text)
-        if of_text:
-            config.tie_word_embeddings = "lm_head.weight" not in weights
+        named = getattr(config, "transformers_weights", None)
+        weights = read_weights(source, n_layers=n_layers, revision=revision, named=named)
         model, report = kind.from_pretrained(None, state_dict=weights, **options)
     model.name_or_path = model.config.name_or_path = source
+    if text_config_of(config) is not config:  # what sees or hears is not measured
+        within = text_part(model)
+        for names in ("missing_keys", "unexpected_keys"):
+            report[names] = {name for name in report[names] if name.startswith(within)}
+        wrong = report["mismatched_keys"]
+        report["mismatched_keys"] = {found for found in wrong if found[0].startswith(within)}
     validate_all_loaded(source, report)
     validate_not_offloaded(source, model)
     return model, report["unexpected_keys"]

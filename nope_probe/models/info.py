@@ -51,6 +51,7 @@ class ModelInfo:
         adapter: the kind of the adapter that was merged into the weights, such as `LORA`; None
             without an adapter.
         unused: the tensors of the files that the model does not use.
+        unread: the files of other weights in the model's folder, which were not read.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ModelInfo:
     gguf: GGUFInfo | None = None
     adapter: str | None = None
     unused: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def attending(self) -> tuple[int, ...]:

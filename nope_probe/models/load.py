@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -12,8 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.bridges import boot_bridge
-from nope_probe.hooks.layers.objects import Model
-from nope_probe.hooks.layers.parity import reference_of
+from nope_probe.hooks.layers.objects import Model, with_reference
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
 from nope_probe.models.huggingface import Decoder, DeviceMap, load_hugging_face
@@ -26,6 +26,7 @@ from nope_probe.models.names import (
     is_gguf,
     reading_model,
     resolve,
+    validate_adapter,
     validate_revision,
 )
 from nope_probe.models.parameter_free import (
@@ -112,9 +113,8 @@ def load(
         (False, False, False, False)
     """
     adapters = [str(folder) for folder in as_tuple(adapter)] if adapter is not None else []
-    bases = [base_of(folder) for folder in adapters]
     if what is None:
-        what = bases[0] if bases else ""
+        what = base_of(adapters[0]) if adapters else ""
     if not isinstance(what, str | Path):
         _validate_in_memory(adapters, n_layers, device, dtype, revision, device_map, n_ctx)
         return as_loaded(what, tokenizer)
@@ -142,7 +142,8 @@ def load(
     )
     hf = decoder.model if device_map is not None else decoder.model.to(device)
     with reading_model(source, "forward pass"):
-        reference = reference_of(hf)  # before a bridge rewires the model in place
+        hf, reference = with_reference(hf)  # before a bridge rewires the model in place
+    decoder = replace(decoder, model=hf)
     if key in CHECKPOINTS:
         hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
         model = _placed(to_hooked(hf, decoder.tokenizer), device, dtype)
@@ -152,6 +153,13 @@ def load(
         model = boot_bridge(source, hf, deepcopy(decoder.tokenizer), read_as, on_one)
     info = check_parity(model, _describe(model, name, source, decoder, revision), reference)
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
+    if info.unread:
+        others = ", ".join(info.unread[:3]) + ", ..." * (len(info.unread) > 3)
+        warnings.warn(
+            f"{source} holds more than one set of weights: like transformers, nope_probe read "
+            f"{decoder.read}, and left out {others} ({len(info.unread)} in all)",
+            stacklevel=2,
+        )
     if tokenizer is not None:
         model.tokenizer = deepcopy(tokenizer)
     return LoadedModel(model=model, tokenizer=tokenizer or decoder.tokenizer, info=info)
@@ -175,7 +183,7 @@ def _describe(
         gguf=gguf,
         depth=getattr(config, "depth_in_files", None),
     )
-    return replace(info, adapter=decoder.adapter, unused=decoder.unused)
+    return replace(info, adapter=decoder.adapter, unused=decoder.unused, unread=decoder.unread)
 
 
 def _validate_in_memory(adapters: Sequence[str], *options: object) -> None:
@@ -208,6 +216,8 @@ def _validate_options(
         raise UserError(f"{name} is small and stays on one device: leave out --device-map")
     if adapters and key in PARAMETER_FREE:
         raise UserError(f"{name} has no weights for an adapter to change")
+    for adapter in adapters:
+        validate_adapter(adapter)
 
 
 def _placed(model: Hooked, device: str, dtype: torch.dtype | None) -> Hooked:

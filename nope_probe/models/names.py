@@ -147,7 +147,7 @@ def resolve(name: str) -> str:
             if (path / ADAPTER).is_file():
                 raise UserError(
                     f"the folder {name} holds an adapter alone: --adapter {name} (adapter=...) "
-                    f"loads its base model, {base_of(name)}, with it"
+                    f"loads its base model, {_named_base(name) or 'named by --model'}, with it"
                 )
             raise UserError(f"the folder {name} has no config.json: it holds no Hugging Face model")
         return str(path)
@@ -176,16 +176,38 @@ def base_of(adapter: str) -> str:
     """Return the name of the base model of an adapter, from the adapter's folder.
 
     Raises:
-        UserError: for a folder without an adapter, or an adapter that names no base model.
+        UserError: for a folder without an adapter, or an adapter that names no base model, or one
+            that is not found.
     """
-    file = local_path(adapter) / ADAPTER
-    if not file.is_file():
-        raise UserError(f"{adapter} holds no adapter: it has no {ADAPTER}")
-    with reading(f"{file} describes no adapter"):
-        base = read_json(file).get("base_model_name_or_path")
+    base = _named_base(adapter)
     if not base:
         raise UserError(f"the adapter {adapter} names no base model: name it with --model")
-    return str(base)
+    try:
+        resolve(base)
+    except UserError as error:
+        raise UserError(
+            f"the adapter {adapter} names {base!r} as its base model, which is not found from "
+            "here: name the base model with --model"
+        ) from error
+    return base
+
+
+def validate_adapter(adapter: str) -> None:
+    """Check that a folder holds an adapter.
+
+    Raises:
+        UserError: if it does not.
+    """
+    if not (local_path(adapter) / ADAPTER).is_file():
+        raise UserError(f"{adapter} holds no adapter: it has no {ADAPTER}")
+
+
+def _named_base(adapter: str) -> str:
+    """Return the base model in an adapter's description; "" if it names none."""
+    validate_adapter(adapter)
+    file = local_path(adapter) / ADAPTER
+    with reading(f"{file} describes no adapter"):
+        return str(read_json(file).get("base_model_name_or_path") or "")
 
 
 def is_hub_id(name: str) -> bool:

@@ -1,14 +1,15 @@
 """The files of a model's weights: safetensors, in one file or several, and an adapter next to them.
 
-Only the tensors of the wanted layers are read, and only the files that hold them are opened, or
-downloaded from the Hub. Pickled weights are refused.
+Of several sets of weights in a folder, the one that transformers reads is read. Only the tensors of
+the wanted layers are read, and only the files that hold them are opened, or downloaded from the
+Hub. Pickled weights are refused.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,21 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
-from nope_probe.hooks.layers.text_decoder import text_key
+from nope_probe.hooks.layers.objects import with_reference
+from nope_probe.hooks.layers.text_decoder import text_config_of
 from nope_probe.models.names import ADAPTER, is_gguf
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SINGLE, INDEX = SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME  # in the order of transformers
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_ENDINGS = (".safetensors", ".safetensors.index.json")
+_OF_WEIGHTS = re.compile(
+    r".*\.(safetensors|gguf)$|(pytorch_model|consolidated).*\.(bin|pth)$"
+    r"|.*\.(safetensors|bin)\.index\.json$"
+)
 _BLOCK = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
 
 
@@ -34,7 +42,7 @@ def read_weights(
     *,
     n_layers: int | None = None,
     revision: str | None = None,
-    of_text: bool = False,
+    named: str | None = None,
 ) -> dict[str, Tensor]:
     """Read the tensors of a model, or of its first blocks.
 
@@ -45,28 +53,51 @@ def read_weights(
         source: a Hub id or a local folder.
         n_layers: how many first blocks; all by default.
         revision: a Hub revision.
-        of_text: read only the text decoder's tensors of a multimodal model, by its names for them.
+        named: the file, or the index of files, that the configuration names.
 
     Raises:
         UserError: for pickled weights, or for a missing or broken file, which it names.
     """
-    index = find_file(source, INDEX, revision)
-    if index is not None:
-        weights: dict[str, Tensor] = {}
-        for name, keys in shards_of(index, n_layers, of_text).items():
-            shard = find_file(source, name, revision)
-            if shard is None:
-                raise UserError(f"{source} lacks {name}, which its {INDEX} lists")
-            weights |= _read(shard, keys)
-    else:
-        single = find_file(source, SINGLE, revision)
-        if single is None:
-            raise UserError(
-                f"{source} has no safetensors weights, and pickled ones (.bin) are refused; "
-                f'convert those that you trust: python -c "{_conversion(source)}"'
-            )
-        weights = _read(single, None, n_layers, of_text)
-    return {text_key(key) or key: value for key, value in weights.items()} if of_text else weights
+    index, files = weight_files(source, revision, named)
+    weights: dict[str, Tensor] = {}
+    for name, keys in files.items():
+        if keys and not any(is_wanted(key, n_layers) for key in keys):
+            continue
+        file = find_file(source, name, revision)
+        if file is None:
+            raise UserError(f"{source} lacks {name}, which its {index} lists")
+        weights |= _read(file, n_layers, keys)
+    return weights
+
+
+def weight_files(
+    source: str, revision: str | None = None, named: str | None = None
+) -> tuple[str, dict[str, list[str]]]:
+    """Return the file of a model's weights, or their index, and the tensors listed for each file.
+
+    The order is transformers': the file that the configuration names, the single file, the index.
+
+    Args:
+        source: a Hub id or a local folder.
+        revision: a Hub revision.
+        named: the file, or the index of files, that the configuration names.
+
+    Raises:
+        UserError: if there are pickled weights alone, or for a broken index.
+    """
+    if named and not (named.endswith(_ENDINGS) and _is_within(source, named)):
+        raise UserError(
+            f"the configuration of {source} says that its weights are in {named} "
+            "(transformers_weights), which is no safetensors file or index in its folder"
+        )
+    for name in (named,) if named else (SINGLE, INDEX):
+        file = find_file(source, name, revision)
+        if file is not None:
+            return name, shards_of(file) if name.endswith(".json") else {name: []}
+    raise UserError(
+        f"{source} has no safetensors weights, and pickled ones (.bin) are refused; "
+        f'convert those that you trust: python -c "{_conversion(source)}"'
+    )
 
 
 def _conversion(source: str) -> str:
@@ -78,8 +109,22 @@ def _conversion(source: str) -> str:
     return "; ".join([f"from transformers import {', '.join(kinds)}", *saved])
 
 
-def shards_of(index: Path, n_layers: int | None, of_text: bool = False) -> dict[str, list[str]]:
-    """Return the tensors to read from each file that is needed.
+def _is_within(source: str, named: str) -> bool:
+    """Return whether a path within a folder stays there."""
+    folder = os.path.abspath(source)
+    return os.path.commonpath([folder, os.path.abspath(os.path.join(folder, named))]) == folder
+
+
+def unread_weights(source: str, read: Collection[str]) -> tuple[str, ...]:
+    """Return the files of weights that lie in a local folder next to the files that are read."""
+    if Path(source, ADAPTER).is_file():
+        read = {*read, _ADAPTER_WEIGHTS}
+    files = {file.name for file in Path(source).iterdir() if _OF_WEIGHTS.match(file.name)}
+    return tuple(sorted(files - {*read}))
+
+
+def shards_of(index: Path) -> dict[str, list[str]]:
+    """Return the tensors in each file of an index.
 
     Raises:
         UserError: for a broken index.
@@ -87,15 +132,12 @@ def shards_of(index: Path, n_layers: int | None, of_text: bool = False) -> dict[
     files: dict[str, list[str]] = {}
     with reading(f"{index} is no valid index of safetensors files"):
         for key, file in read_json(index)["weight_map"].items():
-            if is_wanted(key, n_layers, of_text):
-                files.setdefault(file, []).append(key)
+            files.setdefault(file, []).append(key)
     return files
 
 
-def is_wanted(key: str, n_layers: int | None, of_text: bool = False) -> bool:
+def is_wanted(key: str, n_layers: int | None) -> bool:
     """Return whether a tensor belongs to no block or to one of the first n_layers.
-
-    With `of_text`, it also has to belong to the text decoder of a multimodal model.
 
     Example:
         >>> is_wanted("model.layers.2.mlp.up_proj.weight", 2), is_wanted("model.norm.weight", 2)
@@ -104,8 +146,6 @@ def is_wanted(key: str, n_layers: int | None, of_text: bool = False) -> bool:
         False
     """
     block = _BLOCK.search(key)
-    if of_text and text_key(key) is None:
-        return False
     return n_layers is None or block is None or int(block[1]) < n_layers
 
 
@@ -120,26 +160,20 @@ def find_file(source: str, name: str, revision: str | None) -> Path | None:
     try:
         return Path(hf_hub_download(source, name, revision=revision))
     except LocalEntryNotFoundError:
-        if name in (INDEX, ADAPTER):  # offline, the cache of most models has neither
+        if name in (SINGLE, ADAPTER):  # offline, the cache of a model may lack either
             return None
         raise
     except EntryNotFoundError:
         return None
 
 
-def _read(
-    file: Path,
-    keys: list[str] | None = None,
-    n_layers: int | None = None,
-    of_text: bool = False,
-) -> dict[str, Tensor]:
-    """Read some tensors of a file, by default the tensors of the first blocks."""
+def _read(file: Path, n_layers: int | None, keys: Collection[str] = ()) -> dict[str, Tensor]:
+    """Read the first blocks' tensors of a file, by default of all that it holds."""
     with (
         reading(f"{file} is a broken safetensors file"),
         safetensors.safe_open(file, framework="pt") as opened,
     ):
-        names = opened.keys() if keys is None else keys
-        wanted = [name for name in names if keys or is_wanted(name, n_layers, of_text)]
+        wanted = [key for key in keys or opened.keys() if is_wanted(key, n_layers)]
         return {key: opened.get_tensor(key) for key in wanted}
 
 
@@ -177,9 +211,11 @@ def merge_adapter(
     file = find_file(source, _ADAPTER_WEIGHTS, revision)
     if file is None:
         raise UserError(f"{source} has an adapter ({ADAPTER}) without {_ADAPTER_WEIGHTS}")
-    weights = _read(file, None, n_layers)
+    weights = _read(file, n_layers)
     if not weights:  # the adapter changes later layers alone
         return model, kind, set()
+    if text_config_of(model.config) is not model.config and _is_of_text(weights, model):
+        model, _ = with_reference(model)
     config.base_model_name_or_path = model.name_or_path  # peft warns of another name
     _resize(model, weights)
     adapted: Any = None if config.is_prompt_learning else get_peft_model(model, config)
@@ -195,11 +231,19 @@ def merge_adapter(
     return adapted.merge_and_unload(safe_merge=True), kind, set(loaded.unexpected_keys)
 
 
+def _is_of_text(weights: Collection[str], model: PreTrainedModel) -> bool:
+    """Return whether an adapter was made for the class of a multimodal model's text decoder."""
+    text = model.get_decoder().base_model
+    start = f"base_model.model.{text.base_model_prefix}."
+    named = (name.removeprefix(start).split(".")[0] for name in weights if name.startswith(start))
+    return any(name in text._modules for name in named)
+
+
 def _resize(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     """Resize a model's embedding to as many tokens as its adapter's has, if there is one."""
     embedding = model.get_input_embeddings()
     named = next(name for name, module in model.named_modules() if module is embedding)
     for name, weight in weights.items():
         is_whole = name.endswith((f".{named}.weight", f".{named}.base_layer.weight"))
-        if is_whole and len(weight) != model.config.vocab_size:
+        if is_whole and len(weight) != len(embedding.weight):
             model.resize_token_embeddings(len(weight), mean_resizing=False)

@@ -1,11 +1,14 @@
 """The text decoder of a multimodal model is its text class, from an object or a folder."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, distance, randomise, tokens
 
@@ -27,6 +30,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 DEEP = {**QWEN, "deepstack_visual_indexes": [0]}
 # The text decoder's settings beside `TEXT`, and those of what sees.
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "AyaVision": ({"model_type": "cohere2", "logit_scale": 0.0625}, SEEN),  # scales no logits
     "Gemma3": ({"sliding_window": 5}, SEEN),
     "Gemma4": (
         {
@@ -35,13 +39,22 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         SEEN,
     ),
+    "Idefics2": ({}, SEEN),
     "Idefics3": ({}, SEEN),
     "Llama4": (
         {"num_local_experts": 2, "intermediate_size_mlp": 31},
         SEEN | {"vision_output_dim": 48, "projector_input_dim": 16, "projector_output_dim": 48},
     ),
-    "Llava": ({}, SEEN),
+    "Llava": ({"model_type": "gemma2", "final_logit_softcapping": 0.5}, SEEN),  # caps no logits
+    "LlavaNext": ({"model_type": "granite", "logits_scaling": 7.0}, SEEN),  # scales no logits
     "Mistral3": ({}, SEEN),
+    "Qwen2Audio": (
+        {},
+        {
+            **{"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2},
+            **{"encoder_ffn_dim": 17, "num_mel_bins": 8, "max_source_positions": 10},
+        },
+    ),
     "Qwen2VL": (
         {"rope_parameters": THREE},
         {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 48},
@@ -65,7 +78,8 @@ def multimodal(name: str) -> Any:
     """Return a tiny multimodal model of random weights."""
     text, sees = MODELS[name]
     kind = getattr(transformers, f"{name}ForConditionalGeneration")
-    config = kind.config_class(text_config=TEXT | text, vision_config=sees)
+    sees_or_hears = {"audio_config" if name.endswith("Audio") else "vision_config": sees}
+    config = kind.config_class(text_config=TEXT | text, **sees_or_hears)
     return randomise(kind(config))
 
 
@@ -114,6 +128,55 @@ def test_a_model_is_itself_ablated_or_says_what_to_run(name: str) -> None:
             with pytest.raises(UserError, match="run the model that it gives"):
                 hf(inputs)
     assert torch.equal(losses(hf, inputs), intact)
+
+
+def test_only_the_text_decoders_tensors_have_to_be_in_the_files(tmp_path: Path) -> None:
+    hf, file = multimodal("LlavaNext"), tmp_path / "model.safetensors"
+    hf.save_pretrained(tmp_path)
+    stored = load_file(file)
+    norm, seen = (next(key for key in stored if part in key) for part in ("norm.weight", "vision"))
+    others = {key: value for key, value in stored.items() if key != seen}
+    save_file(others | {"heard.weight": stored[norm].clone()}, file, {"format": "pt"})
+    inputs = tokens(3, 11)
+    loaded = load(tmp_path)
+    assert distance(capture_losses(loaded, inputs), losses(hf, inputs)) <= NETWORK
+    assert loaded.info.unused == ()
+    block = next(key for key in stored if "layers.2" in key and "vision" not in key)
+    sinks = block.partition("layers.2.")[0] + "layers.2.self_attn.sinks"
+    save_file(stored | {sinks: stored[norm].clone()}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"does not use, such as .*sinks"):
+        load(tmp_path)
+    save_file({key: stored[key] for key in stored if key != block}, file, {"format": "pt"})
+    with pytest.raises(
+        UserError, match=f"lacks weights, such as .*{block.rpartition('layers')[2]}"
+    ):
+        load(tmp_path)
+    assert load(tmp_path, n_layers=2).info.n_layers == 2
+
+
+@pytest.mark.parametrize("of_text", [False, True], ids=["of the whole class", "of the text class"])
+def test_an_adapter_on_a_multimodal_folder_acts_as_peft_does(of_text: bool, tmp_path: Path) -> None:
+    hf, inputs = multimodal("Qwen2_5_VL"), tokens(3, 11)
+    hf.save_pretrained(tmp_path / "model")
+    base = plain_text(hf) if of_text else hf
+    targets = r".*layers.*\.(q_proj|k_proj)" if of_text else r".*language_model.*\.(q_proj|k_proj)"
+    config = peft.LoraConfig(r=3, target_modules=targets, init_lora_weights=False)
+    torch.manual_seed(3)
+    adapted = peft.get_peft_model(base, config).eval()
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    loaded = load(tmp_path / "model", adapter=tmp_path / "adapter")
+    expected = losses(adapted, inputs)
+    assert distance(capture_losses(loaded, inputs), expected) <= NETWORK
+    assert distance(losses(multimodal("Qwen2_5_VL"), inputs), expected) > 1e-3
+
+
+def plain_text(hf: Any) -> Any:
+    """Return the text class's model of the same weights as a Qwen2.5-VL."""
+    config = text_config_of(deepcopy(hf.config))
+    text = transformers.Qwen2ForCausalLM(config)
+    text.model.load_state_dict(hf.model.language_model.state_dict())
+    text.lm_head.load_state_dict(hf.lm_head.state_dict())
+    return text.eval()
 
 
 @pytest.mark.usefixtures("unenforced", "undrawn")

@@ -1,5 +1,6 @@
 """All of a model's folder is read, or refused in a line that says what to do."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -88,6 +89,20 @@ def test_adapters_are_merged_in_turn_into_the_base_that_the_first_names(
     assert load(str(folder), adapter=places[0]).info.source == str(folder)
     with pytest.raises(UserError, match=r"holds no adapter: it has no adapter_config\.json"):
         load(adapter=folder)
+
+
+@pytest.mark.parametrize("base", [None, "", "../base"])
+def test_the_base_that_an_adapter_names_is_read_only_where_no_base_is_given(
+    base: str | None, folder: Path, tmp_path: Path
+) -> None:
+    model = write_adapter(plain(folder), ADAPTERS["IA3"], tmp_path / "adapter")
+    described = tmp_path / "adapter" / "adapter_config.json"
+    fields = read_json(described) | {"base_model_name_or_path": base}
+    described.write_text(json.dumps(fields))
+    loaded = load(folder, adapter=tmp_path / "adapter")
+    assert distance(loaded.model(tokens(5)), model(tokens(5)).logits) <= NETWORK
+    with pytest.raises(UserError, match=r"name (it|the base model) with --model"):
+        load(adapter=tmp_path / "adapter")
 
 
 def test_an_adapter_may_add_tokens_and_bring_their_tokenizer(folder: Path, tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
+from nope_probe.files import reading
 from nope_probe.hooks.layers.hook_points import HookedModel, methods_replaced
 from nope_probe.hooks.layers.model import evaluated
 from nope_probe.hooks.layers.parity import (
+    Reference,
     errors_of,
     probe_tokens,
     reference_of,
@@ -80,8 +82,10 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
     from nope_probe.hooks.layers.bridges import boot_bridge
 
     name = model.name_or_path or type(model).__name__
-    copied = _copy(model)
-    reference = reference_of(copied, _logits(model))
+    _validate_decoder(model)
+    logits = _logits(model)
+    copied = _decoder(_copy(model), logits)
+    reference = reference_of(copied, logits)
     dtype = next(copied.parameters()).dtype
     bridge = boot_bridge(name, copied, None, dtype, None)
     tokenizer = tokenizer or getattr(given, "tokenizer", None)
@@ -156,23 +160,53 @@ def _backbone(model: Any) -> nn.Module:
     return whole.base_model
 
 
+def with_reference(model: Any) -> tuple[PreTrainedModel, Reference]:
+    """Return the decoder of text in a model of a folder, and the model's outputs on the probe."""
+    from nope_probe.hooks.layers.text_decoder import text_config_of
+
+    if text_config_of(model.config) is model.config:
+        return model, reference_of(model)
+    logits = _logits(model)
+    decoder = _decoder(model, logits)
+    return decoder, reference_of(decoder, logits)
+
+
+def _validate_decoder(model: Any) -> None:
+    """Check that a model is a decoder of text, or has one within it.
+
+    Raises:
+        UserError: saying what is taken.
+    """
+    from nope_probe.hooks.layers.text_decoder import text_config_of
+
+    text = text_config_of(deepcopy(model.config))
+    is_other = text.is_encoder_decoder or hasattr(text, "text_config")
+    if is_other or model.get_output_embeddings() is None:
+        raise UserError(f"a {type(model).__name__} is not taken; what is taken is {TAKEN}")
+
+
+def _decoder(model: Any, logits: Tensor) -> PreTrainedModel:
+    """Return the decoder of text that a model is or has within it, of the model's logits."""
+    from nope_probe.hooks.layers.text_decoder import text_config_of, text_decoder
+
+    text = text_config_of(model.config)
+    decoder = model if text is model.config else text_decoder(model, text, logits)
+    decoder.set_attn_implementation("eager")
+    return decoder.eval()
+
+
 def _logits(model: Any) -> Tensor:
     """Return a model's logits on the probe, without a trace in the model."""
     n_tokens = model.get_input_embeddings().num_embeddings
     tokens = probe_tokens(n_tokens).to(model.device)
     eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the pass
-    with torch.no_grad(), evaluated(model.modules()), eager:
+    alone = reading(f"a {type(model).__name__} does not run on tokens of text alone")
+    with alone, torch.no_grad(), evaluated(model.modules()), eager:
         return model(input_ids=tokens, use_cache=False).logits.float()
 
 
 def _copy(original: PreTrainedModel) -> PreTrainedModel:
-    """Return a decoder of the same weights, buffers and hooks, with eager attention.
-
-    Raises:
-        UserError: for a model that is no decoder of text.
-    """
-    from nope_probe.hooks.layers.text_decoder import text_config_of, text_decoder
-
+    """Return a model of the same weights, buffers and hooks, with adapters merged."""
     shared: dict[int, Any] = {}
     for module in original.modules():
         kinds = ("_hooks", "_parameters", "_buffers")
@@ -184,14 +218,7 @@ def _copy(original: PreTrainedModel) -> PreTrainedModel:
         if isinstance(vars(module).get("forward"), FunctionType):
             del vars(module)["forward"]
     _merge_adapters(copied)
-    text = text_config_of(copied.config)
-    if text is not copied.config:
-        copied = text_decoder(copied, text)
-    is_other = copied.config.is_encoder_decoder or hasattr(copied.config, "text_config")
-    if is_other or copied.get_output_embeddings() is None:
-        raise UserError(f"a {type(original).__name__} is not taken; what is taken is {TAKEN}")
-    copied.set_attn_implementation("eager")
-    return copied.eval()
+    return copied
 
 
 def _merge_adapters(model: Any) -> None:
@@ -211,10 +238,11 @@ def _merge_adapters(model: Any) -> None:
         base = getattr(tuner, "original_module", None) or tuner.get_base_layer()
         for name, weight in [*base.named_parameters(recurse=False)]:
             base.register_parameter(name, nn.Parameter(weight.detach(), requires_grad=False))
-        if not tuner.disable_adapters and hasattr(tuner, "unload_and_optionally_merge_module"):
-            base = tuner.unload_and_optionally_merge_module(
-                merge=True, safe_merge=True, adapter_names=None
-            )
-        elif not tuner.disable_adapters and not tuner.merged:
-            tuner.merge(safe_merge=True)
+        with reading(f"peft does not merge the adapter of {path} into its weights"):
+            if not tuner.disable_adapters and hasattr(tuner, "unload_and_optionally_merge_module"):
+                base = tuner.unload_and_optionally_merge_module(
+                    merge=True, safe_merge=True, adapter_names=None
+                )
+            elif not tuner.disable_adapters and not tuner.merged:
+                tuner.merge(safe_merge=True)
         model.set_submodule(path, base)

@@ -1,4 +1,4 @@
-"""The text decoder of a multimodal model: its configuration, its class, its modules.
+"""The text decoder of a multimodal model: its configuration, its class, its modules, its logits.
 
 The text decoder of a Qwen2.5-VL is a Qwen2, and that of a Qwen3-VL a Qwen3: the three position ids
 of a token of text are equal, so that their RoPE is RoPE.
@@ -6,15 +6,25 @@ of a token of text are equal, so that their RoPE is RoPE.
 
 from __future__ import annotations
 
-import re
+from functools import wraps
 from typing import Any
 
+import torch
+import transformers
+from jaxtyping import Float
+from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING as MULTIMODAL
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.attention import relative_error
+from nope_probe.hooks.layers.parity import probe_tokens
 
 # The decoders of text whose weights these have, where transformers has no class for text alone.
 _SAME_WEIGHTS = {
@@ -24,8 +34,6 @@ _SAME_WEIGHTS = {
     "qwen3_vl_moe_text": "qwen3_moe",
 }
 _OTHERWISE = ("paligemma", "pi0")  # run their decoder without a mask, on scaled embeddings
-_TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(lm_head\.)?")
-_OTHER = re.compile(r"^(?:model\.)?\w*(?:vis(?:ion|ual)|image|audio|proj|connector|aligner)\w*\.")
 _NAMES = ("model_type", "architectures", "transformers_version")
 OF = "text_decoder_of"  # the field of a configuration that names the class of the whole model
 
@@ -55,42 +63,86 @@ def text_config_of(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """Return transformers' class of a decoder."""
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    """Return transformers' class of a decoder, or of a multimodal model.
 
-
-def text_key(key: str) -> str | None:
-    """Return the name in the decoder of text of a multimodal checkpoint's tensor, or None.
-
-    Example:
-        >>> text_key("language_model.model.norm.weight"), text_key("lm_head.weight")
-        ('model.norm.weight', 'lm_head.weight')
-        >>> text_key("model.vision_tower.norm.weight")
+    Raises:
+        UserError: for a multimodal model for which transformers has no class.
     """
-    if _OTHER.match(key):
-        return None
-    return _TEXT.sub(lambda match: match[1] or "model.", key)
+    if text_config_of(config) is config:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    (named, *_) = config.architectures or [""]
+    kind = getattr(transformers, named, None) or MULTIMODAL.get(type(config))
+    if getattr(kind, "config_class", None) is not type(config):
+        raise UserError(f"transformers has no class {named} of the type {config.model_type}")
+    return kind
 
 
-def text_decoder(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
-    """Return the decoder of text in a multimodal model, of the same modules.
+def text_part(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return how the names of the tensors of a model's text decoder begin."""
+    parts = (model.get_decoder(), model.get_output_embeddings())
+    return tuple(f"{name}." for name, module in model.named_modules() if module in parts)
+
+
+def text_decoder(
+    model: PreTrainedModel, config: PreTrainedConfig, logits: Float[Tensor, "seq pos d_vocab"]
+) -> PreTrainedModel:
+    """Return the decoder of text in a multimodal model, of the same modules and the same logits.
 
     Args:
         model: the multimodal model, whose modules the decoder takes.
         config: the configuration of the decoder.
+        logits: the model's on the probe.
     """
     from accelerate import init_empty_weights
 
     backbone: Any = model.get_decoder()
-    if isinstance(backbone, class_of(config)):  # of Llama 4
-        return backbone
-    with init_empty_weights():
-        decoder: Any = class_of(config)(config)
-    name, empty = decoder.base_model_prefix, decoder.base_model
-    if type(empty) is type(backbone):
-        setattr(decoder, name, backbone)
-    for path, module in [*decoder.base_model.named_modules()]:
-        if module is not backbone and decoder.base_model is empty and module._parameters:
-            empty.set_submodule(path, backbone.get_submodule(path))
-    decoder.set_output_embeddings(model.get_output_embeddings())
-    return decoder.eval()
+    decoder: Any = backbone
+    if not isinstance(backbone, class_of(config)):  # as of Llama 4
+        with init_empty_weights():
+            decoder = class_of(config)(config)
+        name, empty = decoder.base_model_prefix, decoder.base_model
+        if type(empty) is type(backbone):
+            setattr(decoder, name, backbone)
+        for path, module in [*decoder.base_model.named_modules()]:
+            if module is not backbone and decoder.base_model is empty and module._parameters:
+                empty.set_submodule(path, backbone.get_submodule(path))
+        decoder.set_output_embeddings(model.get_output_embeddings())
+    return _with_logits(decoder.eval(), logits)
+
+
+def _with_logits(
+    decoder: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab"]
+) -> PreTrainedModel:
+    """Return a decoder without what its class does to the head's outputs, if the logits lack it.
+
+    Cohere's and Granite's classes scale the logits and Gemma 2's caps them; most multimodal models
+    of these decoders do neither.
+    """
+    of_head: list[Tensor] = []
+    head: Any = decoder.get_output_embeddings()
+    hook = head.register_forward_hook(lambda _, inputs, output: of_head.append(output))
+    with torch.inference_mode():
+        of_class = decoder(probe_tokens(decoder.config.vocab_size).to(decoder.device)).logits
+    hook.remove()
+    errors = [relative_error(found.float(), logits) for found in (of_class, *of_head)]
+    if len(errors) == 2 and errors[1] < errors[0]:
+        decoder.__class__ = _with_plain_head(type(decoder))
+    return decoder
+
+
+def _with_plain_head(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """Return a class of decoders whose logits are the outputs of the head."""
+
+    @wraps(kind.forward)
+    def forward(
+        self: Any, *inputs: Any, logits_to_keep: int = 0, **options: Any
+    ) -> CausalLMOutputWithPast:
+        outputs = self.base_model(*inputs, **options)
+        return CausalLMOutputWithPast(
+            logits=self.get_output_embeddings()(outputs.last_hidden_state[:, -logits_to_keep:]),
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    return type(kind.__name__, (kind,), {"forward": forward})
