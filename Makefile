@@ -99,9 +99,9 @@ versions:  ## The same maps from TransformerLens 3.9 and 4, side by side
 models:  ## Every decoder on both versions of TransformerLens, into docs/models.md (20 minutes)
 	$(MAKE) install TL=3.9
 	$(MAKE) install TL=4
-	.venv/bin/python -W ignore docs/make_models_page.py measure build/models-tl3.json
-	.venv-tl4/bin/python -W ignore docs/make_models_page.py measure build/models-tl4.json
-	.venv/bin/python docs/make_models_page.py write build/models-tl3.json build/models-tl4.json
+	.venv/bin/python -W ignore recipes/census/models_page.py measure build/models-tl3.json
+	.venv-tl4/bin/python -W ignore recipes/census/models_page.py measure build/models-tl4.json
+	.venv/bin/python recipes/census/models_page.py write build/models-tl3.json build/models-tl4.json
 
 bench: install  ## Measure every claim on a quiet machine, into build/bench.md (15 minutes)
 	$(BIN)/python -W ignore benchmarks/bench.py

@@ -49,20 +49,12 @@ NUMBERS = [
     ("behaviour --measures bos --bos never", "--bos never: the measure bos needs sequences"),
     ("simulate --d-model 65 --rope", "odd"),
     # Beyond the context that a config.json states.
-    ("layers --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
+    ("ablate --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
     (f"ablate {FREE} --seq-len 4097 --n-seqs 8", "is beyond the model's context 4096"),
     ("ablate --model short", "--seq-len 64 is beyond the model's context 31"),
     # What fits no machine.
     ("ablate --n-seqs 2000000000", "this needs at least 1.0 TB of memory"),
     ("theory --seq-len 1000000", "this needs at least 1.5 PB of memory"),
-    # Expectations of a model.
-    ("layers --expect sliding_window=nan", "expected a number or none, got 'nan'"),
-    ("layers --expect prefix=1.5", "expected a whole number of 1 or more, or none"),
-    ("layers --expect soft_cap=0", "expected a number above 0, or none"),
-    ("layers --expect no_rope_layers=1,1", "a layer is named twice"),
-    ("layers --expect no_rope_layers=x", "expected layer numbers such as"),
-    ("layers --expect rope_base=none rope_base=10000", "--expect names a key twice"),
-    ("layers --expect bos=maybe", "expected bos=forced or bos=none"),
     # Names of models, and devices.
     ("ablate --model nope-tiny/", "unknown model 'nope-tiny/'; the nearest names are nope-tiny"),
     ("ablate --model OLMo-2-1b", "allenai/OLMo-2-0425-1B is not in the local cache"),

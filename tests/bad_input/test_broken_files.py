@@ -16,7 +16,7 @@ from support.broken_models import DEEP, ROWS
 from support.command_line import refused
 from support.refused_models import write_llama
 
-from nope_probe import ablate, compare, layers
+from nope_probe import ablate, compare
 
 SMALL = ["--layers", 1, "--n-seqs", 16, "--seq-len", 16, "--folds", 4]
 TEXT = "in the other one there is more than that " * 20
@@ -36,7 +36,7 @@ def test_a_broken_model_is_one_line(
     apply, says = ROWS[row]
     folder = Path(copytree(whole, tmp_path / "model"))
     apply(folder)
-    line = refused(capfd, tmp_path / "here", layers, "--model", folder)
+    line = refused(capfd, tmp_path / "here", ablate, "--data", "random", "--model", folder)
     assert says in line
     assert str(folder) in line
     assert len(line) < 300 + 2 * len(str(folder)) + 100
@@ -115,7 +115,7 @@ def test_a_pipe_or_a_device_in_a_folder_is_not_opened(
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.jsonl").symlink_to("/dev/zero")
     told = "is a pipe, a socket or a device: only regular files are opened"
-    line = refused(capfd, tmp_path / "here", layers, "--model", folder)
+    line = refused(capfd, tmp_path / "here", ablate, "--data", "random", "--model", folder)
     assert line == f"{folder / 'pipe.json'} {told}"
     line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--data", tmp_path / "texts")
     assert line == f"{tmp_path / 'texts' / 'a.jsonl'} {told}"

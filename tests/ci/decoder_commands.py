@@ -11,7 +11,6 @@ TEXT = {"n_seqs": 8, "seq_len": 24, "folds": 5}
 RANDOM = {**TEXT, "seq_len": 12, "data": "random"}
 # Of each command: its folder in `studies`, and the sizes of its run.
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "layers": ("layers", {"seq_len": 12}),
     "intact": ("ablate", {**RANDOM, "layers": "all", "per_head": True, "remove": ("none",)}),
     "attention": ("attention", {**RANDOM, "layers": "all"}),
     "circuit": ("circuit", RANDOM),
@@ -33,10 +32,9 @@ def run_command(name: str, tiny: Tiny, out: Path) -> None:
     """Run a command on a decoder into a folder; `circuit` on the first layer that attends."""
     folder, sizes = COMMANDS[name]
     module: Any = import_module(f"nope_probe.studies.{folder}.study")
-    place = {} if name == "layers" else {"out": out}
     first = (
         {"layer": min(plain_attention(tiny.hf, tiny.tokens), default=0)}
         if name == "circuit"
         else {}
     )
-    module.run(module.Settings(model=str(tiny.folder), **sizes, **first, **place))
+    module.run(module.Settings(model=str(tiny.folder), **sizes, **first, out=out))

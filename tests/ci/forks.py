@@ -136,8 +136,7 @@ def begin(
     """Start a command that writes `run` in a folder, or resume it."""
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
-    given = [] if command == "layers" else ["--out", "run"]
-    return start(command, [*arguments, *given], change, signum)
+    return start(command, [*arguments, "--out", "run"], change, signum)
 
 
 def has_progress(folder: Path) -> bool:
@@ -249,7 +248,7 @@ def share_among(
 def prepare() -> None:
     """Import what commands need, so that their forks have it."""
     torch.set_num_threads(1)
-    names = ["ablate", "circuit", "simulate", "layers", "compare", "reproduce", "trace"]
+    names = ["ablate", "circuit", "simulate", "compare", "reproduce", "trace"]
     studies = ("ablation", "behaviour", "circuit", "simulation", "trace")
     names += [f"studies.{name}.study" for name in studies]
     for name in names:

@@ -132,7 +132,6 @@ ablate --tokens tokens.npy --adapter adapter --remove sources
 circuit --tokens tokens.npy --adapter adapter
 behaviour --tokens tokens.npy --adapter adapter --measures loss --remove mask
 trace --tokens tokens.npy --adapter adapter
-layers --adapter adapter
 attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle
     --remove rope --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 ablate --remove none --model llama-3.1-8b --revision main --data my.jsonl --windows start
@@ -417,7 +416,7 @@ def assert_finished(line: Line, end: Ended, folder: Path) -> None:
         assert re.search(r"^about \d+ s for \d+ passes, which begin after", end.out, re.MULTILINE)
         return
     assert not [*folder.rglob("*.unfinished*")]
-    if line.command not in ("layers", "theory"):
+    if line.command != "theory":
         page = re.findall(r"(?:open|report:) (.*report\.html)$", end.out, re.MULTILINE)[-1]
         assert (folder / page).is_file()
         files = {path.name for path in (folder / page).parent.iterdir()}

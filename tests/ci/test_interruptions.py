@@ -13,7 +13,6 @@ from nope_probe.cli import find_commands, one_line_errors
 # Of the commands without a session, the function in which each spends its time.
 ENTERED = {
     "compare": "nope_probe.studies.compare.study.read_members",
-    "layers": "nope_probe.studies.layers.study.load_in_float32",
     "theory": "nope_probe.studies.simulation.study.print_critical_alphas",
 }
 ARGUMENTS = {

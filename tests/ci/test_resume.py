@@ -32,7 +32,6 @@ LONG = {
     "behaviour": [*SHORT["behaviour"], "--measures", "copy", "position"],
     "simulate": [*SHORT["simulate"], "--alpha", "0", "0.3", "--n-samples", "2999"],
     "trace": [*SHORT["trace"], "--confirm", "3"],
-    "layers": ["--model", "nope-tiny"],
     "reproduce": ["figure2", "--n-samples", "397"],
     "compare": ["one", "two"],
 }
@@ -123,5 +122,4 @@ def test_killed_at_random_moments_and_at_the_final_write_a_run_ends_in_the_same_
     report, stderr = forks("kill", "8", tmp_path / "kills", [command, *given])
     assert report["code"] == 0, stderr
     assert report["kills"] == 8
-    if command != "layers":
-        assert_same_results(tmp_path / "kills", report["runs"])
+    assert_same_results(tmp_path / "kills", report["runs"])

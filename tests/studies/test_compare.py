@@ -259,7 +259,7 @@ def pairs(
 
 
 def test_every_command_that_writes_runs_is_compared() -> None:
-    without = {"layers", "theory"}  # print, draw a page
+    without = {"theory"}  # draws a page
     assert {*RUNS, *OTHERS} == {*find_commands()} - without
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from math import log
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from nope_probe import ablate, load
 from nope_probe.hooks.layers import attention as module
 from nope_probe.hooks.layers.attention import AttentionMask
 from nope_probe.hooks.layers.model import attention_read, run_blocks, run_forward
-from nope_probe.studies.layers.probe import probe_layers
 
 N = 61
 
@@ -47,19 +45,6 @@ def test_rows_of_a_mask_are_those_of_all_its_cells(
     mask, rows = changed(masks[0]), torch.tensor([30, 7, 60])
     assert torch.equal(mask.rows(rows), mask.rows()[..., rows, :])
     assert int(mask.rows(rows)[0, 0, 0].sum()) == sees
-
-
-def test_what_changes_with_length_is_found_where_it_begins(tmp_path: Path) -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
-    dynamic = write_decoder("llama", tmp_path, rope_parameters=rope, max_position_embeddings=64)
-    [first, *_] = probe_layers(load(str(dynamic.folder)).model, tokens(2, 48), tokens(1, 131))
-    assert first.rope_rescaled_from == 65  # one more than its context
-    assert first.rope_rescaled_by < 1
-    scaled = write_decoder("llama4_text", tmp_path, attn_temperature_tuning=True, floor_scale=64)
-    findings = probe_layers(load(str(scaled.folder)).model, tokens(2, 48), tokens(1, 131))
-    # Layer 1 has no RoPE, and its queries are multiplied by 1 + 0.1 log(1 + floor((i + 1) / 64)).
-    assert [finding.queries_grow_from for finding in findings] == [None, 63, None]
-    assert findings[1].queries_grow_by == pytest.approx(1 + 0.1 * log(3))
 
 
 def test_a_run_beyond_the_context_ends_where_it_is_asked_for(tmp_path: Path, capfd: Any) -> None:

@@ -10,7 +10,7 @@ from support.tiny_models import ByName, tokens
 
 from nope_probe.analyses.splits import make_bands
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.batch_readings import read_layers
+from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.hooks.reading.capture import capture_bands, capture_scores
 
 N_SEQS, N_POS, N_FOLDS = 23, 13, 5
@@ -18,7 +18,7 @@ N_SEQS, N_POS, N_FOLDS = 23, 13, 5
 
 def bands_of(model: Any, choice: Any) -> list[list[Any]]:
     inputs = tokens(1, N_POS)
-    rotations = [reading.rotation for reading in read_layers(model, inputs)]
+    rotations = read_rotations(model, inputs, len(layers_of(model)))
     return make_bands(rotations, layers_of(model)[0].d_head, choice)
 
 
@@ -80,7 +80,7 @@ def test_a_band_of_captured_scores_is_that_band_and_the_two_halves_of_each_head_
 ):
     model, _ = model_of(spec)
     inputs, options = tokens(N_SEQS, N_POS, seed=3), {"n_folds": N_FOLDS, "per_head": True}
-    n_pairs = len(read_layers(model, inputs)[0].rotation.frequencies)
+    n_pairs = len(read_rotations(model, inputs, 1)[0].frequencies)
     names = (f"rope[0:{n_pairs // 2}]", f"rope[{n_pairs // 2}:{n_pairs}]")
     fast, slow = (capture_scores(model, inputs, band=name, **options) for name in names)
     groups = [of_layer[:1] for of_layer in groups_of(bands_of(model, 2))]

@@ -1,7 +1,9 @@
-"""The layers command is right in every row on models whose configuration is known."""
+"""The census of layers is right in every row on models whose configuration is known."""
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -11,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 from support.command_line import refused, run_command
-from support.decoders import write_decoder
+from support.decoders import DECODERS, write_decoder
 from support.plain_states import plain_states
 from support.rounding import MEASURE
 from support.tiny_models import tokens
 
-from nope_probe import build, layers, load, parameter_free
-from nope_probe.hooks.layers.model import hugging_face_config
-from nope_probe.studies.layers.expect import mismatches, parse_expectation
-from nope_probe.studies.layers.probe import LayerFindings, probe_layers
+import layers
+from findings_table import notes
+from nope_probe import build, load, parameter_free
+from probe import LayerFindings, ModelFindings, probe_layers
 
 FULL, WINDOW = ("causal", None), ("window", 5)
 # Per layer: RoPE's base (None: no RoPE), the rotary fraction, its pairs, mask, norms, cap, scale.
@@ -40,11 +42,6 @@ TRUE: dict[str, list[tuple[Any, ...]]] = {
     "gpt2": [(None, 0.0, 0, FULL, False, None, 7**-0.5)] * 2,
     "neox": [("one pair", 0.25, 1, FULL, False, None, 8**-0.5)] * 2,
     "cohere": [(500_000, 1.0, 7, FULL, False, None, 14**-0.5)] * 2,
-}
-# What configurations say wrongly: `cfg` says "rotary" of all layers, and RoPE is forced off.
-WRONG = {
-    "smollm3": ("L1: ", "positional_embedding_type is 'rotary'"),
-    "llama-without-rope": ("L0, L1: ", "config.rope_parameters is set, but no score depends on"),
 }
 
 
@@ -71,7 +68,7 @@ def check(result: LayerFindings, true: tuple[Any, ...], learned: bool) -> None:
 
 
 @pytest.mark.parametrize("name", TRUE)
-def test_every_row_is_right_and_a_wrong_configuration_is_told(
+def test_every_row_is_right_and_the_model_is_left_as_it_was(
     name: str, bridge: Callable[[str], Any], kind: str
 ):
     if name == "cohere" and kind == "HookedTransformer":
@@ -84,12 +81,6 @@ def test_every_row_is_right_and_a_wrong_configuration_is_told(
         check(layer, true, learned=name == "gpt2")
     layout = {"cohere": "adjacent", "neox": "halves"}.get(name)
     assert layout is None or findings[0].rope_layout == layout
-    told = mismatches(model.cfg, hugging_face_config(model), findings)
-    if name in WRONG:
-        layers_said, field = WRONG[name]
-        assert any(line.startswith(layers_said) and field in line for line in told), told
-    elif name != "cohere":
-        assert told == []
 
 
 def test_ropes_change_of_a_score_is_that_in_plain_transformers(
@@ -181,24 +172,13 @@ def test_a_norm_after_rope_leaves_its_pairs_unknown_and_says_so(
 
 def test_layers_that_do_not_attend_are_rows_of_their_own(tmp_path: Path, capsys: Any) -> None:
     folder = write_decoder("qwen3_next", tmp_path).folder
-    expected = ["--expect", "qk_norm_layers=1,3", "--expect", "mla_layers=none"]
-    code, out, _ = run_layers(capsys, "--model", folder, *expected)
+    _, out, _ = run_layers(capsys, "--model", folder)
     alike = [line for line in out.splitlines() if line.startswith("L")]
     assert [line.split("  ")[0] for line in alike] == ["L0, L2", "L1, L3"]
-    code, out, _ = run_layers(capsys, "--model", folder, *expected, "--verbose")
+    code, out, _ = run_layers(capsys, "--model", folder, "--verbose")
     rows = [line.split() for line in out.splitlines() if line.startswith("L")][2:]
     assert (code, [row[0] for row in rows]) == (0, ["L0", "L1", "L2", "L3"])
     assert [" ".join(row[5:7]) for row in rows] == ["no attention", "causal per"] * 2
-
-
-def test_a_wrong_no_rope_layers_is_told(bridge: Callable[[str], Any], monkeypatch: Any):
-    model = bridge("smollm3")
-    findings = findings_of(model)
-    monkeypatch.setattr(model.original_model.config, "no_rope_layers", [0, 1, 1])
-    lines = mismatches(model.cfg, hugging_face_config(model), findings)
-    for layer, said in ((0, 0), (1, 1)):
-        field = f"L{layer}: config.no_rope_layers[{layer}] is {said}"
-        assert any(line.startswith(field) for line in lines)
 
 
 @pytest.mark.hooked_transformer
@@ -222,67 +202,107 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e6}
 LLAMA_3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 5.0}
 LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3 |= {"original_max_position_embeddings": 64}
-# Of a model's layers: the first pair's frequency, and how many times slower the last pair turns.
-SCALES: dict[str, tuple[str, dict[str, Any], list[tuple[float, float]]]] = {
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+YARN |= {"original_max_position_embeddings": 64}
+# Nearly a power law, of another base.
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+LONG |= {"short_factor": [1.1**f for f in range(8)], "long_factor": [4.0] * 8, "factor": 2.0}
+QUARTER = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+GEMMA_4 = {"full_attention": QUARTER, "sliding_attention": PLAIN | {"rope_theta": 1e4}}
+PARTIAL = PLAIN | {"partial_rotary_factor": 0.5}
+# Of a model's layers: the base, the first pair's frequency, how many times slower the last pair
+# turns, and the share of coordinates that turn.
+SCALES: dict[str, tuple[str, dict[str, Any], list[tuple[float, float, float, float]]]] = {
     "Gemma 3": (
         "gemma3_text",
         {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": PLAIN}},
-        [(1, 1), (1 / 8, 8), (1, 1)],
+        [(1e6, 1, 1, 1), (1e6, 1 / 8, 8, 1), (1e6, 1, 1, 1)],
     ),
-    "Gemma 3, unscaled": (
-        "gemma3_text",
-        {"rope_parameters": {"full_attention": PLAIN, "sliding_attention": PLAIN}},
-        [(1, 1)] * 3,
+    "Gemma 4": (
+        "gemma4_text",
+        {"rope_parameters": GEMMA_4, "global_head_dim": 16},
+        [(1e4, 1, 1, 1), (1e6, 1, 1, 0.25)] * 2,
     ),
-    "linear": ("llama", {"rope_parameters": LINEAR | {"factor": 2.5}}, [(1 / 2.5, 2.5)] * 3),
-    "one pair": ("gpt_neox", {"rope_parameters": LINEAR | {"factor": 4.0}}, [(1 / 4, 4)] * 3),
-    "Llama 3.1": ("llama", {"rope_parameters": LLAMA_3, "head_dim": 22}, [(1, 5)] * 3),
-    "the other way": ("nanochat", {}, [(-1, 1)] * 3),
+    "linear": ("llama", {"rope_parameters": LINEAR}, [(1e6, 1 / 8, 8, 1)] * 3),
+    "one pair": (
+        "gpt_neox",
+        {"rope_parameters": LINEAR | {"partial_rotary_factor": 0.25}},
+        [(1e6, 1 / 8, 8, 0.25)] * 3,
+    ),
+    "Llama 3.1": ("llama", {"rope_parameters": LLAMA_3, "head_dim": 22}, [(100, 1, 5, 1)] * 3),
+    "dynamic": ("llama", {"rope_parameters": DYNAMIC}, [(1e4, 1, 1, 1)] * 3),
+    "YaRN": ("llama", {"rope_parameters": YARN}, [(1e4, 1, 4, 1)] * 3),
+    "LongRoPE": ("llama", {"rope_parameters": LONG}, [(1e4, 1, 1.1**7, 1)] * 3),
+    "partial": ("phi3", {"rope_parameters": PARTIAL}, [(1e6, 1, 1, 0.5)] * 3),
+    "the other way": ("nanochat", {}, [(1e4, -1, 1, 1)] * 3),
 }
 
 
 @pytest.mark.parametrize("name", SCALES)
-def test_scalings_that_keep_the_ratios_of_frequencies_are_found(
+def test_scaled_frequencies_are_told_from_another_base(
     name: str, tmp_path: Path, capsys: Any
 ) -> None:
     kind, settings, expected = SCALES[name]
     folder = write_decoder(kind, tmp_path, **settings).folder
-    capsys.readouterr()
-    first, scale = expected[1]
-    keys = [f"rope_first={first}", f"rope_scale={scale}"]
-    flags = [] if len({*expected}) > 1 else [flag for key in keys for flag in ("--expect", key)]
-    code, out, _ = run_layers(capsys, "--model", folder, "--json", *flags)
+    code, out, _ = run_layers(capsys, "--model", folder, "--json")
     report = json.loads(out)
     assert code == 0
-    assert report["configuration_differs"] == []
+    keys = ("rope_base", "rope_first", "rope_scale", "rotary_fraction")
     for row, layer in zip(report["layers"], expected, strict=True):
-        assert (row["rope_first"], row["rope_scale"]) == pytest.approx(layer, rel=MEASURE)
-    code, out, err = run_layers(capsys, "--model", folder, "--expect", "rope_scale=7")
-    assert (code, err.splitlines()[0][:27]) == (1, "rope_scale: expected 7, fou")
+        assert tuple(row[key] for key in keys) == pytest.approx(layer, rel=MEASURE)
+        # Queries of NanoChat are normed after RoPE, and its pairs are found in the queries alone.
+        assert row["rope_as_configured"] is (None if name == "the other way" else True)
+    _, out, _ = run_layers(capsys, "--model", folder)
+    _, first, scale, _ = expected[1]
     headings = {word for line in out.splitlines() if line[:7] == "layers " for word in line.split()}
     assert ("first" in headings, "slowed" in headings) == (first != 1, scale != 1)
     said = f"RoPE's first pair turns by {first:.4g}, not by 1"
     assert (f"L1: {said}" in out) == (first != 1)
     slowed = f"(RoPE is scaled, up to {scale:.4g} times slower)"
-    assert (slowed in " ".join(out.split())) == (name == "Llama 3.1")
+    assert (slowed in " ".join(out.split())) == (name in ("Llama 3.1", "YaRN", "LongRoPE"))
 
 
-def test_a_wrong_factor_of_the_configuration_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+def test_frequencies_that_transformers_does_not_compute_are_told(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     model = load(str(write_decoder("llama", tmp_path).folder)).model
-    findings = findings_of(model)
-    monkeypatch.setattr(model.original_model.config, "rope_parameters", LINEAR | {"factor": 3.0})
-    config = hugging_face_config(model)
-    [base, scale] = mismatches(model.cfg, config, findings)
-    assert "but the RoPE base is 1e+04" in base
-    said = "config.rope_parameters has rope_type 'linear' and factor 3, but the RoPE scale is 1"
-    assert scale == f"L0, L1, L2: {said}"
+    assert findings_of(model)[0].rope_as_configured is True
+    monkeypatch.setattr(model.original_model.config, "rope_parameters", LINEAR)
+    [first, *_] = findings = findings_of(model)
+    assert (first.rope_as_configured, round(first.rope_base), round(first.rope_scale)) == (
+        False,
+        10_000,
+        1,
+    )
+    said = "L0: RoPE's frequencies are not those that transformers computes from the configuration"
+    assert notes(ModelFindings(model="m", bos="none", layers=findings))[0] == said
 
 
-def test_a_window_longer_than_the_batch_is_not_claimed(bridge: Callable[[str], Any]):
-    model = bridge("mistral")
-    findings = findings_of(model, n=5)
-    assert (findings[0].mask.kind, findings[0].mask.n_positions) == ("causal", 5)
-    assert mismatches(model.cfg, hugging_face_config(model), findings) == []
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_decoder_is_read_and_turns_as_transformers_computes(
+    name: str, tmp_path: Path, capsys: Any
+) -> None:
+    tiny = write_decoder(name, tmp_path)
+    code, out, err = run_layers(capsys, "--model", tiny.folder, "--seq-len", 12, "--json")
+    if code:
+        assert (code, len(err.splitlines())) == (2, 1)
+        with pytest.raises(ValueError, match=r"^.+$"):
+            load(str(tiny.folder))
+        return
+    text = tiny.hf.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or []
+    for layer in json.loads(out)["layers"]:
+        assert layer["rope_as_configured"] is not False
+        rope = getattr(text, "rope_parameters", None) or {}
+        rope = rope.get(kinds[layer["layer"]], rope) if kinds else rope
+        if layer["rope_as_configured"] and layer["rope_pairs"] > 1:
+            assert layer["rope_base"] == pytest.approx(rope["rope_theta"], rel=MEASURE)
+
+
+def test_a_window_longer_than_the_batch_does_not_show(bridge: Callable[[str], Any]):
+    [first, *_] = findings_of(bridge("mistral"), n=5)
+    assert (first.mask.kind, first.mask.n_positions) == ("causal", 5)
 
 
 @pytest.mark.parametrize("rope", [False, True])
@@ -305,32 +325,6 @@ def run_layers(capsys: Any, *arguments: object) -> tuple[int, str, str]:
     return code, printed.out, printed.err
 
 
-MET = ("no_rope_layers=1", "rope_layers=0,2", "rope_base=2e6", "bos=none", "soft_cap=none")
-NOT_MET = {
-    "no_rope_layers=1,2": "expected 1,2, found 1; missing 2",
-    "no_rope_layers=none": "expected none, found 1; not expected 1",
-    "rope_base=10000": "expected 10000, found 2e+06 in L0, 2e+06 in L2",
-    "sliding_window=7": "expected 7, found none",
-    "bos=forced": "expected forced, found none",
-}
-
-
-@pytest.mark.parametrize("expected", [MET, *((text,) for text in NOT_MET)])
-def test_an_expectation_that_is_not_met_ends_with_exit_code_1_and_says_so(
-    expected: tuple[str, ...], tiny: Callable[[str], Any], capsys: Any
-):
-    flags = [flag for expectation in expected for flag in ("--expect", expectation)]
-    code, out, err = run_layers(capsys, "--model", tiny("smollm3").folder, *flags, "--json")
-    missed = [
-        f"{expectation.split('=')[0]}: {NOT_MET[expectation]}"
-        for expectation in expected
-        if expectation in NOT_MET
-    ]
-    assert code == len(missed)
-    assert err.splitlines() == missed
-    assert json.loads(out)["expectations_not_met"] == missed
-
-
 def test_all_tables_are_refused_where_json_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run_layers(capsys, "--model", "nope-tiny", "--json", "--verbose")
     assert (code, out) == (2, "")
@@ -345,7 +339,6 @@ def test_json_and_the_table_hold_the_findings_of_each_layer(
     assert code == 0
     assert [row["layer"] for row in report["layers"]] == [0, 1]
     assert report["layers"][1]["mask"] == {"kind": "window", "size": 5, "n_positions": 48}
-    assert report["configuration_differs"] == []
     code, out, _ = run_layers(capsys, "--model", tiny("gemma2").folder)
     assert code == 0
     [first] = [line for line in out.splitlines() if line.strip().startswith("L0")]
@@ -371,13 +364,6 @@ def test_the_models_that_have_names(name: str, capsys: Any):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--expect", "no_rope_layers=0,0,1"], "a layer is named twice; expected layer numbers"),
-        (["--expect", "no_rope_layer=1"], "expected KEY=VALUE with a KEY of rope_layers, no_rope"),
-        (["--expect", "no_rope_layers=a"], "expected layer numbers such as no_rope_layers=3,7,11"),
-        (["--expect", "rope_base=big"], "expected a number or none, got 'big'"),
-        (["--expect", "bos=maybe"], "expected bos=forced or bos=none"),
-        (["--expect", "no_rope_layers=4"], "there is no L4"),
-        (["--expect", "sliding_window=4096"], "a length of 4096 shows on longer sequences only"),
         (["--seq-len", 3], "--seq-len 3: expected 4 <= seq-len <= "),
         (["--model", "nope-tinny"], "unknown model 'nope-tinny'"),
         (["--seq-len", 9999], "--seq-len 9999 is beyond the model's context"),
@@ -387,5 +373,24 @@ def test_bad_input_gets_one_line(arguments: list[object], message: str, capfd: A
     assert message in refused(capfd, tmp_path, layers, *arguments)
 
 
-def test_none_is_the_empty_list_of_layers():
-    assert parse_expectation("rope_layers=none").value == frozenset()
+def test_what_changes_with_length_is_found_where_it_begins(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    dynamic = write_decoder("llama", tmp_path, rope_parameters=rope, max_position_embeddings=64)
+    [first, *_] = probe_layers(load(str(dynamic.folder)).model, tokens(2, 48), tokens(1, 131))
+    assert first.rope_rescaled_from == 65  # one more than its context
+    assert first.rope_rescaled_by < 1
+    scaled = write_decoder("llama4_text", tmp_path, attn_temperature_tuning=True, floor_scale=64)
+    findings = probe_layers(load(str(scaled.folder)).model, tokens(2, 48), tokens(1, 131))
+    # Layer 1 has no RoPE, and its queries are multiplied by 1 + 0.1 log(1 + floor((i + 1) / 64)).
+    assert [finding.queries_grow_from for finding in findings] == [None, 63, None]
+    assert findings[1].queries_grow_by == pytest.approx(1 + 0.1 * math.log(3))
+
+
+def test_an_interruption_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(layers, "load_in_float32", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit, match="143"):
+        run_command(layers)
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "interrupted\n")

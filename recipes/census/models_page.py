@@ -2,9 +2,9 @@
 
 make models                                                    # both environments, then the page
 
-.venv/bin/python docs/make_models_page.py measure build/models-tl3.json     # the same by hand
-.venv-tl4/bin/python docs/make_models_page.py measure build/models-tl4.json
-.venv/bin/python docs/make_models_page.py write build/models-tl3.json build/models-tl4.json
+.venv/bin/python recipes/census/models_page.py measure build/models-tl3.json     # the same by hand
+.venv-tl4/bin/python recipes/census/models_page.py measure build/models-tl4.json
+.venv/bin/python recipes/census/models_page.py write build/models-tl3.json build/models-tl4.json
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import tyro
 from tqdm import tqdm
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 OUT = ROOT / "docs" / "models.md"
 BOUND = 1e-5
@@ -196,7 +196,7 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
     return [
         "# Models",
         "",
-        "<!-- Written by docs/make_models_page.py from what was run: `make models`. -->",
+        "<!-- Written by recipes/census/models_page.py from what was run: `make models`. -->",
         "",
         f"TransformerLens {runs[-1]['version']} lists {len(newest)} architectures of text decoders "
         f"whose code is in transformers. {len(attending)} of them attend, and the maps of "

@@ -6,7 +6,7 @@ from math import cos, sin
 import pytest
 import torch
 
-from nope_probe.analyses.recover import fit_score_product, mask_shape, power_law, recover_rotation
+from recover import fit_score_product, mask_shape, power_law, recover_rotation
 
 N = 11
 ROW, J = torch.arange(N)[:, None], torch.arange(N)[None, :]

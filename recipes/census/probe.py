@@ -12,7 +12,26 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.recover import (
+from block_readings import (
+    ConfiguredRope,
+    LayerReading,
+    configured_ropes,
+    hooks_scaling,
+    hooks_without_learned_positions,
+    read_layers,
+    scaled_point,
+)
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.attention import Attention, query_blocks
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import Inputs, layers_of, read_attention, traits_of
+from nope_probe.hooks.reading.batch_readings import rotation_of
+from nope_probe.hooks.removing.components import components
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps.rotation import NO_ROTATION, SLOWEST, Rotation
+from recover import (
+    FOLLOWS,
     MaskShape,
     ScoreProduct,
     fit_score_product,
@@ -20,22 +39,6 @@ from nope_probe.analyses.recover import (
     power_law,
     recover_rotation,
 )
-from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.attention import Attention, query_blocks
-from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Inputs, layers_of, read_attention, traits_of
-from nope_probe.hooks.reading.batch_readings import (
-    LayerReading,
-    hooks_scaling,
-    hooks_without_learned_positions,
-    read_layers,
-    rotation_of,
-    scaled_point,
-)
-from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.maps.rotation import NO_ROTATION, Rotation
 
 N_SHORT = 48  # positions of the batch for all findings but the mask
 UPSCALED = 64.0  # factor of q and k: a norm undoes it, and a soft cap shows
@@ -55,12 +58,15 @@ class LayerFindings:
         rope_change: the largest change of a score when RoPE is removed, nats.
         rope_pairs: how many rotary pairs turn.
         rope_pairs_acting: how many pairs change some score when a single pair is not turned.
-        rope_base: the base, recovered from the angles; None if they follow no base.
+        rope_base: the base, recovered from the angles; None if they follow no base. Of a scaled
+            RoPE whose frequencies are those that transformers computes, the base that it takes.
         rope_pairs_following: how many of the first pairs follow the base; others are slowed down.
         rope_first: the first pair's frequency, radians per position, 1 as a rule; negative where
             pairs turn the other way; None without recognised pairs.
         rope_scale: how many times slower the last pair turns than by the base, 1 without scaling
             (a configuration's `factor`); None if the frequencies follow no base.
+        rope_as_configured: whether the frequencies are those that transformers computes for the
+            layer from its configuration; None where it computes none, or the pairs are not known.
         rotary_fraction: the share of each head's coordinates that turns.
         rope_layout: the coordinates that turn together: `halves` or `adjacent`.
         rope_factor: RoPE's factor on queries and keys, 1 as a rule (not in YaRN).
@@ -97,6 +103,7 @@ class LayerFindings:
     rope_pairs_following: int
     rope_first: float | None
     rope_scale: float | None
+    rope_as_configured: bool | None
     rotary_fraction: float
     rope_layout: str | None
     rope_factor: float
@@ -154,7 +161,8 @@ def probe_layers(
     masks, findings = read_masks(model, long), []
     for place, layer in enumerate(layers_of(model)):
         of_layer = {name: readings[place] for name, readings in changed.items()}
-        findings.append(_findings(layer, intact[place], of_layer, masks[place]))
+        rope_law = _rope_law(intact[place], unrotated[place], configured_ropes(model, layer.index))
+        findings.append(_findings(layer, intact[place], of_layer, masks[place], rope_law))
     return list(with_lengths(model, findings, long, short.shape[1]))
 
 
@@ -172,6 +180,23 @@ def read_masks(model: HookedModel, inputs: LongInputs) -> list[tuple[MaskShape, 
         return mask_shape(cells, n_positions), same
 
     return read_attention(model, inputs, read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFindings:
+    """The findings on a model.
+
+    Attributes:
+        model: its name.
+        bos: `forced` if the tokenizer puts a BOS token before any text, else `none`.
+        layers: the findings of each layer.
+        not_attending: the numbers of layers that do not attend, in a hybrid model.
+    """
+
+    model: str
+    bos: Literal["forced", "none"]
+    layers: list[LayerFindings]
+    not_attending: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +285,7 @@ def _findings(
     intact: LayerReading,
     changed: dict[str, LayerReading],
     mask: tuple[MaskShape, bool],
+    rope_law: RopeLaw,
 ) -> LayerFindings:
     cells = intact.visible.expand_as(intact.scores)
     largest = float(intact.scores[cells].abs().max())
@@ -268,13 +294,12 @@ def _findings(
         for name, reading in changed.items()
     }
     product = _score_product([intact, changed["q"]], cells)
-    rotation = _rotation(intact, changed["rope"])
+    rotation = _rotation(intact, changed["rope"]).turning
     q_norm, k_norm = (  # a norm undoes the scaling, up to its epsilon
         scaled_point(layer, name) is not None and change[name] < 0.01 * largest
         for name in ("q", "k")
     )
     pairs = rotation.known_pairs
-    law = power_law(rotation.frequencies) if len(pairs) else None
     smallest, unrotated = ACTS * largest, changed["rope"]
     acting = _pairs_acting(intact, unrotated, rotation, cells, smallest / abs(product.scale))
     return LayerFindings(
@@ -283,10 +308,11 @@ def _findings(
         rope_change=change["rope"],
         rope_pairs=len(pairs),
         rope_pairs_acting=acting,
-        rope_base=law.base if law else None,
-        rope_pairs_following=law.n_following if law else 0,
-        rope_first=float(rotation.frequencies[0]) if law else None,
-        rope_scale=law.scale if law else None,
+        rope_base=rope_law.base,
+        rope_pairs_following=rope_law.n_following,
+        rope_first=float(rotation.frequencies[0]) if len(pairs) else None,
+        rope_scale=rope_law.scale,
+        rope_as_configured=rope_law.as_configured,
         rotary_fraction=2 * len(pairs) / intact.q.shape[-1],
         rope_layout=rotation.layout,
         rope_factor=rotation.factor,
@@ -314,7 +340,54 @@ def _rotation(intact: LayerReading, unrotated: LayerReading) -> Rotation:
             for reading in (unrotated, intact)
         )
         rotation = recover_rotation(straight, turned)
-    return NO_ROTATION if rotation is None else rotation.turning
+    return NO_ROTATION if rotation is None else rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeLaw:
+    """What the frequencies of a layer's pairs follow; the numbers are those of `LayerFindings`."""
+
+    base: float | None = None
+    scale: float | None = None
+    n_following: int = 0
+    as_configured: bool | None = None
+
+
+def _rope_law(
+    intact: LayerReading, unrotated: LayerReading, configured: Sequence[ConfiguredRope]
+) -> RopeLaw:
+    """Return the base and the scaling of a layer's frequencies.
+
+    A scaled RoPE (YaRN, LongRoPE, proportional, ...) follows no power law. Its frequencies are
+    compared with those that transformers computes, scaled and not.
+    """
+    frequencies = _rotation(intact, unrotated).frequencies.abs()
+    turns = frequencies > SLOWEST
+    if not turns.any():
+        return RopeLaw()
+    alike = [
+        rope
+        for rope in configured
+        if rope.frequencies.shape == frequencies.shape
+        and torch.allclose(rope.frequencies, frequencies, rtol=FOLLOWS, atol=SLOWEST)
+    ]
+    as_configured = None if intact.rotation.pairs is None or not configured else bool(alike)
+    if not alike or alike[0].kind == "default":
+        law = power_law(frequencies[turns])
+        return RopeLaw(
+            base=law.base,
+            scale=law.scale,
+            n_following=law.n_following,
+            as_configured=as_configured,
+        )
+    slowed = (alike[0].unscaled / frequencies)[turns]
+    following = (slowed / slowed[0] - 1).abs() < FOLLOWS
+    return RopeLaw(
+        base=alike[0].base,
+        scale=float(slowed[-1]),
+        n_following=int(following.long().cumprod(0).sum()),
+        as_configured=as_configured,
+    )
 
 
 def _norm_over(
