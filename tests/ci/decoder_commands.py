@@ -11,7 +11,7 @@ TEXT = {"n_seqs": 8, "seq_len": 24, "folds": 5}
 RANDOM = {**TEXT, "seq_len": 12, "data": "random"}
 # Of each command: its folder in `studies`, and the sizes of its run.
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "intact": ("ablate", {**RANDOM, "layers": "all", "per_head": True, "remove": ("none",)}),
+    "intact": ("ablation", {**RANDOM, "layers": "all", "per_head": True, "remove": ("none",)}),
     "attention": ("attention", {**RANDOM, "layers": "all"}),
     "circuit": ("circuit", RANDOM),
     "ablate": ("ablation", {**RANDOM, "layers": "all"}),
