@@ -89,7 +89,7 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(range=[int(table["layer"].max()) + 0.7, int(table["layer"].min()) - 0.7])
     return figure.update_layout(
         coloraxis=colour_axis((0.0, 1.0), "positional share", tickformat=".0%"),
-        meta=figure.layout.meta | {"opens_heads": True},
+        meta={"opens_heads": True},
         showlegend=False,
     )
 
@@ -250,7 +250,6 @@ def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
         panel=ROW * max(4, len(names)),
         x_title="nats above the mean of the keys",
         bottom=60 + 20 * -(-len(traces) // 3),
-        phone={"bottom": 60 + 20 * len(traces)},
     )
     figure.update_yaxes(autorange="reversed", type="category", title_text="key")
     return figure.update_layout(barmode="relative", bargap=0.25)

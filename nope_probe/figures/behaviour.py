@@ -55,7 +55,6 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
         x_title="position in the window",
         y_title="loss, nats",
         bottom=110,
-        phone={"bottom": 260},
     )
     return figure if trained is None else figure.add_vline(float(trained), line=GUIDE)
 
@@ -182,12 +181,9 @@ def differences(
         shared_y=True,
         bottom=90,
         row_gap=86,
-        phone={"columns": min(2, len(shown)), "row_gap": 106},
     )
     for x_axis, name in zip(figure.select_xaxes(), shown, strict=False):
         x_axis.title.text = units[name]
-        in_lines = units[name].replace("; ", "<br>").replace(": ", ":<br>")
-        figure.layout.meta["narrow"][f"{x_axis.plotly_name}.title.text"] = in_lines
     names = [label(condition) for condition in reversed(conditions)]
     figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
     figure.update_xaxes(zerolinewidth=2, nticks=4, rangemode="tozero")

@@ -14,7 +14,16 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from nope_probe.errors import closed_choices
-from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
+from nope_probe.figures.circuit_layout import (
+    BAR,
+    LABELLED,
+    MARGIN,
+    MENU,
+    PANEL,
+    Flow,
+    arrows,
+    block_flow,
+)
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import Pooled, RowMaps, heat_map, pool
 from nope_probe.figures.style import (
@@ -28,7 +37,6 @@ from nope_probe.figures.style import (
     axis,
     colour_bar,
     colour_limits,
-    patch,
 )
 from nope_probe.removal import INK
 from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
@@ -126,15 +134,11 @@ def circuit(
     skipped = -(-skip_keys // block)
     scales = scales_of({stage: maps.values[0] for stage, maps in pooled.items()}, skipped)
     has, absent = (*COMPONENTS, *removed) if components is None else components, absent or {}
-    on_wide, on_phone = (
-        _layout(flow, maps, axes, arrows(flow, has, removed, absent), absent)
-        for flow in (wide(), narrow())
-    )
+    flow = block_flow()
     without = f", without {', '.join(map(words, removed))}" if removed else ""
-    layout: Layout = {"template": TEMPLATE, "meta": {"narrow": on_phone}}
-    layout |= {"plot_bgcolor": BLANK, "paper_bgcolor": PAPER}
-    title = f"L{layer}, from its input to the next layer's scores{without}"
-    patch(layout, on_wide | {"title.text": title})
+    layout = _layout(flow, maps, axes, arrows(flow, has, removed, absent), absent)
+    layout |= {"template": TEMPLATE, "plot_bgcolor": BLANK, "paper_bgcolor": PAPER}
+    layout["title"] = {"text": f"L{layer}, from its input to the next layer's scores{without}"}
     _switch(layout, shown, scales, axes)
     return go.Figure(traces, layout)
 
@@ -151,9 +155,9 @@ def _switch(
         colours[name] = [{}, {}]
         for stage, scale in of_choice.items():
             colours[name][1] |= colour_limits(scale, f"{axes[stage]}.")
-    patch(layout, colours[PER_STAGE][1])
     for stage, coloraxis in axes.items():
-        layout[coloraxis]["colorscale"] = DIVERGING if is_signed(stage) else SEQUENTIAL
+        colorscale = DIVERGING if is_signed(stage) else SEQUENTIAL
+        layout[coloraxis] |= colour_limits(scales[PER_STAGE][stage]) | {"colorscale": colorscale}
     maps_of = {
         name: [{"visible": [stage in view for stage in axes]}, {}] for name, view in shown.items()
     }
@@ -322,10 +326,10 @@ def _layout(
     between: tuple[list[Layout], list[Layout]],
     absent: Mapping[str, str],
 ) -> Layout:
-    """Return the layout keys of panels, arrows and colour bars on one kind of screen.
+    """Return the layout keys of panels, arrows and colour bars.
 
     Args:
-        flow: the screen's layout.
+        flow: the places of panels and arrows.
         drawn: the letters with a map; other panels are blank.
         axes: each map's colour axis.
         between: the arrows, as `arrows` returns them.
@@ -333,15 +337,15 @@ def _layout(
     """
     shapes, marks = between
     notes = [*marks, *_captions(flow, absent)]
-    height = flow.height + flow.margin["t"] + flow.margin["b"]
-    keys: Layout = {"height": height, "margin": flow.margin}
+    height = flow.height + MARGIN["t"] + MARGIN["b"]
+    keys: Layout = {"height": height, "margin": {**MARGIN}}
     keys |= {"shapes": shapes, "annotations": notes}
     square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
     square["tickfont"] = {"size": 10}
     for panel, letter in enumerate(LETTERS):
         (x, y), at = flow.domain(letter), axis(panel)
         blank = {} if letter in drawn else {"showticklabels": False, "range": [0, 1]}
-        title = letter == flow.titled
+        title = letter == LABELLED
         keys[f"xaxis{at}"] = {
             **square,
             "anchor": f"y{at}",
@@ -356,14 +360,14 @@ def _layout(
             "scaleanchor": f"x{at}",
             "anchor": f"x{at}",
             "domain": list(y),
-            "showticklabels": letter in flow.ticked,
+            "showticklabels": letter == LABELLED,
             "title": {"text": "query position" if title else ""},
             **blank,
         }
     for (letter, _, _), coloraxis in axes.items():
         x, _ = flow.domain(letter)
-        top = flow.share(flow.tops[letter] + flow.panel + BAR)
-        keys[f"{coloraxis}.colorbar"] = colour_bar(across=x, y=top)
+        top = flow.share(flow.tops[letter] + PANEL + BAR)
+        keys[coloraxis] = {"colorbar": colour_bar(across=x, y=top)}
     return keys
 
 
@@ -397,4 +401,4 @@ def add_switches(layout: Layout, switches: Mapping[str, Mapping[str, Choice]]) -
         look = {"bgcolor": PAPER, "font": {"size": 12}, "pad": {"b": 14}, "showactive": True}
         menu = {"type": "dropdown", "buttons": buttons, **where, **look}
         layout["updatemenus"].append(menu)
-    layout["meta"] |= {"switches": switches, "menu": MENU}
+    layout["meta"] = {"switches": switches, "menu": MENU}

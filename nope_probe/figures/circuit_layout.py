@@ -1,8 +1,7 @@
 """The layout of the circuit figure: the panels of a block's stages and the arrows between them.
 
-Points are (share of the width, px from the top), once for a wide screen and once for a phone. An
-arrow has the name of the stage at its end; `x_e` and `e_g` belong to the residual stream, and `_g`
-is the part of (g)'s arrow after the sum.
+Points are (share of the width, px from the top). An arrow has the name of the stage at its end;
+`x_e` and `e_g` belong to the residual stream, and `_g` is the part of (g)'s arrow after the sum.
 """
 
 from __future__ import annotations
@@ -52,47 +51,31 @@ _COLUMN = {letter: 1 + i for i, letter in enumerate("abcd")}
 _COLUMN |= {letter: i for i, letter in enumerate("efghi")}
 _LEFT = {letter: column * (_SHARE + _GAP) for letter, column in _COLUMN.items()}
 _X, _PLUS, _BRANCH = 0.85 * _SHARE, _LEFT["g"] - 0.3 * _GAP, _LEFT["f"] - 0.8 * _GAP
-_PHONE_PANEL, _PHONE_ZONE = 205, 44
-_PHONE_X: Extent = (0.25, 0.95)
-_RAIL, _CENTRE, _PHONE_INPUT = 0.03, sum(_PHONE_X) / 2, 14.0
-_PITCH = TITLE + _PHONE_PANEL + BELOW + _PHONE_ZONE
-_TOPS: dict[str, float] = {letter: 62 + TITLE + i * _PITCH for i, letter in enumerate(LETTERS)}
-_ENDS = {letter: top - TITLE for letter, top in _TOPS.items()}  # ends of the arrows to each panel
-_STARTS = {letter: end - _PHONE_ZONE for letter, end in _ENDS.items()} | {"a": 26.0}
-_JOINS = {letter: _STARTS[letter] + 20 for letter in ("e", "g")}
+MARGIN = {"t": 60 + MENU, "b": 16, "l": 56, "r": 16}  # around the plotting area, px
+LABELLED = "e"  # the panel that names the axes and has ticks at its queries
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """The layout on one kind of screen.
+    """The places of panels and arrows.
 
     Attributes:
         height: height of the plotting area, px.
         tops: distance of each panel from the top, px.
         columns: each panel's horizontal extent.
-        panel: height of a panel, px.
         paths: each arrow's corners.
         labels: the point of each arrow's words, and their horizontal and vertical anchors.
         x: the point of the input.
         joins: the points at which outputs are added to the residual stream.
-        separator: the text between an arrow's words.
-        titled: the panel that names the axes.
-        ticked: the panels with ticks at their queries.
-        margin: the margins around the plotting area, px.
     """
 
     height: float
     tops: Mapping[str, float]
     columns: Mapping[str, Extent]
-    panel: int
     paths: Mapping[str, Sequence[Point]]
     labels: Mapping[str, tuple[Point, str, str]]
     x: Point
     joins: tuple[Point, ...]
-    separator: str
-    titled: str
-    ticked: Sequence[str]
-    margin: Mapping[str, int]
 
     def share(self, px: float) -> float:
         """Return plotly's share of the height from the bottom, for px from the top."""
@@ -102,11 +85,11 @@ class Flow:
         """Return a panel's horizontal and vertical extent, as shares of the plotting area."""
         top = self.tops[letter]
         across = self.columns[letter]
-        return across, (max(0.0, self.share(top + self.panel)), self.share(top))
+        return across, (max(0.0, self.share(top + PANEL)), self.share(top))
 
 
-def wide() -> Flow:
-    """Return the layout for a wide screen: attention in the first row, the rest in the second."""
+def block_flow() -> Flow:
+    """Return the layout of a block: attention in the first row, the rest in the second."""
     row: dict[str, float] = {s: _MIDDLE if s in "abcd" else _LOWER for s in LETTERS}
     paths: dict[str, Sequence[Point]] = {
         letter: [(_LEFT[letter] - _GAP, row[letter]), (_LEFT[letter], row[letter])]
@@ -133,47 +116,10 @@ def wide() -> Flow:
         height=_FLOOR + 18,
         tops={letter: TITLE if letter in "abcd" else _SECOND for letter in LETTERS},
         columns={letter: (left, left + _SHARE) for letter, left in _LEFT.items()},
-        panel=PANEL,
         paths=paths,
         labels=labels,
         x=(_X, _MIDDLE),
         joins=((_X, _JOIN), (_PLUS, _LOWER)),
-        separator="<br>",
-        titled="e",
-        ticked="e",
-        margin={"t": 60 + MENU, "b": 16, "l": 56, "r": 16},
-    )
-
-
-def narrow() -> Flow:
-    """Return the layout for a phone: one column, and the residual stream to the left of it."""
-    paths: dict[str, Sequence[Point]] = {
-        letter: [(_CENTRE, _STARTS[letter]), (_CENTRE, _ENDS[letter])] for letter in LETTERS
-    }
-    paths["g"] = [(_CENTRE, _STARTS["g"]), (_CENTRE, _JOINS["g"] - 7)]
-    paths["_g"] = [(_CENTRE, _JOINS["g"]), (_CENTRE, _ENDS["g"])]
-    labels: dict[str, tuple[Point, str, str]] = {
-        letter: ((_CENTRE + 0.05, (_STARTS[letter] + _ENDS[letter]) / 2), "left", "middle")
-        for letter in LETTERS
-    }
-    residual = {"x_e": (_CENTRE - 0.05, _PHONE_INPUT), "e_g": (_CENTRE, _STARTS["f"] + 12)}
-    for name, start in residual.items():
-        join = _JOINS[name[-1]]
-        paths[name] = [start, (_RAIL, start[1]), (_RAIL, join), (_CENTRE - 0.02, join)]
-        labels[name] = ((_RAIL + 0.02, join - 3), "left", "bottom")
-    return Flow(
-        height=_TOPS["i"] + _PHONE_PANEL + BELOW,
-        tops=_TOPS,
-        columns=dict.fromkeys(LETTERS, _PHONE_X),
-        panel=_PHONE_PANEL,
-        paths=paths,
-        labels=labels,
-        x=(_CENTRE, _PHONE_INPUT),
-        joins=tuple((_CENTRE, _JOINS[letter]) for letter in "eg"),
-        separator=" ",
-        titled="a",
-        ticked=LETTERS,
-        margin={"t": 24, "b": 10, "l": 24, "r": 4},
     )
 
 
@@ -199,7 +145,7 @@ def arrows(
         marks.append(_head(flow, points, colour, opacity))
         if operations and not faint:
             at, across, down = flow.labels[name]
-            words = flow.separator.join(f"<s>{w}</s>" if c in removed else w for w, c in operations)
+            words = "<br>".join(f"<s>{w}</s>" if c in removed else w for w, c in operations)
             marks.append(_text(flow, at, words, size=11, xanchor=across, yanchor=down))
         if gone and not faint:
             (x0, y0), (x1, y1) = points[:2]

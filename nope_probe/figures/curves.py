@@ -197,7 +197,6 @@ def simulated_curves(
         x_title=x_title,
         y_title=y_title,
         bottom=110,
-        phone={"columns": min(2, n_layers), "panel": 150, "gap": 0.14},
     )
     for keys, limits in zip(figure.select_yaxes(), ranges, strict=True):
         if limits is not None:  # all but the middle is noise

@@ -38,7 +38,7 @@ from nope_probe.figures.style import (
 
 WIDTH = 0.6  # width of a layer's dots, in layers
 MOST_TICKS = 12
-LEGEND_ROW = 26  # px; six names on a wide screen, two on a phone
+LEGEND_ROW = 26  # px; of six names
 BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
 PERCENT = BOUNDS.replace(".3g", ".1%")  # where the axis is in percent
 NOTE = {"bgcolor": BLANK, "showarrow": False, "font": {"size": 11}}
@@ -208,12 +208,6 @@ def over_layers(
         panel=170 if many or deep else 260,
         x_title="layer",
         bottom=60 + LEGEND_ROW * -(-n_names // 6),
-        phone={
-            "columns": 2 if many and not deep else 1,
-            "panel": 120 if many else 220,
-            "bottom": 60 + LEGEND_ROW * -(-n_names // 2),
-            "gap": 0.14,
-        },
     )
     figure.update_xaxes(
         range=[layers[0] - 0.5, layers[-1] + 0.5],

@@ -222,7 +222,7 @@ def _layered(
 ) -> go.Figure:
     """Return a figure whose slider shows a layer of all maps, with that layer's colour limits.
 
-    The maps are side by side, on a phone two in a row; titles differ between layers.
+    The maps are side by side; titles differ between layers.
     """
     n, first = len(pooled), 0 if layer is None else layers.index(layer)
     divisors = [lead_divisor(pooled, place, limits[place][1]) for place in range(len(layers))]
@@ -244,7 +244,6 @@ def _layered(
         title,
         titles[first],
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
-        phone=min(2, n),
         row_gap=64,
         bars=partial(_bar, units[first]),
     )
@@ -258,10 +257,10 @@ def _layered(
     return figure.add_traces(traces)
 
 
-def _bar(unit: str, at: Layout, columns: int) -> Layout:
+def _bar(unit: str, figure: go.Figure, columns: int) -> Layout:
     """Return the layout keys of the colour bar of all maps, below them."""
-    below = colour_bar(unit, (0.35, 0.65), -(BAR_DROP + AXES) / plot_height(at))
-    return {"coloraxis.colorbar": {**below, "nticks": 6}}
+    below = colour_bar(unit, (0.35, 0.65), -(BAR_DROP + AXES) / plot_height(figure))
+    return {"coloraxis": {"colorbar": {**below, "nticks": 6}}}
 
 
 def lead_divisor(pooled: Sequence[Pooled], place: int, limit: float) -> float:

@@ -24,9 +24,7 @@ from nope_probe.figures.style import (
     axis,
     colour_bar,
     panel_axes,
-    patch,
     place_panels,
-    places,
     plot_height,
 )
 
@@ -89,7 +87,6 @@ def panel_groups(
         title,
         [panel.name for panel in panels],
         columns=max(size, size * min(len(groups), ACROSS // size)),
-        phone=size if size <= 3 else 2,
         row_gap=52 if shared else 52 + BAR,
         bars=partial(_bars, panels, size, shared),
     ).update_annotations(font_size=12)
@@ -180,9 +177,8 @@ def place_squares(
     names: Sequence[str],
     *,
     columns: int,
-    phone: int,
     row_gap: int,
-    bars: Callable[[Layout, int], Layout],
+    bars: Callable[[go.Figure, int], Layout],
 ) -> go.Figure:
     """Return empty panels of square maps, with queries downwards; all zoom and pan together.
 
@@ -190,10 +186,9 @@ def place_squares(
         title: the figure's title.
         names: the maps' titles.
         columns: maps in a row.
-        phone: maps in a row on a phone.
         row_gap: height between two rows, px.
-        bars: returns the layout keys of the colour bars, from the keys that place the maps and
-            the number of maps in a row.
+        bars: returns the layout keys of the colour bars, from the figure and the number of maps in
+            a row.
     """
     largest = 400 if len(names) == 1 else 330
     figure = place_panels(
@@ -208,7 +203,6 @@ def place_squares(
         y_title="query position",
         row_gap=row_gap,
         bottom=BAR_DROP + BAR + AXES,
-        phone={"columns": phone, "panel": 300 // phone},
     )
     same = {"constrain": "domain", "showgrid": False, "zeroline": False}
     same["nticks"] = 4 if columns > 2 else None
@@ -216,36 +210,34 @@ def place_squares(
     figure.update_yaxes(same, autorange="reversed", constraintoward="top")
     # All maps are square, because they match the first, which is square.
     layout: Layout = {"yaxis": {"scaleanchor": "x"}, "plot_bgcolor": BLANK}
-    patch(layout, bars(places(figure), columns))
-    figure.update_layout(layout)
-    narrow = figure.layout.meta["narrow"]
-    few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(names)) for xy in "xy"}
-    narrow |= {**few, **bars(narrow, phone)}
-    return figure
+    return figure.update_layout(layout | bars(figure, columns))
 
 
-def _bars(panels: Sequence[Panel], size: int, shared: bool, at: Layout, columns: int) -> Layout:
+def _bars(
+    panels: Sequence[Panel], size: int, shared: bool, figure: go.Figure, columns: int
+) -> Layout:
     """Return the layout keys of the colour bars: below each scale's first map in its row."""
     keys: Layout = {}
-    last_row = (len(panels) - 1) // columns * columns
+    n = len(panels)
+    last_row = (n - 1) // columns * columns
     for index, panel in enumerate(panels):
-        bottom, is_last = at[f"yaxis{axis(index)}.domain"][0], index >= len(panels) - columns
+        bottom, is_last = figure.layout[f"yaxis{axis(index)}"].domain[0], index >= n - columns
         start = index - index % size
         alike = [
             other
             for other in range(start, start + size)
             if panels[other].scale == panel.scale and other // columns == index // columns
         ]
-        bar = f"coloraxis{axis(index)}"
         is_first = index == alike[0]
-        keys[f"{bar}.showscale"] = is_first and (not shared or last_row <= index < last_row + size)
-        left, right = at[f"xaxis{axis(index)}.domain"][0], at[f"xaxis{axis(alike[-1])}.domain"][1]
-        drop = (BAR_DROP + AXES * is_last) / plot_height(at)
+        left = figure.layout[f"xaxis{axis(index)}"].domain[0]
+        right = figure.layout[f"xaxis{axis(alike[-1])}"].domain[1]
+        drop = (BAR_DROP + AXES * is_last) / plot_height(figure)
         length = min(0.3, 0.8 * (right - left))
         across = (left + right - length) / 2, (left + right + length) / 2
-        keys[f"{bar}.colorbar"] = {
-            **colour_bar(panel.unit, across, bottom - drop),
-            **_ticks(panel.low, panel.high),
+        bar = {**colour_bar(panel.unit, across, bottom - drop), **_ticks(panel.low, panel.high)}
+        keys[f"coloraxis{axis(index)}"] = {
+            "showscale": is_first and (not shared or last_row <= index < last_row + size),
+            "colorbar": bar,
         }
     return keys
 

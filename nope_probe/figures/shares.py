@@ -229,7 +229,6 @@ def head_bands(
         panel=max(160, row * len(heads)),
         bottom=230 if upright else 170,
         x_title="wavelength, tokens" if ends else "band of RoPE",
-        phone={"row_gap": 170},
     )
     first = heads.index[~heads["layer"].duplicated()]
     figure.update_xaxes(type="category", showgrid=False, tickangle=-90 if upright else None)

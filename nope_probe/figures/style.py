@@ -1,16 +1,13 @@
-"""The look of all figures: colours, the template, panels on a wide screen and on a phone.
+"""The look of all figures: colours, the template and panels.
 
-On dark screens, pages replace the colours of ON_DARK. A figure is laid out for a wide screen. The
-layout keys that differ on a phone are kept in `layout.meta["narrow"]`; the report page applies
-them. Layouts and traces are plain dictionaries of plotly.js, which `go.Figure` validates once, at
-the end.
+On dark screens, pages replace the colours of ON_DARK. A figure is laid out for a wide screen; on a
+narrow one the report page scrolls it in a box. Layouts and traces are plain dictionaries of
+plotly.js, which `go.Figure` validates once, at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
-from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +20,7 @@ from nope_probe.figures.names import plain
 from nope_probe.removal import INK
 
 Extent = tuple[float, float]
-Layout: TypeAlias = dict[str, Any]  # nested, or flat with keys such as `xaxis2.domain`
+Layout: TypeAlias = dict[str, Any]
 PlotlyTrace: TypeAlias = dict[str, Any]
 SLIDER = 84  # px of a slider, with its value above and its labels below
 GRID, BLANK, ZERO = "#d9dce1", "#eceef1", "#8b949e"
@@ -121,29 +118,53 @@ def place_panels(
     *,
     panel: int,
     zoom: str = "",
-    phone: Layout | None = None,
-    **others: Any,
+    columns: int = 1,
+    gap: float = 0.08,
+    row_gap: int = 60,
+    bottom: int = 84,
+    x_title: str = "",
+    y_title: str = "",
+    shared_y: bool = False,
 ) -> go.Figure:
-    """Return a figure of empty panels of one size, with its layout for a phone.
+    """Return a figure of empty panels of one size.
 
     Args:
         title: the figure's title.
         names: the panels' titles.
         panel: height of a panel, px.
         zoom: `x`, `y` or `xy`, the axes that all panels share.
-        phone: the arguments that differ on a phone; by default panels are lower, in one column.
-        others: the arguments of `_arrange`.
+        columns: panels in a row.
+        gap: width between two panels in a row, as a share of the plotting area.
+        row_gap: height between two rows, for titles and ticks, px.
+        bottom: the margin that has the legend or colour bar, px.
+        x_title: the title of each column's lowest x axis; empty for none.
+        y_title: the title of each row's first y axis; empty for none.
+        shared_y: whether the panels of a row share the ticks of the first panel.
     """
     names = names or [""]
-    figure = _arrange(names, panel=panel, **others)
-    lower = {"columns": 1, "panel": int(0.8 * panel)}
-    narrow = deepcopy(_places_of(len(names), **{**others, **lower, **(phone or {})}))
-    figure.update_layout(title_text=title, meta={"narrow": narrow})
+    n, starts = len(names), range(0, len(names), columns)
+    inner = panel * len(starts) + row_gap * (len(starts) - 1)
+    figure = make_subplots(
+        len(starts),
+        columns,
+        specs=[[{} if at + i < n else None for i in range(columns)] for at in starts],
+        horizontal_spacing=gap,
+        vertical_spacing=min(1.0, row_gap / inner),
+        subplot_titles=[name or " " for name in names],
+    )
+    for index, (x, y) in enumerate(zip(figure.select_xaxes(), figure.select_yaxes(), strict=True)):
+        x.title.text = x_title if index + columns >= n else ""
+        is_first = index % columns == 0
+        y.update(title_text=y_title if is_first else "", showticklabels=is_first or not shared_y)
+    margin = {"t": TOP, "b": bottom, "l": 16, "r": 12}
+    figure.update_layout(
+        title_text=title, height=inner + TOP + bottom, margin=margin, template=TEMPLATE
+    )
     for letter in zoom:
         figure.update_layout(
             {f"{letter}axis{axis(i)}_matches": letter for i in range(1, len(names))}
         )
-    return figure
+    return figure.update_annotations(font_size=13)
 
 
 def draw_panels(
@@ -165,67 +186,6 @@ def draw_panels(
                 named |= {trace["name"]} if drawn["showlegend"] else set()
             traces.append(drawn)
     return place_panels(title, [*panels], **places).add_traces(traces)
-
-
-def _arrange(
-    names: Sequence[str],
-    *,
-    panel: int,
-    columns: int = 1,
-    gap: float = 0.08,
-    row_gap: int = 60,
-    bottom: int = 84,
-    x_title: str = "",
-    y_title: str = "",
-    shared_y: bool = False,
-) -> go.Figure:
-    """Return empty panels on one kind of screen.
-
-    Args:
-        names: the panels' titles.
-        panel: height of a panel, px.
-        columns: panels in a row.
-        gap: width between two panels in a row, as a share of the plotting area.
-        row_gap: height between two rows, for titles and ticks, px.
-        bottom: the margin that has the legend or colour bar, px.
-        x_title: the title of each column's lowest x axis; empty for none.
-        y_title: the title of each row's first y axis; empty for none.
-        shared_y: whether the panels of a row share the ticks of the first panel.
-    """
-    n, starts = len(names), range(0, len(names), columns)
-    inner = panel * len(starts) + row_gap * (len(starts) - 1)
-    figure = make_subplots(
-        len(starts),
-        columns,
-        specs=[[{} if at + i < n else None for i in range(columns)] for at in starts],
-        horizontal_spacing=gap,
-        vertical_spacing=min(1.0, row_gap / inner),
-        subplot_titles=[name or " " for name in names],
-    )
-    for index, (x, y) in enumerate(zip(figure.select_xaxes(), figure.select_yaxes(), strict=True)):
-        x.title.text = x_title if index + columns >= n else ""
-        is_first = index % columns == 0
-        y.update(title_text=y_title if is_first else "", showticklabels=is_first or not shared_y)
-    margin = {"t": TOP, "b": bottom, "l": 16, "r": 12}
-    figure.update_layout(height=inner + TOP + bottom, margin=margin, template=TEMPLATE)
-    return figure.update_annotations(font_size=13)
-
-
-@cache  # plotly takes longer to arrange panels than to draw what is in them
-def _places_of(n_panels: int, **others: Any) -> Layout:
-    """Return the layout keys that place some panels, from the arguments of `_arrange`."""
-    return places(_arrange([""] * n_panels, **others))
-
-
-def places(figure: go.Figure) -> Layout:
-    """Return the layout keys that place a figure's panels, as one flat dictionary."""
-    layout = figure.layout
-    keys: Layout = {"height": layout.height, "margin": layout.margin.to_plotly_json()}
-    for panel in (*figure.select_xaxes(), *figure.select_yaxes()):
-        keys |= {f"{panel.plotly_name}.{k}": v for k, v in panel.to_plotly_json().items()}
-    for index, note in enumerate(layout.annotations):
-        keys |= {f"annotations[{index}].x": note.x, f"annotations[{index}].y": note.y}
-    return keys
 
 
 def panel_axes(panel: int) -> dict[str, str]:
@@ -250,19 +210,10 @@ def inside(panel: int) -> dict[str, str]:
     return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}
 
 
-def plot_height(at: Layout) -> float:
-    """Return the height of the plotting area in px, from the keys that `places` returns."""
-    return float(at["height"] - at["margin"]["t"] - at["margin"]["b"])
-
-
-def patch(layout: Layout, keys: Layout) -> None:
-    """Set layout keys in plotly.js's form, such as `xaxis2.domain` or `annotations[0].text`."""
-    for key, value in keys.items():
-        *path, last = key.replace("]", "").replace("[", ".").split(".")
-        at: Any = layout
-        for part in path:
-            at = at[int(part)] if part.isdigit() else at.setdefault(part, {})
-        at[last] = value
+def plot_height(figure: go.Figure) -> float:
+    """Return the height of a figure's plotting area, px."""
+    layout = figure.layout
+    return float(layout.height - layout.margin.t - layout.margin.b)
 
 
 def add_slider(
@@ -291,14 +242,14 @@ def add_slider(
         steps.append(step)
     # The margin grows by the slider's height, so that the panels keep their size.
     layout, below = figure.layout, figure.layout.margin.b
-    where = {"x": 0, "len": 1, "y": -below / plot_height(places(figure)), "yanchor": "top"}
+    where = {"x": 0, "len": 1, "y": -below / plot_height(figure), "yanchor": "top"}
     look = {"currentvalue": {"prefix": "L"}, "pad": {"t": 0, "b": 0}}
     meta = {"n_layers": len(layers), "first": first, "patches": patches, "scales": scales.tolist()}
     figure.update_layout(
         sliders=[{"active": first, "steps": steps, **where, **look}],
         margin_b=below + SLIDER,
         height=layout.height + SLIDER,
-        meta=layout.meta | meta,
+        meta=meta,
     )
 
 

@@ -242,8 +242,8 @@ def _figure(section: Section) -> str:
     content = str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/")
     label = escape(f"{figure.layout.title.text or section.title}. {section.caption}")
     return (
-        f'<figure><div class="plot" role="img" aria-label="{label}" '
-        f'style="min-height:{spec["layout"].get("height", 400)}px"></div>'
+        f'<figure><div class="across"><div class="plot" role="img" aria-label="{label}" '
+        f'style="min-height:{spec["layout"].get("height", 400)}px"></div></div>'
         f'<script type="application/json">{content}</script>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
@@ -255,10 +255,9 @@ def _for_page(figure: go.Figure) -> Layout:
     layout = spec["layout"]
     for name in ("title", "paper_bgcolor"):
         layout.pop(name, None)
-    for patch in (layout, layout.get("meta", {}).get("narrow", {})):
-        if "margin" in patch and "height" in patch:
-            patch["margin"]["t"] -= TITLE_HEIGHT
-            patch["height"] -= TITLE_HEIGHT
+    if "margin" in layout and "height" in layout:
+        layout["margin"]["t"] -= TITLE_HEIGHT
+        layout["height"] -= TITLE_HEIGHT
     return spec
 
 

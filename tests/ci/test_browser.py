@@ -1,14 +1,13 @@
 """Figures in a browser: their sizes, their texts and what is written of them."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from html import unescape
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import pytest
 from support.chromium import needs_chromium, opened
 from support.maps import triangle
 
@@ -40,32 +39,9 @@ def test_a_slider_leaves_the_maps_their_size_at_every_width(tmp_path: Path) -> N
 MAPS = np.arange(3 * 5 * 5, dtype=float).reshape(3, 5, 5)
 
 
-def of_layers(**columns: object) -> pd.DataFrame:
-    ends = ("", "_low", "_high")
-    values = {f"{name}{end}": 0.5 for name in ("share", "lost", "rms", "loss") for end in ends}
-    return pd.DataFrame([{"layer": layer, **values, **columns} for layer in range(3)])
-
-
-COLUMNS: dict[str, Callable[[], go.Figure]] = {
-    "terms": lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
-    "sources": lambda: figures.source_losses(of_layers(of="lead", source="mask")),
-}
-
-
-@needs_chromium
-@pytest.mark.parametrize("kind", COLUMNS)
-def test_no_text_of_a_printed_column_is_smaller_than_8_points(kind: str, tmp_path: Path) -> None:
-    """A column is 3.3 inches wide, and an inch has 72 points."""
-    drawn = figures.save(COLUMNS[kind](), tmp_path / "x.svg", width="column").read_text()
-    (across,) = re.findall(r'viewBox="0 0 (\d+) \d+"', drawn)[:1]
-    sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", drawn)]
-    assert len(sizes) > 3
-    assert min(sizes) * 3.3 * 72 / float(across) >= 8
-
-
 @needs_chromium
 def test_a_pdf_is_one(tmp_path: Path) -> None:
-    path = figures.save(figures.score_maps(MAPS), tmp_path / "x.pdf", width="column")
+    path = figures.save(figures.score_maps(MAPS), tmp_path / "x.pdf")
     assert path.read_bytes().startswith(b"%PDF")
 
 

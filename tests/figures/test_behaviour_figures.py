@@ -48,7 +48,6 @@ def test_differences_leave_out_what_has_no_number() -> None:
     assert set(shown) == {("x", "without causal mask"), ("x2", "without QK circuit")}
     qk = shown["x2", "without QK circuit"]
     assert (figure.layout.xaxis.title.text, figure.layout.xaxis2.title.text) == (*units.values(),)
-    assert figure.layout.meta["narrow"]["xaxis.title.text"] == "positions"
     assert list(qk.x) == [2.0]
     assert list(qk.error_x.array) == [1.0]
     assert list(qk.error_x.arrayminus) == [0.5]

@@ -28,31 +28,25 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
 
 
 @pytest.mark.parametrize(
-    ("width", "make"),
+    "make",
     [
-        ("page", lambda: figures.circuit({"a": MAPS[0]})),
-        *(
-            (width, make)
-            for width in ("page", "column")
-            for make in (
-                lambda: figures.score_maps(MAPS),
-                lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
-            )
-        ),
+        lambda: figures.circuit({"a": MAPS[0]}),
+        lambda: figures.score_maps(MAPS),
+        lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
     ],
 )
 def test_a_saved_figure_has_no_controls_and_no_title_on_white(
-    make: Callable[[], go.Figure], width: Any, drawn: Drawn, tmp_path: Path
+    make: Callable[[], go.Figure], drawn: Drawn, tmp_path: Path
 ) -> None:
     figure = make()
     before = figure.to_json()
-    assert figures.save(figure, tmp_path / "x.pdf", width=width) == tmp_path / "x.pdf"
+    assert figures.save(figure, tmp_path / "x.pdf") == tmp_path / "x.pdf"
     ((still, sizes),) = drawn
     assert not still.layout.updatemenus
     assert not still.layout.sliders
     assert still.layout.title.text is None
     assert still.layout.paper_bgcolor == "white"
-    assert sizes["width"] == {"page": 1200, "column": 400}[width]
+    assert sizes["width"] == 1200
     assert sizes["height"] == still.layout.height
     assert figure.to_json() == before, "the figure itself stays as it was"
 
@@ -75,15 +69,7 @@ def test_a_title_is_drawn_where_it_is_asked_for_and_makes_the_image_higher(
     assert high["height"] == low["height"] + 16
 
 
-def test_another_ending_or_width_is_refused(tmp_path: Path) -> None:
-    figure, width = figures.score_maps(MAPS), "half"
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    figure = figures.score_maps(MAPS)
     with pytest.raises(UserError, match=r"ends in \.pdf, \.png or \.svg"):
         figures.save(figure, tmp_path / "x.jpg")
-    with pytest.raises(UserError, match="unknown width 'half'; there are column, page"):
-        figures.save(figure, tmp_path / "x.png", width=width)  # type: ignore[arg-type]
-
-
-def test_a_column_that_is_longer_than_a_page_is_refused(drawn: Drawn, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is 3,175 px long, .* draw it with width='page'"):
-        figures.save(figures.circuit({"a": MAPS[0]}), tmp_path / "x.pdf", width="column")
-    assert not drawn

@@ -53,14 +53,6 @@ def test_maps_name_query_down_key_right_and_nats() -> None:
     assert (bar.x, bar.xanchor) == (0.5, "center")  # of the terms: below all of them
 
 
-def test_a_phone_gets_two_panels_in_a_row() -> None:
-    figure = term_maps({name: triangle() for name in ("all", "mask", "rope")}, title="t")
-    narrow = figure.layout.meta["narrow"]
-    assert figure.layout.yaxis3.domain[1] == 1
-    assert narrow["yaxis3.domain"][1] < narrow["yaxis.domain"][0]
-    assert narrow["xaxis3.domain"] == narrow["xaxis.domain"]
-
-
 def test_positions_count_from_zero_and_pooled_cells_are_at_their_blocks_middle() -> None:
     plain = score_maps(triangle()).data[0]
     pooled = score_maps(triangle(), max_positions=3).data[0]

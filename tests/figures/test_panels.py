@@ -11,7 +11,7 @@ from nope_probe.errors import UserError
 from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.image import export, without_controls
 from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool
-from nope_probe.figures.style import axis, patch, place_panels
+from nope_probe.figures.style import axis, place_panels
 
 
 def group(layer: int, top: float = 1.0) -> list[Panel]:
@@ -31,8 +31,6 @@ def bars(figure) -> list[bool]:
 def test_groups_on_the_same_scales_share_a_bar_each_in_the_last_row() -> None:
     figure = panel_groups([group(layer) for layer in range(3)], title="title")
     assert bars(figure) == [False] * 6 + [True, False, True]
-    narrow = figure.layout.meta["narrow"]
-    assert [narrow[f"coloraxis{i}.showscale"] for i in ("", 3, 7, 9)] == [False, False, True, True]
 
 
 def test_groups_on_scales_of_their_own_have_bars_of_their_own() -> None:
@@ -73,13 +71,9 @@ def test_an_image_without_kaleido_or_chrome_is_refused_with_the_remedy(
         export(figure, tmp_path / "figure.png")
 
 
-@pytest.mark.parametrize("screen", ["wide", "phone"])
-def test_panels_fill_the_width_are_as_high_as_asked_and_never_overlap(screen: str) -> None:
-    figure = place_panels("title", list("abcde"), columns=3, panel=100, phone={"columns": 2})
+def test_panels_fill_the_width_are_as_high_as_asked_and_never_overlap() -> None:
+    figure = place_panels("title", list("abcde"), columns=3, panel=100)
     layout, columns, height = figure.to_dict()["layout"], 3, 100
-    if screen == "phone":
-        columns, height = 2, 80
-        patch(layout, layout["meta"]["narrow"])
     inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
     at = [(layout[f"xaxis{axis(i)}"], layout[f"yaxis{axis(i)}"]) for i in range(5)]
     assert [y["domain"][1] - y["domain"][0] for _, y in at] == pytest.approx([height / inner] * 5)

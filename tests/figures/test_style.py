@@ -1,4 +1,4 @@
-"""Colours, markers and places of panels, for colour-blind readers, phones and dark pages."""
+"""Colours, markers and places of panels, for colour-blind readers and dark pages."""
 
 import numpy as np
 import pytest
