@@ -23,8 +23,8 @@ from nope_probe.hooks.layers.model import (
     Inputs,
     tapped,
 )
-from nope_probe.hooks.layers.objects import Model, opened
-from nope_probe.hooks.layers.threads import used_alone
+from nope_probe.hooks.layers.objects import ABLATED_ALREADY, Model, opened
+from nope_probe.hooks.layers.tap import Edits
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.removing.block_ablation import (
     ABLATED,
@@ -32,7 +32,7 @@ from nope_probe.hooks.removing.block_ablation import (
     BlockAblation,
     ablations_of,
     content_heads,
-    is_ablated,
+    in_effect,
 )
 from nope_probe.hooks.removing.components import lone_mlps, removals_of, without_position
 from nope_probe.hooks.removing.removals import Ablation
@@ -56,7 +56,8 @@ def ablated(
     Other hooks, added before or inside the context, see the ablation's outputs and may change
     them; the ablation reads their outputs too. Padding stays hidden without the mask. Text is
     generated without a cache, with a warning, where a new token changes the keys and values of
-    earlier positions. Other threads wait with this model for as long as the context lasts.
+    earlier positions. The passes of all threads are ablated until the context is left, in whichever
+    thread that is.
 
     Args:
         model: a HookedTransformer or TransformerBridge, or what `load` returns; its outputs are
@@ -73,9 +74,9 @@ def ablated(
             or one of other weights, or for a prefix longer than the model's context. In a forward
             pass, for a prefix longer than the sequences, for keys and values from a cache that
             the ablation makes wrong, or for padding that looks like tokens or changes the removal.
-        RuntimeError: inside another `ablated` on this model: two writers of the attention scores
-            do not commute. Name all components in one Ablation. In a forward pass, if
-            `reset_hooks` removed the ablation.
+        RuntimeError: inside another `ablated` on this model, of any thread: two writers of the
+            attention scores do not commute. Name all components in one Ablation. In a forward
+            pass, if `reset_hooks` removed the ablation.
 
     Example:
         >>> from nope_probe import Ablation, ablated, load
@@ -87,14 +88,14 @@ def ablated(
     with ExitStack() as stack:
         model = stack.enter_context(opened(model))
         blocks = ablations_of(model, ablation)
-        if is_ablated(model):
-            raise RuntimeError("the model is ablated already: name all components in one Ablation")
-        stack.enter_context(used_alone(model))
+        if model in ABLATED:
+            raise RuntimeError(ABLATED_ALREADY)
         calibration = _calibration(model, ablation, calibration, tokens)
         stack.enter_context(_in_place(model, _active(model, ablation, calibration, blocks)))
         stack.enter_context(_whole_sequences(model, ablation))
         for block in blocks:
-            stack.enter_context(block.layer.tap.edited(block.straightens, block.edit))
+            edits = Edits(rope=block.straightens, change=block.edit)
+            stack.enter_context(block.layer.tap.ablated(edits))
         yield model
 
 
@@ -146,12 +147,8 @@ def _active(
 @contextmanager
 def _in_place(model: HookedModel, active: ActiveAblation) -> Iterator[None]:
     """Run a model with the hooks of an ablation, which `ABLATED` names meanwhile."""
-    with tapped(model), hooks_in_place(active.groups):
-        ABLATED[model] = active
-        try:
-            yield
-        finally:
-            ABLATED.pop(model, None)
+    with in_effect(model, active), tapped(model), hooks_in_place(active.groups):
+        yield
 
 
 def _calibration(

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.layers.objects import Model
-from nope_probe.hooks.removing.block_ablation import is_ablated
+from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.models.parity import as_loaded
@@ -165,7 +165,7 @@ def _validate_options(options: Mapping[str, object], inputs: Given | None) -> No
 
 def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:
     """Check that a model is outside `ablated`, where a run cannot remove components itself."""
-    if settings.removes and is_ablated(loaded.model):
+    if settings.removes and loaded.model in ABLATED:
         instead = " or take confirm=0" if "confirm" in vars(settings) else ""
         raise UserError(
             "the model is ablated already, and this run removes components itself: leave "

@@ -17,6 +17,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.parity import probe_tokens, reference_of
+from nope_probe.hooks.layers.tap import Edits
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.load import load
 from nope_probe.models.parameter_free import (
@@ -187,7 +188,7 @@ def test_a_tap_that_computes_something_else_fails_parity() -> None:
     assert {*check_parity(model, describe(model, "bare")).parity} == {"output"}
     tap = layers_of(model)[0].tap
     with (
-        tap.edited(edit=lambda attention: replace(attention, scale=1.1 * attention.scale)),
+        tap.ablated(Edits(change=lambda x: replace(x, scale=1.1 * x.scale))),
         pytest.raises(UserError, match=r"bare fails parity: output off by .* different outputs"),
     ):
         check_parity(model, describe(model, "bare"))

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.hooks.layers.attention import Attention
-from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook
+from nope_probe.hooks.layers.hook_points import INSTALLING, HookPoint, PlacedHook
 from nope_probe.hooks.layers.rotation import fit_rotary
 from nope_probe.hooks.layers.tap import Tap
 from nope_probe.maps.rotation import Rotation
@@ -108,17 +108,26 @@ class Layer(ABC):
             attributes.setdefault("tap", Tap(*points, masked=self.masked))
         return attributes["tap"]
 
-    @property
-    def is_tapped(self) -> bool:
-        """Whether the block attends through its tap now."""
-        return "forward" in vars(self.attn)
-
-    @abstractmethod
     def attach_tap(self) -> None:
-        """Let the block attend through its tap, until `detach_tap`."""
+        """Let the block attend through its tap, until as many calls of `detach_tap`."""
+        with INSTALLING:
+            self.tap.n_users += 1
+            if self.tap.n_users == 1:
+                self._attach()
 
     def detach_tap(self) -> None:
-        """Let the block attend by TransformerLens's code again."""
+        """Let the block attend by TransformerLens's code again, if nobody else needs the tap."""
+        with INSTALLING:
+            self.tap.n_users -= 1
+            if not self.tap.n_users:
+                self._detach()
+
+    @abstractmethod
+    def _attach(self) -> None:
+        """Let the block attend through its tap."""
+
+    def _detach(self) -> None:
+        """Let the block attend by TransformerLens's code."""
         del vars(self.attn)["forward"]
 
     def point(self, name: str) -> HookPoint:

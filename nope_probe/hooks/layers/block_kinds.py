@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nope_probe.hooks.layers.attention import Attention, AttentionMask, repeat_heads, unmasked
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
-from nope_probe.hooks.layers.tap import NAME, attend_inline, current, register
+from nope_probe.hooks.layers.tap import BORROWED, NAME, attend_inline, current, register
 from nope_probe.maps.rotation import Rotation
 from nope_probe.removal import Projection
 
@@ -57,7 +57,7 @@ class HookedLayer(Layer):
         cap = getattr(self.cfg, "attn_scores_soft_cap", -1.0)
         return cap if cap and cap > 0 else None
 
-    def attach_tap(self) -> None:
+    def _attach(self) -> None:
         vars(self.attn)["forward"] = self._attend
 
     def _attend(
@@ -86,8 +86,9 @@ class HookedLayer(Layer):
             q = attn.apply_rotary(q, n_before, attention_mask)
             k = attn.apply_rotary(k, 0, attention_mask)
             angles = self._angles(q, n_before, attention_mask)
-            if tap.rope is not None and n_before == 0:  # with a cache, the tap refuses
-                q, k = (tap.rope.turned_back(x, angles) for x in (q, k))
+            rope = tap.edits.rope
+            if rope is not None and n_before == 0:  # with a cache, the tap refuses
+                q, k = (rope.turned_back(x, angles) for x in (q, k))
             q, k = attn.hook_rot_q(q), attn.hook_rot_k(k)
         cells = q.new_zeros(1, 1, q.shape[1], k.shape[1])
         if cfg.attention_dir == "causal":
@@ -225,12 +226,17 @@ class BridgeLayer(Layer):
     def soft_cap(self) -> float | None:
         return getattr(self.hf_attn, "attn_logit_softcapping", None)
 
-    def attach_tap(self) -> None:
-        register()
-        assert self.tap  # in place before the first pass
-        vars(self.attn)["forward"] = self._attend
+    def attach_for_good(self) -> None:
+        """Let the block attend through its tap from now on."""
+        self.attach_tap()
         if self.uses_interface:
             self.hf_attn.config._attn_implementation = NAME
+
+    def _attach(self) -> None:
+        register()
+        if self.uses_interface:
+            self.hf_attn.config._attn_implementation = BORROWED
+        vars(self.attn)["forward"] = self._attend
         for bridge in self.attn.submodules.values():
             # GPT-2's o is next to transformers' module, not in its place.
             if self.hf_attn._modules.get(bridge.name) is bridge.original_component:
@@ -239,8 +245,8 @@ class BridgeLayer(Layer):
         if joint is not None:
             vars(joint)["forward"] = partial(self._project, self._rows_of_joint(joint))
 
-    def detach_tap(self) -> None:
-        super().detach_tap()
+    def _detach(self) -> None:
+        super()._detach()
         if self.uses_interface:
             self.hf_attn.config._attn_implementation = "eager"
         joint = self.attn._modules.get("qkv")
@@ -253,8 +259,9 @@ class BridgeLayer(Layer):
         # Where attention itself makes angles from positions, pass on the positions.
         name = "position_embeddings" if "position_embeddings" in kwargs else "position_ids"
         current.angles = kwargs.get(name)
-        if tap.rope is not None and current.angles is not None:
-            kwargs[name] = tap.rope.straightened(current.angles)
+        rope = tap.edits.rope
+        if rope is not None and current.angles is not None:
+            kwargs[name] = rope.straightened(current.angles)
         if "hidden_states" in kwargs:
             kwargs["hidden_states"] = attn.hook_in(kwargs["hidden_states"])
         else:

@@ -24,8 +24,25 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
+from nope_probe.hooks.layers.block_kinds import BridgeLayer
 from nope_probe.hooks.layers.model import blocks_of, layers_of
+from nope_probe.hooks.layers.tap import current
 from nope_probe.hooks.layers.text_decoder import context_in
+
+
+class PositionsByThread(PosEmbedBridge):
+    """Position embeddings for models that several threads run.
+
+    TransformerLens leaves the number of a pass's sequences on the module.
+    """
+
+    @property
+    def _current_batch_size(self) -> int | None:
+        return current.n_seqs
+
+    @_current_batch_size.setter
+    def _current_batch_size(self, n_seqs: int | None) -> None:
+        current.n_seqs = n_seqs
 
 
 def boot_bridge(
@@ -72,7 +89,8 @@ def boot_bridge(
         )
     _run_as_transformers(model)
     for layer in layers:
-        layer.attach_tap()
+        assert isinstance(layer, BridgeLayer)
+        layer.attach_for_good()
     return model
 
 

@@ -14,8 +14,9 @@ from nope_probe.hooks.layers.base_layer import Vectors
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookPoint,
+    OfThread,
     hooks_attached,
-    methods_replaced,
+    replaced_in_this_thread,
 )
 from nope_probe.hooks.layers.model import block_point, blocks_of, logits_of, modules_of
 
@@ -58,7 +59,7 @@ def run_to_enter(
         (block_point(model, number, "hook_resid_pre"), partial(keep, number=number))
         for number in {*numbers} - {0}
     ]
-    with blocks_of(model)[0].register_forward_hook(count), hooks_attached(points):
+    with blocks_of(model)[0].register_forward_hook(OfThread(count)), hooks_attached(points):
         logits = logits_of(model, tokens)
     return Entry(residuals=residuals, n_outputs=outputs[0]), logits
 
@@ -79,7 +80,7 @@ def entered(model: HookedModel, entry: Entry, number: int) -> Iterator[None]:
 
     with ExitStack() as stack:
         for block in blocks_of(model)[:number]:
-            stack.enter_context(methods_replaced(block, forward=skip))
+            stack.enter_context(replaced_in_this_thread(block, "forward", lambda _: skip))
         yield
 
 
@@ -92,5 +93,5 @@ def logits_from(model: HookedModel, position: int) -> Iterator[None]:
     ) -> tuple[Float[Tensor, "batch later d_model"]]:
         return (inputs[0][:, position:],)
 
-    with modules_of(model)["unembed"].register_forward_pre_hook(cut):
+    with modules_of(model)["unembed"].register_forward_pre_hook(OfThread(cut)):
         yield

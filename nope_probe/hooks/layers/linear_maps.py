@@ -21,10 +21,15 @@ from torch import Tensor, nn
 
 from nope_probe.hooks.layers.attention import Attention, relative_error, upcast
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
-from nope_probe.hooks.layers.hook_points import HookedModel, hooks_detached, methods_replaced
+from nope_probe.hooks.layers.hook_points import (
+    HookedModel,
+    OfThread,
+    hooks_detached,
+    replaced_in_this_thread,
+)
 from nope_probe.hooks.layers.model import run_forward, tapped, traits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
-from nope_probe.hooks.layers.tap import taps_read
+from nope_probe.hooks.layers.tap import Edits, edited, taps_read
 from nope_probe.removal import Component
 
 _LARGE = 1e3  # size of the vectors that show a norm's map: its epsilon is nothing next to them
@@ -244,8 +249,8 @@ def _heads_of(
     with (
         torch.inference_mode(),
         hooks_detached(model),
-        layer.attn.register_forward_pre_hook(enter, with_kwargs=True),
-        tap.edited(rope=straight),
+        layer.attn.register_forward_pre_hook(OfThread(enter), with_kwargs=True),
+        edited({tap: Edits(rope=straight)}),
         taps_read([(tap, keep)], [tap]),
     ):
         run_forward(model, tokens)
@@ -258,7 +263,8 @@ def _norms_as(layer: Layer, scale: float) -> Iterator[list[nn.Module]]:
     norms = list(_outermost_norms(layer.attending))
     with ExitStack() as stack:
         for norm in norms:
-            stack.enter_context(methods_replaced(norm, forward=_with_scale(norm, scale)))
+            with_scale = partial(_with_scale, scale)
+            stack.enter_context(replaced_in_this_thread(norm, "forward", with_scale))
         yield norms
 
 
@@ -271,9 +277,7 @@ def _outermost_norms(module: nn.Module) -> Iterator[nn.Module]:
             yield from _outermost_norms(child)
 
 
-def _with_scale(norm: nn.Module, scale: float) -> Callable[..., Tensor]:
-    forward = norm.forward
-
+def _with_scale(scale: float, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         fitted = norm_map(lambda vectors: forward(vectors, *args, **kwargs), x[:1])
         assert fitted.bias is not None

@@ -2,7 +2,7 @@
 
 This file holds the differences between HookedTransformer and TransformerBridge as models.
 `block_kinds.py` holds the differences between their blocks, `linear_maps.py` those of the modules
-in a block, `threads.py` their forward passes. No other file asks for a model's kind.
+in a block. No other file asks for a model's kind.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from inspect import signature
+from threading import Lock
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -24,17 +25,18 @@ from nope_probe.hooks.layers.attention import Attention, HeadVectors
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
 from nope_probe.hooks.layers.hook_points import (
+    INSTALLING,
     HookedModel,
     HookGroup,
     HookPoint,
+    OfThread,
     first,
     hooks_attached,
     hooks_detached,
     hooks_in_place,
-    methods_replaced,
+    replaced_in_this_thread,
 )
-from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
-from nope_probe.hooks.layers.threads import used_alone
+from nope_probe.hooks.layers.tap import Edits, StopForward, edited, positions_far_apart, taps_read
 from nope_probe.maps.rotation import Angles
 
 Reading = TypeVar("Reading")
@@ -101,14 +103,22 @@ def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) ->
 
 @contextmanager
 def tapped(model: HookedModel) -> Iterator[list[Layer]]:
-    """Let all blocks attend through their taps, for this thread alone, and yield the blocks."""
+    """Let all blocks attend through their taps, in all threads, and yield the blocks."""
     layers = layers_of(model)
-    with used_alone(model), ExitStack() as stack:
+    _keep_positions_by_thread(model)
+    with ExitStack() as stack:
         for layer in layers:
-            if not layer.is_tapped:
-                layer.attach_tap()
-                stack.callback(layer.detach_tap)
+            layer.attach_tap()
+            stack.callback(layer.detach_tap)
         yield layers
+
+
+def _keep_positions_by_thread(model: HookedModel) -> None:
+    hooked: Any = model
+    if is_bridge(model) and type(hooked._modules.get("pos_embed")).__name__ == "PosEmbedBridge":
+        from nope_probe.hooks.layers.bridges import PositionsByThread
+
+        hooked.pos_embed.__class__ = PositionsByThread
 
 
 @contextmanager
@@ -321,11 +331,11 @@ def logits_of(
 def as_evaluated(model: HookedModel) -> Iterator[None]:
     """Run a model on whole sequences: without dropout, with the mask and RoPE that they get.
 
-    Modules in training mode are in evaluation mode for as long as the context lasts. Dynamic RoPE
-    keeps the frequencies of the longest sequence that it has met, so they are reset before and
-    after. Nothing is padded, whatever a HookedTransformer's tokenizer pads with, and where.
+    Modules in training mode are in evaluation mode for as long as the context lasts, in all
+    threads. In this thread, nothing is padded, whatever a HookedTransformer's tokenizer pads with,
+    and where, and dynamic RoPE knows no sequence but a pass's.
     """
-    with used_alone(model), evaluated(modules_of(model).values()), _unpadded(model):
+    with evaluated(modules_of(model).values()), _unpadded(model):
         yield
 
 
@@ -340,51 +350,80 @@ def _unpadded(model: HookedModel) -> Iterator[None]:
     if tokenizer is None or tokenizer.padding_side != "left":
         yield
         return
-    embed = hooked.input_to_embed
 
-    def embed_all(
-        tokens: Int[Tensor, "batch pos"], attention_mask: Tensor | None = None, **options: object
-    ) -> tuple[Any, ...]:
-        seen = torch.ones_like(tokens) if attention_mask is None else attention_mask
-        *embedded, _ = embed(tokens, attention_mask=seen, **options)
-        return *embedded, attention_mask
+    def embedding_all(embed: Callable[..., Any]) -> Callable[..., Any]:
+        def embed_all(
+            tokens: Int[Tensor, "batch pos"],
+            attention_mask: Tensor | None = None,
+            **options: object,
+        ) -> tuple[Any, ...]:
+            seen = torch.ones_like(tokens) if attention_mask is None else attention_mask
+            *embedded, _ = embed(tokens, attention_mask=seen, **options)
+            return *embedded, attention_mask
 
-    with methods_replaced(model, input_to_embed=embed_all):
+        return embed_all
+
+    with replaced_in_this_thread(model, "input_to_embed", embedding_all):
         yield
+
+
+_EVALUATED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by how many contexts
 
 
 @contextmanager
 def evaluated(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run modules without dropout, with the frequencies of RoPE as they were before any pass."""
+    """Run modules without dropout, and RoPE in this thread as if no pass had been before."""
     modules = [*modules]
-    training = [module for module in modules if module.training]
-    rotating = [module for module in modules if "original_max_seq_len" in vars(module)]
-    _reset_rope(rotating)
-    try:
+    with INSTALLING:
+        training = [module for module in modules if module.training or module in _EVALUATED]
         for module in training:
+            _EVALUATED[module] = _EVALUATED.get(module, 0) + 1
             vars(module)["training"] = False  # past a bridge's __setattr__
-        yield
+    try:
+        with ExitStack() as stack:
+            for module in modules:
+                if _ORIGINAL in vars(module):
+                    make = partial(_as_first_pass, module)
+                    stack.enter_context(replaced_in_this_thread(module, "forward", make))
+            yield
     finally:
-        for module in training:
-            vars(module)["training"] = True
-        _reset_rope(rotating)
+        with INSTALLING:
+            for module in training:
+                _EVALUATED[module] -= 1
+                if not _EVALUATED[module]:  # no other thread reads the model
+                    del _EVALUATED[module]
+                    vars(module)["training"] = True
 
 
-_LONGEST = "max_seq_len_cached"  # the longest sequence that dynamic RoPE has met
+# The longest sequence that dynamic RoPE has met, and the length for which it was made.
+_LONGEST, _ORIGINAL = "max_seq_len_cached", "original_max_seq_len"
+_ROTATING = Lock()  # for the moment in which a module has the frequencies of one pass
 
 
-def _reset_rope(rotating: Iterable[nn.Module]) -> None:
-    """Reset dynamic RoPE to the frequencies of short sequences, as transformers does by itself.
+def _as_first_pass(module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward pass of RoPE with the frequencies of its sequences alone.
 
-    transformers does so for sequences shorter than the original context, not for equally long ones.
+    transformers keeps those of the longest sequence so far on the module. It forgets them for
+    sequences shorter than the original context, not for equally long ones.
     """
-    for module in rotating:
-        attributes, buffers = vars(module), module._buffers
-        for name in [name for name in attributes if name.endswith(_LONGEST)]:
-            if attributes[name] > attributes["original_max_seq_len"]:
+
+    def forward(*args: object, **options: object) -> object:
+        with _ROTATING:
+            attributes, buffers = vars(module), module._buffers
+            longest = {name: attributes[name] for name in [*attributes] if name.endswith(_LONGEST)}
+            before = {**buffers}
+            for name in longest:
                 prefix = name.removesuffix(_LONGEST)  # the type of a layer, or nothing
-                buffers[f"{prefix}inv_freq"] = buffers[f"{prefix}original_inv_freq"]
-                attributes[name] = attributes["original_max_seq_len"]
+                if attributes[name] > attributes[_ORIGINAL]:
+                    buffers[f"{prefix}inv_freq"] = buffers[f"{prefix}original_inv_freq"]
+                    attributes[name] = attributes[_ORIGINAL]
+            try:
+                return run(*args, **options)
+            finally:
+                attributes.update(longest)
+                buffers.update(before)
+
+    return forward
 
 
 def position_point(model: HookedModel) -> HookPoint | None:
@@ -430,7 +469,8 @@ def run_forward(model: HookedModel, inputs: Inputs) -> None:
     options: dict[str, int] = {} if is_bridge(model) else {"stop_at_layer": model.cfg.n_layers}
     entries: list[HookGroup] = []
     if inputs.is_floating_point() and is_bridge(model):
-        enter = first(block_point(model, 0, "hook_resid_pre"), lambda tensor, hook: inputs)
+        here = OfThread(lambda tensor, hook: inputs)
+        enter = first(block_point(model, 0, "hook_resid_pre"), here)
         entries.append(HookGroup(blocks_of(model)[0], [enter]))
     elif inputs.is_floating_point():
         options["start_at_layer"] = 0
@@ -478,8 +518,7 @@ def traits_of(model: HookedModel) -> dict[int, Traits]:
     the two positions were further from each other than any window.
     """
     if model not in TRAITS:
-        with used_alone(model):
-            TRAITS[model] = _traits(model)
+        TRAITS[model] = _traits(model)
     return TRAITS[model]
 
 
@@ -502,10 +541,8 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
         hooks_attached(entries),
         positions_far_apart(),
         attention_read(model, compare, n_layers=len(layers)),
-        ExitStack() as stack,
+        edited({layer.tap: Edits(rope=_SecondStraight()) for layer in layers}),
     ):
-        for layer in layers:
-            stack.enter_context(layer.tap.edited(rope=_SecondStraight()))
         # Token 0 may be padding, whose embedding is 0.
         run_forward(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
     return traits

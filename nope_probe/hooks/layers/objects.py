@@ -50,6 +50,7 @@ TAKEN = (
 )
 # Where nnsight's, parallel and loaded models have the model that they wrap.
 _WRAPPED = ("_module", "_model", "module", "model")
+ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
 _IN_USE: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # the bridges of `ablated`
 
 
@@ -131,7 +132,11 @@ def _validate_on_devices(model: Any) -> None:
 
 @contextmanager
 def opened(given: Model) -> Iterator[HookedModel]:
-    """Yield the hooked model of a caller's model; inside the context it runs in its place."""
+    """Yield the hooked model of a caller's model; inside the context it runs in its place.
+
+    Raises:
+        RuntimeError: if another thread has opened the model meanwhile.
+    """
     original, model = _unwrapped(given), model_of(given)
     if model is original or original in _IN_USE:
         yield model
@@ -144,7 +149,8 @@ def opened(given: Model) -> Iterator[HookedModel]:
             raise UserError("inside `ablated`, run the model that it gives: `as model`")
         return run(*args, **options)
 
-    _IN_USE[original] = model
+    if _IN_USE.setdefault(original, model) is not model:
+        raise RuntimeError(ABLATED_ALREADY)
     try:
         with methods_replaced(replaced, forward=forward):
             yield model

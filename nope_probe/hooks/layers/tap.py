@@ -13,10 +13,10 @@ product and a mask or ALiBi, and the third v.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import local
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,10 +33,10 @@ from nope_probe.hooks.layers.attention import (
     unmasked,
 )
 from nope_probe.hooks.layers.hook_points import HookPoint
-from nope_probe.hooks.layers.threads import in_this_thread
 from nope_probe.maps.rotation import Angles
 
-NAME = "nope_probe"  # of our functions among transformers'
+# Our functions' names among transformers', in models that `load` makes, and in others for a while.
+NAME, BORROWED = "nope_probe", "nope_probe_for_a_while"
 
 
 class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
@@ -52,16 +52,36 @@ class Straightens(Protocol):
     def turned_back(self, x: HeadVectors, angles: Angles) -> HeadVectors: ...
 
 
+class Edits(NamedTuple):
+    """Changes of a block's attention.
+
+    Attributes:
+        rope: the rotary pairs that stay as at position 0; None for no pairs.
+        change: the change of attention before it is computed; None for none.
+    """
+
+    rope: Straightens | None = None
+    change: Callable[[Attention], Attention] | None = None
+
+
 class PassState(local):
-    """What a forward pass leaves for its masks and taps, in one thread.
+    """The readers and edits of one thread, and what its forward pass leaves for masks and taps.
 
     Attributes:
         angles: the angles of RoPE in the block that attends.
         far_apart: whether masks are made as if neighbours were beyond any window or chunk.
+        n_seqs: the number of sequences, until position embeddings are made.
+        readers: called with the attention of each pass, after all hooks, by tap.
+        edits: the edits in place of an ablation's, by tap.
     """
 
     angles: Angles | None = None
     far_apart = False
+    n_seqs: int | None = None
+
+    def __init__(self) -> None:
+        self.readers: dict[Tap, list[Callable[[Attention], None]]] = {}
+        self.edits: dict[Tap, Edits] = {}
 
 
 current = PassState()
@@ -72,18 +92,20 @@ class Tap:
 
     Attributes:
         masked: the value of masked scores: -inf on HookedTransformers, finfo.min on bridges.
-        edit: an ablation's change of attention before it is computed.
-        rope: the rotary pairs that stay as at position 0; None for no pairs.
-        readers: called with the attention of each pass, after all hooks.
+        ablation: the edits of the ablation in effect, in the passes of all threads.
+        n_users: how many contexts need the block to attend through the tap.
         scale: the factor between q.k and a score, of families that compute attention in line.
     """
 
     def __init__(self, scores: HookPoint, pattern: HookPoint, masked: float | None = None) -> None:
         self.scores_point, self.pattern_point, self.masked = scores, pattern, masked
-        self.edit: Callable[[Attention], Attention] | None = None
-        self.rope: Straightens | None = None
-        self.readers: list[Callable[[Attention], None]] = []
+        self.ablation, self.n_users = Edits(), 0
         self.scale: float | None = None
+
+    @property
+    def edits(self) -> Edits:
+        """The edits in this thread's passes."""
+        return current.edits.get(self, self.ablation)
 
     def __call__(self, attention: Attention) -> Float[Tensor, "batch pos head d_value"]:
         """Return the values weighted by attention: fused, unless a hook needs the scores.
@@ -91,15 +113,16 @@ class Tap:
         Raises:
             StopForward: if the pass ends here.
         """
-        if self.edit is not None:
-            attention = self.edit(attention)
+        change = self.edits.change
+        if change is not None:
+            attention = change(attention)
         if has_hooks(self.scores_point):
             scores = attention.masked_scores(masked=self.masked)
             attention = replace(attention, hooked=self.scores_point(scores))
         if has_hooks(self.pattern_point):
             pattern = self.pattern_point(attention.pattern(masked=self.masked))
             attention = replace(attention, hooked_pattern=pattern)
-        for read in self.readers:
+        for read in current.readers.get(self, ()):
             read(attention)
         is_hooked = attention.hooked is not None or attention.hooked_pattern is not None
         is_fused = attention.soft_cap is attention.sinks is attention.fixed is None
@@ -117,18 +140,23 @@ class Tap:
         return values[0] if len(values) == 1 else torch.cat(values, 1)
 
     @contextmanager
-    def edited(
-        self,
-        rope: Straightens | None = None,
-        edit: Callable[[Attention], Attention] | None = None,
-    ) -> Iterator[None]:
-        """Compute attention with these edits, and no others, for as long as the context lasts."""
-        before = self.rope, self.edit
-        self.rope, self.edit = rope, edit
+    def ablated(self, edits: Edits) -> Iterator[None]:
+        """Compute attention with an ablation's edits for as long as the context lasts."""
+        self.ablation = edits
         try:
             yield
         finally:
-            self.rope, self.edit = before
+            self.ablation = Edits()
+
+
+@contextmanager
+def edited(taps: dict[Tap, Edits]) -> Iterator[None]:
+    """Compute this thread's attention with these edits, and no others, while the context lasts."""
+    before, current.edits = current.edits, current.edits | taps
+    try:
+        yield
+    finally:
+        current.edits = before
 
 
 @contextmanager
@@ -140,12 +168,14 @@ def taps_read(
     def stop(attention: Attention) -> None:
         raise StopForward
 
-    with ExitStack() as stack:
-        for tap, read in [*readers, *((tap, stop) for tap in stopping)]:
-            reader = in_this_thread(read)
-            tap.readers.append(reader)
-            stack.callback(tap.readers.remove, reader)
+    before = current.readers
+    current.readers = {tap: [*of_tap] for tap, of_tap in before.items()}
+    for tap, read in [*readers, *((tap, stop) for tap in stopping)]:
+        current.readers.setdefault(tap, []).append(read)
+    try:
         yield
+    finally:
+        current.readers = before
 
 
 def has_hooks(point: HookPoint) -> bool:
@@ -257,12 +287,23 @@ def positions_far_apart() -> Iterator[None]:
         current.far_apart = False
 
 
+def borrowed_mask(**options: Any) -> object:
+    """Return the mask of a pass through a model that attends by transformers' code afterwards.
+
+    A pass of another thread may go on by that code, to which it brings the mask that it began with.
+    """
+    from transformers.masking_utils import eager_mask
+
+    return attention_mask(**options) if current.readers else eager_mask(**options)
+
+
 def register() -> None:
     """Make our functions known to transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, attention_mask)
+    for name, mask in {NAME: attention_mask, BORROWED: borrowed_mask}.items():
+        AttentionInterface.register(name, attention_forward)
+        AttentionMaskInterface.register(name, mask)
 
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm")

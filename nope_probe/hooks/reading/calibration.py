@@ -25,7 +25,6 @@ from nope_probe.hooks.layers.model import (
     layers_of,
 )
 from nope_probe.hooks.layers.objects import Model, model_of
-from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.reading.writers import (
@@ -34,7 +33,7 @@ from nope_probe.hooks.reading.writers import (
     learned_positions,
     written_by_blocks,
 )
-from nope_probe.hooks.removing.block_ablation import is_ablated
+from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.hooks.removing.replacements import (
     MEANS,
     Calibration,
@@ -93,7 +92,7 @@ def calibrate(
     """
     model = model_of(model)
     inputs = as_inputs(model, inputs)
-    if is_ablated(model):
+    if model in ABLATED:
         raise RuntimeError(
             "the model is ablated: calibrate it before `ablated`, while it is intact"
         )
@@ -106,10 +105,8 @@ def calibrate(
         for number, of_layer in (heads or {}).items()
     }
     one_fold = torch.zeros(len(inputs), dtype=torch.long)
-    with used_alone(model):
-        read = [*accumulators, *written, *patterns.values()]
-        stream(model, inputs, read, one_fold, batch_size, checkpoint)
-        checksum = weights_checksum(model)
+    read = [*accumulators, *written, *patterns.values()]
+    stream(model, inputs, read, one_fold, batch_size, checkpoint)
     measured = {accumulator.layer.index: accumulator for accumulator in accumulators}
     blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
     means = {
@@ -117,7 +114,7 @@ def calibrate(
         for name in MEANS
     }
     return Calibration(
-        checksum=checksum,
+        checksum=weights_checksum(model),
         gains={
             kind: {
                 name: tuple(nan if block is None else block.gain(name, kind) for block in blocks)

@@ -189,7 +189,7 @@ class MeansAccumulator(Accumulator):
         if attention.bias is not None:
             bias = attention.bias[0, :, self.cut.rows].double()
             flags["bias"] = bias if self.per_head else bias.mean(0)
-        rope, angles = self.layer.tap.rope, attention.angles
+        rope, angles = self.layer.tap.edits.rope, attention.angles
         if self.rotary is None or angles is None:
             return flags
         if self.rotary.pairs is None:

@@ -8,7 +8,7 @@ processes' totals are added up at the end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Int
@@ -28,7 +28,6 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.layers.tap import StopForward, taps_read
-from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.maps.folds import State, under
 
@@ -97,9 +96,8 @@ def stream(
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())
     done, restored = 0, accumulators[0].n_seen
-    with used_alone(model), torch.inference_mode(), ExitStack() as stack:
+    with torch.inference_mode(), _reading(model, accumulators):
         runner = BatchRunner(model, accumulators, checkpoint, batch_size)
-        stack.enter_context(_reading(model, accumulators))
         for start, stop in batches:
             if done >= restored:
                 runner.run(inputs[start:stop], fold_of[start:stop], done)

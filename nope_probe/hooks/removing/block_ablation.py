@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -11,9 +12,15 @@ from torch import nn
 
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoint, restores_places
+from nope_probe.hooks.layers.hook_points import (
+    HookedModel,
+    HookGroup,
+    HookPoint,
+    OfThread,
+    restores_places,
+)
 from nope_probe.hooks.layers.model import layers_of, modules_of, numbered_layers, traits_of
-from nope_probe.hooks.layers.threads import used_alone
+from nope_probe.hooks.layers.objects import ABLATED_ALREADY
 from nope_probe.hooks.removing.components import Target, components, lone_mlps, removals_of
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
@@ -150,17 +157,23 @@ class ActiveAblation:
 ABLATED: WeakKeyDictionary[HookedModel, ActiveAblation] = WeakKeyDictionary()
 
 
-def is_ablated(model: HookedModel) -> bool:
-    """Return whether a model is ablated in this thread; ablations of other threads are waited for.
+@contextmanager
+def in_effect(model: HookedModel, active: ActiveAblation) -> Iterator[None]:
+    """Name an ablation in `ABLATED` for as long as the context lasts.
 
-    Nobody else ablates the model while this thread uses it alone.
+    Raises:
+        RuntimeError: if the model is ablated already, by any thread.
     """
-    with used_alone(model):
-        return model in ABLATED
+    if ABLATED.setdefault(model, active) is not active:
+        raise RuntimeError(ABLATED_ALREADY)
+    try:
+        yield
+    finally:
+        ABLATED.pop(model, None)
 
 
 def foreign_hooks(model: HookedModel) -> list[str]:
-    """Return the names of modules with hooks that neither an ablation nor a library has added."""
+    """Return the names of modules with hooks of neither an ablation, a capture nor a library."""
     active = ABLATED.get(model)
     groups = () if active is None else active.groups
     placed_on = Counter(id(placed.point) for group in groups for placed in group.hooks)
@@ -168,7 +181,8 @@ def foreign_hooks(model: HookedModel) -> list[str]:
     def has_others(module: nn.Module) -> bool:
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         if isinstance(module, HookPoint):
-            return len(hooks) != placed_on[id(module)]
+            reading = sum(isinstance(handle.user_hook, OfThread) for handle in [*module.fwd_hooks])
+            return len(hooks) != placed_on[id(module)] + reading
         return not all(restores_places(hook) or _is_of_the_libraries(hook) for hook in hooks)
 
     return [name for name, module in modules_of(model).items() if has_others(module)]
@@ -178,4 +192,4 @@ def _is_of_the_libraries(hook: object) -> bool:
     # After a call that asked for attentions or hidden states, transformers leaves hooks in place.
     # They record nothing until such a call comes again.
     known = ("transformer_lens.", "transformers.utils.output_capturing")
-    return str(getattr(hook, "__module__", "")).startswith(known)
+    return isinstance(hook, OfThread) or str(getattr(hook, "__module__", "")).startswith(known)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.objects import Model, model_of
-from nope_probe.hooks.layers.threads import used_alone
 
+_REDRAWN: WeakKeyDictionary[HookedModel, object] = WeakKeyDictionary()
 STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
 
 
@@ -21,12 +23,16 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
 
     Matrices become Gaussian with a standard deviation of 0.02, norm weights ones and biases zeros.
     Parameters that are all zero, such as the positions of a HookedTransformer without position
-    encoding, stay zero. The trained weights wait in main memory.
+    encoding, stay zero. The trained weights wait in main memory. The passes of all threads run the
+    untrained model.
 
     Args:
         model: a HookedTransformer or TransformerBridge, or what `load` returns; bit-identical
             afterwards.
         seed: the seed of the draws.
+
+    Raises:
+        RuntimeError: inside another `untrained` on this model.
 
     Example:
         >>> from nope_probe import load, untrained
@@ -37,7 +43,7 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
     """
     model = model_of(model)
     generator = torch.Generator().manual_seed(seed)
-    with used_alone(model), _restored(model.parameters()):
+    with _restored(model):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(_drawn(name, parameter, generator))
@@ -45,15 +51,19 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
 
 
 @contextmanager
-def _restored(weights: Iterable[Tensor]) -> Iterator[None]:
-    """Restore the values of weights at the end, from copies in main memory."""
-    saved = [(weight, weight.detach().cpu().clone()) for weight in weights]
+def _restored(model: HookedModel) -> Iterator[None]:
+    """Restore a model's weights at the end, from copies in main memory."""
+    mine = object()
+    if _REDRAWN.setdefault(model, mine) is not mine:
+        raise RuntimeError("the model is untrained already: leave the other `untrained` first")
+    saved = [(weight, weight.detach().cpu().clone()) for weight in model.parameters()]
     try:
         yield
     finally:
         with torch.no_grad():
             for weight, value in saved:
                 weight.copy_(value)
+        _REDRAWN.pop(model, None)
 
 
 def _drawn(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:

@@ -240,12 +240,12 @@ class _MatrixWeight(ReplacedWeight):
         self.rows, self.c = rows, c
 
     def outputs(self, y: Vectors) -> HeadVectors:
-        self.rows = self.rows.to(y)
-        return self.c * torch.einsum("bpm,hdm->bphd", y, self.rows)
+        rows = self.rows = self.rows.to(y)
+        return self.c * torch.einsum("bpm,hdm->bphd", y, rows)
 
     def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
-        self.rows = self.rows.to(z)
-        return self.c * torch.einsum("bphd,hdm->bpm", z[:, :, heads], self.rows[heads])
+        rows = self.rows = self.rows.to(z)
+        return self.c * torch.einsum("bphd,hdm->bpm", z[:, :, heads], rows[heads])
 
 
 class _ConstantWeight(ReplacedWeight):
@@ -253,13 +253,13 @@ class _ConstantWeight(ReplacedWeight):
         self.output = output
 
     def outputs(self, y: Vectors) -> HeadVectors:
-        self.output = self.output.to(y)
+        output = self.output = self.output.to(y)
         # A copy: OLMo clips queries in place.
-        return self.output.expand(*y.shape[:2], -1, -1).clone()
+        return output.expand(*y.shape[:2], -1, -1).clone()
 
     def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
-        self.output = self.output.to(z)
-        return self.output[heads].sum(0).expand(*z.shape[:2], -1).clone()
+        output = self.output = self.output.to(z)
+        return output[heads].sum(0).expand(*z.shape[:2], -1).clone()
 
 
 def project_identity(

@@ -133,7 +133,7 @@ def test_a_model_loaded_in_inference_mode_leaves_other_models_their_gradients(
 # Names by which a file asks which kind a model is, and the files that may.
 KINDS = ("is_bridge", "HookedLayer", "BridgeLayer", "original_model", "original_component")
 BLOCKS = ("hooks/layers/block_kinds.py",)
-LAYERS = ("bridges.py", "linear_maps.py", "model.py", "objects.py", "threads.py")
+LAYERS = ("bridges.py", "linear_maps.py", "model.py", "objects.py")
 HOMES = (*BLOCKS, *(f"hooks/layers/{name}" for name in LAYERS), "models/")
 
 
