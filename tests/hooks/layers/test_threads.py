@@ -107,11 +107,36 @@ def test_plain_passes_during_captures_are_intact_and_not_read(
 ) -> None:
     model, hf = models_of(kind)
     expected, logits = plain_maps(hf, batch(0)), hf(batch(1, 7)).logits.detach()
+    means = calibrate(model, batch(0)).means["w_o"]
     with passes_go_on(lambda _: model(batch(1, 7))) as outputs:
-        for _ in range(7):
+        for _ in range(5):
             assert_same(capture_scores(model, batch(0), batch_size=3).mean, expected, NETWORK)
+            assert_same(calibrate(model, batch(0), batch_size=3).means["w_o"], means, NETWORK)
     for _, output in outputs:
         assert_same(output, logits, NETWORK)
+
+
+def test_two_passes_of_unequal_batches_are_embedded_at_once(models_of: ModelsOf) -> None:
+    model, hf = models_of("gpt2")
+    capture_scores(model, batch(0))
+    both, ended = Barrier(2), Event()
+
+    def wait(tensor: torch.Tensor, hook: object) -> None:
+        both.wait(60)
+        if len(tensor) == 7:
+            assert ended.wait(60)
+
+    model.embed.hook_out.add_hook(wait)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(model, batch(1, 7))
+            output = model(batch(0, 5))
+            ended.set()
+            assert_same(other.result(60).detach(), hf(batch(1, 7)).logits.detach(), NETWORK)
+    finally:
+        ended.set()
+        model.reset_hooks()
+    assert_same(output.detach(), hf(batch(0, 5)).logits.detach(), NETWORK)
 
 
 @pytest.mark.parametrize("kind", KINDS)
