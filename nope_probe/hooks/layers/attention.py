@@ -93,6 +93,19 @@ class AttentionMask:
             sees=lambda query, key: visible[..., query, key],
         )
 
+    def __getitem__(self, cells: tuple[slice, slice, slice, slice]) -> AttentionMask:
+        """Return the mask of some queries, as transformers cuts it from a tensor."""
+        queries = torch.arange(self.n_queries, device=self.device)[cells[2]]
+        if len(queries) == self.n_queries:
+            return self
+        sees = self.sees
+        return replace(
+            self,
+            n_queries=len(queries),
+            sees=lambda query, key: sees(queries[query], key),
+            known=None,
+        )
+
     def rows(self, rows: slice | RowPositions = slice(None)) -> Visible:
         """Return the visible cells of some queries; no cells of other queries are made."""
         queries = torch.arange(self.n_queries, device=self.device)[rows]
