@@ -26,23 +26,7 @@ from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.block_kinds import BridgeLayer
 from nope_probe.hooks.layers.model import blocks_of, layers_of
-from nope_probe.hooks.layers.tap import current
 from nope_probe.hooks.layers.text_decoder import context_in
-
-
-class PositionsByThread(PosEmbedBridge):
-    """Position embeddings for models that several threads run.
-
-    TransformerLens leaves the number of a pass's sequences on the module.
-    """
-
-    @property
-    def _current_batch_size(self) -> int | None:
-        return current.n_seqs
-
-    @_current_batch_size.setter
-    def _current_batch_size(self, n_seqs: int | None) -> None:
-        current.n_seqs = n_seqs
 
 
 def boot_bridge(

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from inspect import signature
 from threading import Lock
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,7 +36,14 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_in_place,
     replaced_in_this_thread,
 )
-from nope_probe.hooks.layers.tap import Edits, StopForward, edited, positions_far_apart, taps_read
+from nope_probe.hooks.layers.tap import (
+    Edits,
+    StopForward,
+    current,
+    edited,
+    positions_far_apart,
+    taps_read,
+)
 from nope_probe.maps.rotation import Angles
 
 Reading = TypeVar("Reading")
@@ -114,11 +121,21 @@ def tapped(model: HookedModel) -> Iterator[list[Layer]]:
 
 
 def _keep_positions_by_thread(model: HookedModel) -> None:
-    hooked: Any = model
-    if is_bridge(model) and type(hooked._modules.get("pos_embed")).__name__ == "PosEmbedBridge":
-        from nope_probe.hooks.layers.bridges import PositionsByThread
+    """Let threads embed the positions of batches of unequal sizes at once.
 
-        hooked.pos_embed.__class__ = PositionsByThread
+    TransformerLens leaves the number of a pass's sequences on the module of position embeddings.
+    """
+    positions = cast(Any, model)._modules.get("pos_embed")
+    kind = type(positions)
+    if kind.__name__ == "PosEmbedBridge" and not hasattr(kind, _N_SEQS):
+        setattr(kind, _N_SEQS, property(lambda _: current.n_seqs, _set_n_seqs))
+
+
+_N_SEQS = "_current_batch_size"
+
+
+def _set_n_seqs(module: nn.Module, n_seqs: int | None) -> None:
+    current.n_seqs = n_seqs
 
 
 @contextmanager
