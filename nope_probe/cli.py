@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -15,6 +16,8 @@ from contextvars import ContextVar
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -23,7 +26,7 @@ import tyro
 
 from nope_probe.errors import UserError, line_of, printable
 from nope_probe.files import JsonObject
-from nope_probe.run.flags import description_of, hints_of
+from nope_probe.run.flags import description_of, flag_of, hints_of, takes_several
 from nope_probe.run.paths import validate_image_place
 from nope_probe.run.processes import (
     HEAD_START,
@@ -38,6 +41,7 @@ from nope_probe.run.processes import (
 from nope_probe.run.settings import OutputSettings, SessionSettings
 
 Settings = TypeVar("Settings")
+FEW = 3  # commands that an error names
 GROUP = "_group"  # at the end of the names of groups of flags
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
 IMAGE_HELP = (
@@ -63,9 +67,12 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     lines = [description_of(settings)]
     if examples:
         lines += ["", "Examples:", *(f"  {typed} {example}".rstrip() for example in examples)]
-    with _one_line_for_a_box(typed):
+    arguments = typed_arguments()
+    if "--version" in arguments:
+        print_version()
+    with _one_line_for_a_box(typed, settings, arguments):
         groups: Any = tyro.cli(
-            in_groups(settings), prog=typed, args=typed_arguments(), description="\n".join(lines)
+            in_groups(settings), prog=typed, args=arguments, description="\n".join(lines)
         )
     values = dict(vars(groups))
     for name in [name for name in values if name.endswith(GROUP)]:
@@ -73,6 +80,12 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     if process_count() > 1:  # so that torch prints nothing about a connection that it loses
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     return settings(**values)
+
+
+def print_version() -> NoReturn:
+    """Print the version of the package, and end the process."""
+    sys.stdout.write(f"nope-probe {version('nope-probe')}\n")
+    sys.exit(0)
 
 
 def in_groups(settings: type) -> type:
@@ -139,7 +152,12 @@ def run_and_show(command: str, settings: type[SessionSettings], examples: Sequen
     """
     with one_line_errors():
         chosen, shown = parse_with(settings, examples, IMAGE, VERBOSE, DRY_RUN)
-        chosen.validate()
+        try:
+            chosen.validate()
+        except UserError as error:  # a value that is several values
+            for instead in separated_by_spaces(str(error), settings, typed_arguments()):
+                raise UserError(instead) from error
+            raise
         dry = shown.pop("dry_run")
         if dry and any(shown.values()):
             raise UserError(
@@ -181,6 +199,8 @@ def run_subcommand() -> None:
     if given in ([], ["--help"], ["-h"]):
         sys.stdout.write(overview(commands))
         return
+    if given == ["--version"]:
+        print_version()
     (name,) = given
     if name not in commands:
         near = get_close_matches(name, commands, n=1)
@@ -223,11 +243,11 @@ def overview(commands: dict[str, str]) -> str:
 
 
 @contextmanager
-def _one_line_for_a_box(typed: str) -> Iterator[None]:
+def _one_line_for_a_box(typed: str, settings: type, arguments: Sequence[str]) -> Iterator[None]:
     """Turn the box that tyro draws on stderr around an error into one line.
 
     Raises:
-        UserError: with that line.
+        UserError: with that line, or with what to type instead.
     """
     drawn = io.StringIO()
     try:
@@ -236,20 +256,77 @@ def _one_line_for_a_box(typed: str) -> Iterator[None]:
     except SystemExit as stop:
         if stop.code in (None, 0):
             raise
-        raise _error_of_a_box(drawn.getvalue(), typed) from None
+        raise _error_of_a_box(drawn.getvalue(), typed, settings, arguments) from None
     except AssertionError as error:  # an unknown shell for --tyro-print-completion
         raise UserError(str(error)) from error
 
 
-def _error_of_a_box(box: str, typed: str) -> UserError:
+def _error_of_a_box(box: str, typed: str, settings: type, arguments: Sequence[str]) -> UserError:
     inside = [line.strip("│| \t") for line in box.splitlines()]
     # Rules have no letters; the first line is the box's title.
     lines = [line if re.search(r"\w", line) else "" for line in inside][1:]
     text = [*lines[next((i for i, line in enumerate(lines) if line), 0) :], ""]
-    first = " ".join(text[: text.index("")]).removeprefix("Error parsing ")
+    first = " ".join(text[: text.index("")]).removeprefix("Error parsing ").rstrip(".")
+    for instead in way_out(first, settings, arguments):
+        return UserError(instead)
     near = re.search(r"Perhaps you meant:\W*(--[\w-]+)", " ".join(text))
     meant = f"; did you mean {near[1]}?" if near else ""
-    return UserError(f"{first.rstrip('.')}{meant} (see {typed} --help)")
+    first = re.sub(r"invalid literal for int.*: (.*)", r"expected a whole number, got \1", first)
+    first = re.sub(r"could not convert string to float: (.*)", r"expected a number, got \1", first)
+    return UserError(f"{first}{meant} (see {typed} --help)")
+
+
+def way_out(said: str, settings: type, arguments: Sequence[str]) -> Iterator[str]:
+    """Yield what to type instead of arguments that a command does not take.
+
+    Args:
+        said: what tyro says of them.
+        settings: of the command.
+        arguments: as they were typed.
+    """
+    found = re.match(r"Unrecognized options: ([^,]*)", said)
+    stray = found[1] if found else ""
+    yield from separated_by_spaces(said, settings, arguments)
+    if stray.startswith("--"):
+        others = [name for name in find_commands() if stray in flags_of_command(name)]
+        if 0 < len(others) <= FEW:
+            a_flag, typed = f"{stray} is a flag of {' and '.join(others)}", shlex.join(arguments)
+            yield f"{a_flag}: python -m nope_probe.{others[0]} {typed}"
+    elif stray and stray == arguments[0] and "model" in hints_of(settings):
+        yield f"{stray} needs its flag: --model {stray}"
+    elif stray:
+        before = arguments[: arguments.index(stray)] if stray in arguments else arguments
+        flag = [word for word in before if word.startswith("--")][-1:]
+        if flag == ["--model"]:
+            yield f"--model takes one model, not {stray} too: run each, then compare their folders"
+        elif flag:
+            yield f"{flag[0]} takes one value, not {stray} too"
+
+
+def separated_by_spaces(said: str, settings: type, arguments: Sequence[str]) -> Iterator[str]:
+    """Yield how to type several values of a flag that were joined by a comma or the like.
+
+    Args:
+        said: the error, which names the value.
+        settings: of the command.
+        arguments: as they were typed.
+    """
+    several = {flag_of(name) for name, hint in hints_of(settings).items() if takes_several(hint)}
+    flag = ""
+    for word in chain.from_iterable(word.split("=", 1) for word in arguments):
+        if word.startswith("--"):
+            flag = word.replace("_", "-")
+        elif flag in several and word == "+":
+            yield f"{flag} {word}: a union has no spaces, as mask+rope"
+        elif flag in several and word in said and re.search("[,;|]", word):
+            values = " ".join(filter(None, re.split("[,;| ]", word)))
+            yield f"{flag} {word}: spaces separate values: {flag} {values}"
+
+
+def flags_of_command(name: str) -> set[str]:
+    """Return the flags of a command."""
+    settings: type = import_module(f"nope_probe.{name}").Settings
+    return {*map(flag_of, hints_of(settings))}
 
 
 @contextmanager

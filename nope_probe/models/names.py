@@ -159,6 +159,8 @@ def resolve(name: str) -> str:
                 "owner/name/FILE.gguf"
             )
         return name
+    if name.startswith((".", "/", "~")):
+        raise UserError(f"there is no folder or file {name}: {local_path(name)} does not exist")
     known = _lens_names() | FRIENDLY
     if name.lower() in known:
         return known[name.lower()]

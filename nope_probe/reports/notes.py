@@ -215,7 +215,9 @@ def _texts_of(manifest: Manifest) -> str:
 def layers_of_run(manifest: Manifest) -> str:
     """Return which layers of a model a run looked at, such as `L0 to L3 of 30`."""
     layers, depth = manifest.layers, 0 if manifest.model is None else manifest.model.depth
-    return words.layer_names(layers) + (f" of {depth}" if depth > max(layers) + 1 else "")
+    silent = () if manifest.model is None else manifest.model.not_attending
+    is_all = {*layers, *silent} == {*range(depth)}
+    return words.layer_names(layers) + ("" if is_all or not depth else f" of {depth}")
 
 
 def measure_note(name: str) -> str:

@@ -145,14 +145,14 @@ def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
     for name, value in values.items():
         if name not in hints:
             raise UserError(f"unknown option {name!r}; there are {', '.join(sorted(hints))}")
-        if value is not None and _takes_several(hints[name]):
+        if value is not None and takes_several(hints[name]):
             chosen[name] = as_tuple(value)
     return kind(**chosen)
 
 
-def _takes_several(hint: object) -> bool:
+def takes_several(hint: object) -> bool:
     """Return whether values of a type are tuples, or tuples among others."""
-    return get_origin(hint) is tuple or any(map(_takes_several, get_args(hint)))
+    return get_origin(hint) is tuple or any(map(takes_several, get_args(hint)))
 
 
 @cache

@@ -85,6 +85,7 @@ class SessionSettings(BoundedSettings):
 
 
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+LAYERS_ARG = tyro.conf.arg(metavar="N|FROM:TO|all|auto")
 OFFSET_BINS = tyro.conf.arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
     "all: one mean per distance."
@@ -92,6 +93,7 @@ OFFSET_BINS = tyro.conf.arg(
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
 FORMAT = 5
+MIN_KEYS = 8  # other keys that a query sees which has a lead, and that an order needs
 FIRST_LAYERS = 4  # that are studied by default
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
@@ -136,9 +138,10 @@ class DataSettings:
     """Which sequences a model is run on.
 
     Attributes:
-        data: shipped (Python source), prose (Python's language reference), stdlib, random,
-            gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, a Hub data set (owner/name or
-            owner/name:config) or a local folder of one.
+        data: auto (shipped; gaussian for a parameter-free model), shipped (Python source), prose
+            (Python's language reference), stdlib, random, gaussian, a .txt, .jsonl or .parquet
+            file, fineweb-edu, a Hub data set (owner/name or owner/name:config) or a local folder
+            of one.
         tokens: A .npy or .safetensors file of token ids [seq, pos] to run instead of --data;
             `documents` in the latter says which sequences belong together.
         windows: Where sequences begin in documents; start: at the first token (the paper's).
@@ -152,7 +155,7 @@ class DataSettings:
         beyond_context: Allow a --seq-len beyond the context (not of learned positions).
     """
 
-    data: str = "shipped"
+    data: str = "auto"
     tokens: Path | None = None
     windows: Literal["random", "start"] = "random"
     pack: bool = False
@@ -173,7 +176,8 @@ class MeasuringSettings:
     """What is read of a model, and how it is run.
 
     Attributes:
-        layers: How many first layers to study, or all; auto: 4, or all of fewer.
+        layers: 4: the first four, L0 to L3; 7:9: L7 and L8, after blocks that are run and not
+            reported; all; auto: 4, or all of fewer.
         batch_size: Sequences per forward pass; auto: 8,192 tokens, at most 32 sequences.
         folds: Parts of the data that intervals are made from.
         query_rows: Rows of the maps: evenly spread queries; all up to 2,048 tokens, 512 above.
@@ -184,7 +188,7 @@ class MeasuringSettings:
         dtype: The type of the weights; auto: bfloat16 on a GPU, else float32.
     """
 
-    layers: Annotated[int | Literal["auto", "all"], LAYERS] = "auto"
+    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "auto"
     batch_size: Annotated[int | Literal["auto"], COUNT] = "auto"
     folds: Annotated[int, Bounds(MIN_FOLDS, LARGEST)] = 8
     query_rows: Annotated[int | None, COUNT] = None
@@ -223,6 +227,29 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
         ("in_heads", ()),
     )
 
+    def __post_init__(self) -> None:
+        if self.data == "auto":
+            parameter_free = self.model.lower() in PARAMETER_FREE
+            object.__setattr__(self, "data", "gaussian" if parameter_free else "shipped")
+        super().__post_init__()
+        if isinstance(self.layers, str) and self.layers not in ("auto", "all"):
+            first, colon, end = self.layers.partition(":")
+            is_range = colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)
+            if not is_range:
+                raise UserError(
+                    f"--layers {self.layers}: expected how many first layers (4), a range (7:9 is "
+                    "L7 and L8), all or auto"
+                )
+
+    def chosen(self) -> JsonObject:
+        """Return the settings that are not the default, by name; data, if it was asked for."""
+        chosen = super().chosen()
+        for by_default in (("data", "n_seqs"), ("data",), ("n_seqs",)):
+            asked = {name: value for name, value in chosen.items() if name not in by_default}
+            if type(self)(**asked) == self:
+                return asked
+        return chosen
+
     @property
     def subject(self) -> str:
         """What the default folder is named after."""
@@ -251,6 +278,11 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
         Raises:
             UserError: naming the flag.
         """
+        if self.reads_corpus and self.seq_len < self.shortest:
+            raise UserError(
+                f"{self.length_of(self.seq_len)}: measures use queries that see {MIN_KEYS} keys or "
+                f"more besides the first; take {self.length_of(self.shortest)} or more"
+            )
         if self.reads_corpus and self.n_seqs < self.folds:
             raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
         if self.query_rows is not None and self.query_rows > self.seq_len:
@@ -326,13 +358,18 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
         """How many first layers of the model to load, if it has as many; None for all."""
         if self.layers == "auto":
             return FIRST_LAYERS
-        return None if self.layers == "all" else self.layers
+        return None if self.layers == "all" else self._end
+
+    @property
+    def _end(self) -> int:
+        """The number after that of the last layer of a number or a range."""
+        return int(str(self.layers).rpartition(":")[2])
 
     def depth_in(self, info: ModelInfo) -> int:
-        """Return how many first layers of a model to study."""
+        """Return how many first layers of a model to study, or to run before those."""
         if self.layers == "auto":
             return min(FIRST_LAYERS, info.n_layers)
-        return info.n_layers if self.layers == "all" else self.layers
+        return info.n_layers if self.layers == "all" else self._end
 
     @property
     def positions(self) -> int | None:
@@ -351,9 +388,14 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
         if not self.layers_with_maps(info):
             first = info.attending[0]
             raise UserError(
-                f"the first {depth} layers of {info.name} do not attend: L{first} is the "
-                f"first that does, try --layers {first + 1}"
+                f"--layers {depth if self.layers == 'auto' else self.layers} of {info.name} do not "
+                f"attend: L{first} is the first that does, try --layers {first + 1}"
             )
+
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens of a sequence that has a query which is measured."""
+        return MIN_KEYS + 2
 
     @property
     def removes(self) -> bool:
@@ -369,8 +411,10 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
         return int(bos) if self.skip_keys == "auto" else self.skip_keys
 
     def layers_with_maps(self, info: ModelInfo) -> tuple[int, ...]:
-        """Return the numbers of the layers that have maps: the first layers that attend."""
-        return tuple(layer for layer in info.attending if layer < self.depth_in(info))
+        """Return the numbers of the layers that have maps: those to study that attend."""
+        first, colon, _ = str(self.layers).partition(":")
+        studied = range(int(first) if colon else 0, self.depth_in(info))
+        return tuple(layer for layer in info.attending if layer in studied)
 
 
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.

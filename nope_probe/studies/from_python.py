@@ -104,7 +104,7 @@ def run_of(
         settings = settings_from(kind, {"layers": "all", **options})
         _refuse(options, OF_MODEL, "a model in memory")
         loaded = in_memory = as_loaded(model)
-        settings = replace(settings, model=loaded.info.name)
+        settings = settings_from(kind, {"layers": "all", **options, "model": loaded.info.name})
         settings.validate_layers(loaded.info)
         _validate_intact(loaded, settings)
     asked = settings

@@ -30,9 +30,10 @@ from nope_probe.run.folder import Run
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.manifest import Manifest, TooFew, written
 from nope_probe.run.session import Session
+from nope_probe.run.settings import MIN_KEYS
 from nope_probe.studies.attention.on_text import Explained, shown_pieces
 from nope_probe.studies.attention.page import report
-from nope_probe.studies.attention.settings import MIN_KEYS, Settings
+from nope_probe.studies.attention.settings import Settings
 from nope_probe.studies.attention.steps import LookSteps
 from nope_probe.studies.attention.text import RunText, text_record
 from nope_probe.studies.attention.why import why_tables

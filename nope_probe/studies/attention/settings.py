@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from nope_probe.data.documents import read_text, validate_text
 from nope_probe.errors import UserError
@@ -13,10 +13,9 @@ from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.run.flags import COUNT, LAYERS, Bounds
-from nope_probe.run.settings import memory_of
+from nope_probe.run.settings import LAYERS_ARG, MIN_KEYS, memory_of
 from nope_probe.studies.removing import RemovingSettings
 
-MIN_KEYS = 8  # of the queries that are measured, as for locality
 ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all layers
 MAP_BYTES = 2**30  # of the heads' maps that are in memory at once
 TEXT_TOKENS = 512  # of a text on the page
@@ -37,14 +36,13 @@ class Settings(RemovingSettings):
     Attributes:
         data: Other texts, named as in `ablate` [shipped; with --text none, unless --n-seqs].
         n_seqs: How many sequences of other texts [512; with --text none, unless --data].
-        layers: How many first layers to study, or all.
         query_rows: Queries of the maps: evenly spread; all up to 256 tokens, 128 above.
         text: A text of up to 512 tokens: the page shows where each head looks in it. With --n-seqs
             or --data it is compared with other texts, and has up to --seq-len tokens.
         text_file: A file (UTF-8) with this text.
         why: A head (L1H3) of the text: why it looks where it looks from --query, exactly, by
             position and by what each earlier component wrote.
-        query: The token of the text that --why asks about; -1 is the last.
+        query: The token of the text that --why asks about: its number (-1 is the last), or a word.
         steps: Steps back from --why: 2 also says from which tokens the heads that wrote the most
             attended key, or the query, moved it, and why they looked there.
         confirm: How many of the parts that heads moved in --steps to remove, one at a time, the
@@ -54,33 +52,29 @@ class Settings(RemovingSettings):
     # None becomes a value as soon as settings are made: a text that comes alone is read alone.
     data: str | None = None  # type: ignore[assignment]
     n_seqs: Annotated[int | None, COUNT] = None  # type: ignore[assignment]
-    layers: Annotated[int | Literal["all"], LAYERS] = "all"
+    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
     query_rows: Annotated[int | None, COUNT] = None
 
     text: str | None = None
     text_file: Path | None = None
     why: str | None = None
-    query: int = -1
+    query: int | str = -1
     steps: Annotated[int, Bounds(1, 100)] = 1
     confirm: Annotated[int, Bounds(0, 1000)] = 0
 
     def __post_init__(self) -> None:
         is_alone = self._has_text and self.data is None and self.n_seqs is None
-        data, n_seqs = (ALONE, 1) if is_alone else ("shipped", N_SEQS)
+        data, n_seqs = (ALONE, 1) if is_alone else ("auto", N_SEQS)
         if self.data is None:
             object.__setattr__(self, "data", data)
         if self.n_seqs is None:
             object.__setattr__(self, "n_seqs", n_seqs)
         super().__post_init__()
 
-    def chosen(self) -> JsonObject:
-        """Return the settings that are not the default; which texts, if they were asked for."""
-        chosen, by_default = super().chosen(), type(self)()
-        if not self.reads_corpus:
-            del chosen["data"], chosen["n_seqs"]
-        elif not self._has_text:
-            return {k: v for k, v in chosen.items() if v != getattr(by_default, k)}
-        return chosen
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens of a sequence that has a query which is measured."""
+        return MIN_KEYS
 
     @property
     def _has_text(self) -> bool:
@@ -100,11 +94,6 @@ class Settings(RemovingSettings):
     def validate(self) -> None:
         """Check the settings that need no model."""
         super().validate()
-        if self.seq_len < MIN_KEYS:
-            raise UserError(
-                f"attention is measured at queries of {MIN_KEYS} keys or more: take "
-                f"{self.length_of(MIN_KEYS)} or more"
-            )
         if self.shown_text is not None:
             self._validate_text(self.shown_text)
         if self.why is not None:

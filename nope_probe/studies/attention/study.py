@@ -24,8 +24,8 @@ from nope_probe.studies.attention.analyse import analyse, captured_text, measure
 from nope_probe.studies.attention.on_text import stored_why, text_view
 from nope_probe.studies.attention.settings import MAP_BYTES, Settings
 from nope_probe.studies.attention.steps import captured_looks
-from nope_probe.studies.attention.text import text_of
-from nope_probe.studies.attention.why import explained, steps_of
+from nope_probe.studies.attention.text import text_of, text_record
+from nope_probe.studies.attention.why import explained, query_in, steps_of
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, Out, as_loaded, run_of, takes
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
@@ -58,7 +58,7 @@ class AttentionStudy(Run):
             raise UserError("the run has no text: run_attention(model, text=...) shows one")
         return view
 
-    def why(self, head: str, query: int = -1, steps: int = 1, confirm: int = 0) -> Why:
+    def why(self, head: str, query: int | str = -1, steps: int = 1, confirm: int = 0) -> Why:
         """Return why a head looks where it looks from a token of the run's text.
 
         The terms are exact, and computed from the run's sequences and text with the model of the
@@ -66,7 +66,7 @@ class AttentionStudy(Run):
 
         Args:
             head: the head, such as `L1H3`.
-            query: the token's position in the text; -1 is the last.
+            query: the token's position in the text, -1 is the last; or a word of the text.
             steps: how many steps back to go.
             confirm: how many of the moved parts that the steps find to take out, one at a time.
 
@@ -82,13 +82,13 @@ class AttentionStudy(Run):
             >>> terms[3].idxmax()
             'rotation'
         """
-        n = len(self.on_text.pieces)
+        place = query_in(query, self.on_text.pieces)
         recorded = {k: v for k, v in self.manifest.settings.items() if k not in UNNAMED}
         of_run = settings_from(Settings, recorded)
-        settings = replace(of_run, why=head, query=query, steps=steps, confirm=confirm)
+        settings = replace(of_run, why=head, query=place, steps=steps, confirm=confirm)
         kept = stored_why(self)
-        is_same = (of_run.steps, of_run.confirm) == (steps, confirm) and -n <= query < n
-        if kept is not None and (kept.head, kept.query) == (head, query % n) and is_same:
+        is_same = (of_run.steps, of_run.confirm) == (steps, confirm)
+        if kept is not None and (kept.head, kept.query) == (head, place) and is_same:
             return kept
         settings.validate()
         return explained(self, settings, self._loaded(settings))
@@ -125,7 +125,8 @@ class SplitAttention(Study[Settings]):
         self.engine = replace(Engine.of(session, self.inputs), query_rows=settings.rows)
         self.why = None
         if self.text is not None and settings.why is not None:
-            self.why = steps_of(settings, self.text.tokens)
+            pieces = text_record(self.text, session.loaded.tokenizer).pieces
+            self.why = steps_of(settings, self.text.tokens, pieces)
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that average some layers at a time, or that read one text alone."""

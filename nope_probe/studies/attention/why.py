@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import pandas as pd
@@ -26,6 +29,7 @@ from nope_probe.studies.attention.text import text_of
 from nope_probe.studies.engine import Engine, ablation_of
 from nope_probe.studies.study import calibration, run_passes
 
+MOST_TOKENS = 60  # that an error lists
 MOST_WRITERS = 10  # that have a row each: those whose terms differ most between keys
 
 
@@ -46,7 +50,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     assert of_run is not None
     assert run.manifest.text is not None
     text, about = of_run.tokens, run.manifest.data
-    steps = steps_of(settings, text)
+    steps = steps_of(settings, text, run.manifest.text.pieces)
     tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
     inputs = Sequences(inputs=tokens, name=about.name, bos=bool(about.bos))
     changes = changes_of_model(run.manifest, loaded)
@@ -72,16 +76,46 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     return why_of(steps.asked, tables)
 
 
-def steps_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> LookSteps:
+def query_in(query: int | str, pieces: Sequence[str]) -> int:
+    """Return the number of a text's token, given by its number or by the word that it ends.
+
+    Args:
+        query: a number, below 0 from the end; or a word.
+        pieces: the part of the text that each token adds.
+
+    Raises:
+        UserError: listing the tokens, for a number that does not exist, or a word that does not
+            stand there once.
+
+    Example:
+        >>> pieces = ["", "def", " wid", "th", "("]
+        >>> query_in("width", pieces), query_in(-1, pieces)
+        (3, 4)
+    """
+    n, ends, places = len(pieces), list(accumulate(map(len, pieces))), list[int]()
+    if isinstance(query, int):
+        places = [query % n] if -n <= query < n else []
+    elif query:
+        found = re.finditer(rf"(?<!\w){re.escape(query)}(?!\w)", "".join(pieces))
+        places = [bisect_left(ends, match.end()) for match in found]
+    if len(places) == 1:
+        return places[0]
+    shown = [place for place in places or range(n) if pieces[place].strip()]
+    tokens = ", ".join(f"{place} {pieces[place].strip()!r}" for place in shown[:MOST_TOKENS])
+    more = ", ..." if len(shown) > MOST_TOKENS else ""
+    raise UserError(
+        f"--query {query}: the text has {n} tokens, 0 to {n - 1}: take the number of one: "
+        f"{tokens}{more}"
+    )
+
+
+def steps_of(settings: Settings, text: Int[Tensor, "1 pos"], pieces: Sequence[str]) -> LookSteps:
     """Return the steps that `why` asks for, which have not been read.
 
     Raises:
         UserError: for a token that the text does not have.
     """
-    n = text.shape[1]
-    if not -n <= settings.query < n:
-        raise UserError(f"--query {settings.query}: the text has {n} tokens, 0 to {n - 1}")
-    look = Look(Writer(str(settings.why)), settings.query % n)
+    look = Look(Writer(str(settings.why)), query_in(settings.query, pieces))
     return LookSteps(first=look, text=text, n_steps=settings.steps, n_removed=settings.confirm)
 
 

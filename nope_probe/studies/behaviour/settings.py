@@ -19,6 +19,7 @@ from nope_probe.removal import (
     spelled,
 )
 from nope_probe.run.flags import COUNT, LARGEST, LAYERS, SEQ_LEN, Bounds, validate_effects
+from nope_probe.run.settings import LAYERS_ARG
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 
 _arg = tyro.conf.arg
@@ -196,7 +197,7 @@ class Settings(RemovingSettings):
         trained_len: Tokens that the model was trained at [as recorded, else its context]; it is
             extrapolated to 4 times as many.
         max_len: Most tokens in a window of the extrapolation.
-        layers: In how many first layers to read position; all layers are run.
+        layers: In which layers to read position, as in `ablate`; all layers are run.
     """
 
     measures: tuple[Measure, ...] = MEASURES
@@ -212,7 +213,7 @@ class Settings(RemovingSettings):
     replacement: tuple[Replacement, ...] = ("identity",)  # type: ignore[assignment]
     trained_len: Annotated[int | None, EXTRAPOLATED] = None
     max_len: Annotated[int, EXTRAPOLATED] = 4096
-    layers: Annotated[int | Literal["all"], LAYERS] = "all"
+    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
     n_seqs: Annotated[int, COUNT] = 128
     seq_len: Annotated[int, SEQ_LEN] = 128
 

@@ -11,7 +11,7 @@ from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.run.flags import COUNT, LARGEST, LAYERS, Bounds
 from nope_probe.run.processes import validate_one_process
-from nope_probe.run.settings import RunSettings, memory_of
+from nope_probe.run.settings import LAYERS_ARG, RunSettings, memory_of
 
 Order = Literal["positional", "others", "information", "first_key", "previous_token", "induction"]
 ORDERS: tuple[str, ...] = get_args(Order)
@@ -39,7 +39,7 @@ class Settings(RunSettings):
         draws: How often as many heads are drawn from the same layers, for comparison.
         single: Remove it from each of the first heads alone too (as many as the last k).
         mean_seqs: Sequences of the mean attention that removed content leaves.
-        layers: How many first layers' heads to order, or all.
+        layers: Which layers' heads to order, as in `ablate`; all layers are run.
     """
 
     by: tuple[str, ...] = ("positional",)
@@ -48,7 +48,7 @@ class Settings(RunSettings):
     draws: Annotated[int, Bounds(2, LARGEST)] = 8
     single: bool = False
     mean_seqs: Annotated[int, Bounds(8, LARGEST)] = MEAN_SEQS
-    layers: Annotated[int | Literal["all"], LAYERS] = "all"
+    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
 
     def validate(self) -> None:
         """Check what can be checked without the model."""
