@@ -202,7 +202,7 @@ WAYS_OUT = {  # what was typed, and what the line says to type
     "attention --reader L2": "--reader is a flag of trace: python -m nope_probe.trace --reader L2",
     "circuit --layers 2": "did you mean --layer?",
     "ablate --n-seqs many": "--n-seqs: expected a whole number, got 'many'",
-    "scores --layers L2": "a range (7:9 is L7 and L8), all or auto",
+    "attention --layers L2": "a range (7:9 is L7 and L8), all or auto",
     "trace --layers 3:3": "a range (7:9 is L7 and L8), all or auto",
     "ablate --seq-len 9": "measures use queries that see 8 keys or more besides the first; take "
     "--seq-len 10 or more",
@@ -230,10 +230,10 @@ def test_every_command_has_a_version(
 
 
 def test_a_range_of_layers_is_run_from_the_first_and_reported_alone() -> None:
-    whole = scores.Settings(layers="1:3")
+    whole = ablate.Settings(layers="1:3")
     info = load("rope-tiny", n_layers=whole.depth).info
     assert (info.n_layers, whole.layers_with_maps(info)) == (3, (1, 2))
-    assert scores.Settings(layers=3).layers_with_maps(info) == (0, 1, 2)
+    assert ablate.Settings(layers=3).layers_with_maps(info) == (0, 1, 2)
 
 
 def test_a_parameter_free_model_takes_vectors_unless_data_is_given() -> None:

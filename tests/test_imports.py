@@ -131,7 +131,7 @@ def test_the_reports_of_commands_are_printed_without_torch() -> None:
 
 
 def test_a_finished_run_is_shown_again_without_torch(tmp_path: Path) -> None:
-    flags = ["--model", "rope-tiny", "--layers", "1", "--n-seqs", "8", "--seq-len", "7"]
+    flags = ["--model", "rope-tiny", "--layers", "1", "--n-seqs", "8", "--seq-len", "11"]
     typed = ["ablate", "--remove", "none", *flags, "--out", str(tmp_path / "run")]
     code = f"import sys\nfrom nope_probe import ablate\nsys.argv = {typed}\nablate.main()"
     first, again = imported(code), imported(code)

@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = tuple(find_commands())
 
 # What every line is made small by: the flags that take the place of a documented line's own.
-SMALL_RUN = {"--n-seqs": "4", "--seq-len": "8", "--folds": "4"}
+SMALL_RUN = {"--n-seqs": "4", "--seq-len": "11", "--folds": "4"}
 RUN_SIZES = {**SMALL_RUN, "--batch-size": "4"}
 MAPPED = {**RUN_SIZES, "--layers": "1"}  # of commands that have these flags and no row
 SIZES: dict[str, dict[str, str]] = {
@@ -61,7 +61,7 @@ FIGURE_SIZES: dict[str, dict[str, str]] = {
     **{name: {"--n-samples": "32"} for name, figure in paper.FIGURES.items() if figure.simulations},
     **{name: {"--n-seqs": "8"} for name, figure in paper.FIGURES.items() if figure.is_of_nope},
     **{
-        name: {"--n-seqs": "8", "--seq-len": "8", "--layers": "1"}
+        name: {"--n-seqs": "8", "--seq-len": "11", "--layers": "1"}
         for name, figure in paper.FIGURES.items()
         if figure.maps
     },
@@ -116,7 +116,7 @@ heads --no-dry-run --no-pack --remove rope --alpha 0
 heads --dry-run --remove rope
 heads --tokens tokens.npy --adapter adapter --remove mask --k 1
 behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrapolation
-ablate --remove sources --seq-len 8
+ablate --remove sources --seq-len 11
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
 attention --model llama-3.1-8b --revision main --data my.jsonl --windows start
@@ -266,7 +266,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     small = {**small, **(OF_WHY if "--why" in chosen else {})}
     small = without_sizes(small) if "--tokens" in chosen else small
     sizes = {name: (size,) for name, size in small.items()}
-    sizes |= {"--query-rows": ("5",)} if "--query-rows" in chosen else {}  # of 8 tokens
+    sizes |= {"--query-rows": ("5",)} if "--query-rows" in chosen else {}  # of 11 tokens
     return Line(command, tuple(sorted((chosen | sizes).items())))
 
 

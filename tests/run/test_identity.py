@@ -109,7 +109,7 @@ def settings(tiny: Callable, tmp_path: Path) -> Settings:
     model, data = shutil.copytree(tiny("llama").folder, tmp_path / "model"), tmp_path / "rows.jsonl"
     rows = [json.dumps({"text": f"document {i} of many words " * 9}) for i in range(9)]
     data.write_text("\n".join(rows))
-    small = {"layers": 1, "n_seqs": 8, "seq_len": 7, "folds": 4}
+    small = {"layers": 1, "n_seqs": 8, "seq_len": 11, "folds": 4}
     return Settings(model=str(model), data=str(data), out=tmp_path / "run", **small)
 
 

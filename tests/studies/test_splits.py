@@ -97,6 +97,6 @@ def test_the_sources_profiles_add_up_to_that_of_the_pattern(
 def test_bands_that_do_not_exist_are_refused(
     model: str, bands: str, message: str, tiny: Callable[[str], Any], capfd: Any, tmp_path: Path
 ):
-    small = ["--n-seqs", 8, "--seq-len", 5, "--layers", 2, "--data", "random", "--bands", bands]
+    small = ["--n-seqs", 8, "--seq-len", 11, "--layers", 2, "--data", "random", "--bands", bands]
     small += ["--remove", "none"]
     assert message in refused(capfd, tmp_path, ablate, *small, "--model", tiny(model).folder)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.command_line import run_command
+from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same
 
@@ -108,14 +109,15 @@ def _without(present: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def test_a_window_that_hides_nothing_is_no_source_and_the_manifest_says_so(
-    tiny: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = ["--n-seqs", "8", "--seq-len", "5", "--folds", "4", "--remove", "sources"]
-    model = ["--model", str(tiny("mistral").folder), "--data", "random", "--bos", "never"]
+    short = ["--n-seqs", "8", "--seq-len", "11", "--folds", "4", "--remove", "sources"]
+    folder = write_decoder("mistral", tmp_path, sliding_window=11).folder
+    model = ["--model", str(folder), "--data", "random", "--bos", "never"]
     run_command(ablate, *model, *short, "--layers", "2", "--out", str(tmp_path / "short"))
     sources = pd.read_csv(tmp_path / "short" / "sources.csv")
     assert {*sources["source"]} == {"mask", "rope"}
-    assert "sliding window (it hides no key in sequences of 5 tokens)" in " ".join(
+    assert "sliding window (it hides no key in sequences of 11 tokens)" in " ".join(
         capsys.readouterr().out.split()
     )
 
