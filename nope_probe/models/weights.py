@@ -23,12 +23,15 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
-from nope_probe.hooks.layers.objects import with_reference
+from nope_probe.hooks.layers.attention import relative_error
+from nope_probe.hooks.layers.objects import merge_adapters, probe_logits, with_reference
+from nope_probe.hooks.layers.parity import validate_within
 from nope_probe.hooks.layers.text_decoder import text_config_of
 from nope_probe.models.names import ADAPTER, is_gguf
 
 SINGLE, INDEX = SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME  # in the order of transformers
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_OF_PEFT = "base_model.model."  # how the names of an adapter's tensors begin
 _ENDINGS = (".safetensors", ".safetensors.index.json")
 _OF_WEIGHTS = re.compile(
     r".*\.(safetensors|gguf)$|(pytorch_model|consolidated).*\.(bin|pth)$"
@@ -228,15 +231,22 @@ def merge_adapter(
     if lacking:
         raise UserError(f"the adapter of {source} lacks weights, such as {min(lacking)}")
     loaded: Any = set_weights(adapted, weights)
-    return adapted.merge_and_unload(safe_merge=True), kind, set(loaded.unexpected_keys)
+    model = adapted.eval().get_base_model()
+    expected = probe_logits(model)
+    merge_adapters(model)
+    errors = {"logits": relative_error(probe_logits(model), expected)}
+    validate_within(f"{source}, an adapter that is merged into the weights,", errors, model.dtype)
+    return model, kind, set(loaded.unexpected_keys)
 
 
 def _is_of_text(weights: Collection[str], model: PreTrainedModel) -> bool:
     """Return whether an adapter was made for the class of a multimodal model's text decoder."""
-    text = model.get_decoder().base_model
-    start = f"base_model.model.{text.base_model_prefix}."
-    named = (name.removeprefix(start).split(".")[0] for name in weights if name.startswith(start))
-    return any(name in text._modules for name in named)
+    found = (_BLOCK.search(name) for name in weights)
+    blocks = {match.string[: match.end() - 1].removeprefix(_OF_PEFT) for match in found if match}
+    whole, text = ({*dict(part.named_modules())} for part in (model, model.get_decoder()))
+    return not blocks & whole and bool(
+        (blocks | {name.partition(".")[2] for name in blocks}) & text
+    )
 
 
 def _resize(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:

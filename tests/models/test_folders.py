@@ -52,13 +52,25 @@ ADAPTERS = {
     ),
 }
 
+EMBEDDING = peft.LoraConfig(target_modules=["embed_tokens"], r=3, init_lora_weights=False)
+WITHOUT_MATRICES = {
+    "LORA-with-new-tokens": peft.LoraConfig(
+        r=2,
+        target_modules=["q_proj"],
+        trainable_token_indices=[5, 7],
+        rank_pattern={"q_proj": 5},
+        init_lora_weights=False,
+    ),
+    "LN_TUNING": peft.LNTuningConfig(target_modules=["input_layernorm", "norm"]),
+}
+
 
 def add_adapter(folder: Path, config: Any) -> peft.PeftModel:
     """Put an adapter of random numbers into a model's folder, and return peft's own model."""
     torch.manual_seed(3)
     adapted = peft.get_peft_model(plain(folder), deepcopy(config)).eval()
     for name, parameter in adapted.named_parameters():
-        if "modules_to_save" in name or "ia3" in name:
+        if any(kind in name for kind in ("modules_to_save", "ia3", "tokens_delta", "ln_tuning")):
             parameter.requires_grad_(False).add_(0.3 * torch.randn(parameter.shape))
     adapted.save_pretrained(str(folder))
     return adapted
@@ -120,17 +132,31 @@ def test_an_adapter_may_add_tokens_and_bring_their_tokenizer(folder: Path, tmp_p
     assert loaded.tokenizer("<new7>")["input_ids"][-1] == 270
 
 
-@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("kind", ADAPTERS | WITHOUT_MATRICES)
 def test_an_adapter_in_the_folder_is_merged_into_the_weights(kind: str, folder: Path) -> None:
     base, inputs = plain(folder)(tokens(5)).logits, tokens(5)
-    expected = add_adapter(folder, ADAPTERS[kind])(inputs).logits
+    adapted = add_adapter(folder, (ADAPTERS | WITHOUT_MATRICES)[kind])
+    expected = adapted(inputs).logits
     loaded = load(str(folder))
     assert loaded.info.adapter == kind.partition("-")[0]
     assert distance(loaded.model(inputs), expected) <= NETWORK
+    assert distance(load(adapted).model(inputs), expected) <= NETWORK
     assert distance(base, expected) > 0.01
     if kind != "LORA-with-embedding-and-head":  # whose DoRA transformers 5.23 leaves out
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         assert distance(loaded.model(inputs), theirs(inputs).logits) <= NETWORK
+
+
+def test_a_head_that_is_tied_to_an_adapted_embedding_keeps_its_numbers(folder: Path) -> None:
+    fields = read_json(folder / "config.json") | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(fields))
+    stored = load_file(folder / WEIGHTS)
+    del stored["lm_head.weight"]
+    save_file(stored, folder / WEIGHTS, {"format": "pt"})
+    adapted = add_adapter(folder, EMBEDDING)
+    expected = adapted(tokens(5)).logits
+    for loaded in (load(folder), load(adapted)):
+        assert distance(loaded.model(tokens(5)), expected) <= NETWORK
 
 
 def test_the_first_layers_have_their_part_of_the_adapter(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
@@ -84,7 +85,7 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
 
     name = model.name_or_path or type(model).__name__
     _validate_decoder(model)
-    logits = _logits(model)
+    logits = probe_logits(model)
     copied = _decoder(_copy(model), logits)
     reference = reference_of(copied, logits)
     dtype = next(copied.parameters()).dtype
@@ -172,7 +173,7 @@ def with_reference(model: Any) -> tuple[PreTrainedModel, Reference]:
 
     if text_config_of(model.config) is model.config:
         return model, reference_of(model)
-    logits = _logits(model)
+    logits = probe_logits(model)
     decoder = _decoder(model, logits)
     return decoder, reference_of(decoder, logits)
 
@@ -191,7 +192,7 @@ def _validate_decoder(model: Any) -> None:
         raise UserError(f"a {type(model).__name__} is not taken; what is taken is {TAKEN}")
 
 
-def _decoder(model: Any, logits: Tensor) -> PreTrainedModel:
+def _decoder(model: Any, logits: Float[Tensor, "seq pos d_vocab"]) -> PreTrainedModel:
     """Return the decoder of text that a model is or has within it, of the model's logits."""
     from nope_probe.hooks.layers.text_decoder import text_config_of, text_decoder
 
@@ -201,10 +202,9 @@ def _decoder(model: Any, logits: Tensor) -> PreTrainedModel:
     return decoder.eval()
 
 
-def _logits(model: Any) -> Tensor:
+def probe_logits(model: Any) -> Float[Tensor, "seq pos d_vocab"]:
     """Return a model's logits on the probe, without a trace in the model."""
-    n_tokens = model.get_input_embeddings().num_embeddings
-    tokens = probe_tokens(n_tokens).to(model.device)
+    tokens = probe_tokens(model.config.get_text_config().vocab_size).to(model.device)
     eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the pass
     alone = reading(f"a {type(model).__name__} does not run on tokens of text alone")
     with alone, torch.no_grad(), evaluated(model.modules()), eager:
@@ -223,14 +223,17 @@ def _copy(original: PreTrainedModel) -> PreTrainedModel:
     for module in copied.modules():  # compiled or wrapped functions run the original
         if isinstance(vars(module).get("forward"), FunctionType):
             del vars(module)["forward"]
-    _merge_adapters(copied)
+    merge_adapters(copied)
     return copied
 
 
-def _merge_adapters(model: Any) -> None:
+def merge_adapters(model: Any) -> None:
     """Put the matrices that adapters change, with the changes, in the places of peft's modules.
 
-    Adapters that are disabled are left out.
+    Disabled adapters are left out. A matrix that is tied to a changed matrix keeps its numbers.
+
+    Raises:
+        UserError: for an adapter that peft does not merge.
     """
     if "peft" not in sys.modules:
         return
@@ -238,7 +241,8 @@ def _merge_adapters(model: Any) -> None:
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     for path, layer in reversed([*model.named_modules()]):
-        if not isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
+        is_within = path.endswith(".token_adapter")  # of a wrapper, which merges it
+        if is_within or not isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
             continue
         tuner: Any = layer
         base = getattr(tuner, "original_module", None) or tuner.get_base_layer()
@@ -251,4 +255,5 @@ def _merge_adapters(model: Any) -> None:
                 )
             elif not tuner.disable_adapters and not tuner.merged:
                 tuner.merge(safe_merge=True)
+                base = tuner.get_base_layer()
         model.set_submodule(path, base)

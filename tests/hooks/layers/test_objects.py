@@ -167,6 +167,15 @@ def test_hooks_act_as_in_the_model_and_are_seen_when_they_come(tiny: ByName) -> 
     assert distance(losses(hf), changed) > 1e-3
 
 
+def test_an_adapter_that_peft_does_not_merge_is_refused_in_one_line(tiny: ByName) -> None:
+    activated = LoraConfig(
+        r=2, target_modules=["q_proj"], alora_invocation_tokens=[3, 5], task_type="CAUSAL_LM"
+    )
+    with pytest.raises(UserError, match=r"aLoRA does not support safe merging") as refused:
+        model_of(get_peft_model(deepcopy(tiny("llama").hf), activated))
+    assert "\n" not in str(refused.value)
+
+
 def test_adapters_that_are_off_are_left_out_and_their_matrices_are_not_shared(
     tiny: ByName,
 ) -> None:
