@@ -8,7 +8,6 @@ import peft
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, distance, randomise, tokens
 
@@ -128,30 +127,6 @@ def test_a_model_is_itself_ablated_or_says_what_to_run(name: str) -> None:
             with pytest.raises(UserError, match="run the model that it gives"):
                 hf(inputs)
     assert torch.equal(losses(hf, inputs), intact)
-
-
-def test_only_the_text_decoders_tensors_have_to_be_in_the_files(tmp_path: Path) -> None:
-    hf, file = multimodal("LlavaNext"), tmp_path / "model.safetensors"
-    hf.save_pretrained(tmp_path)
-    stored = load_file(file)
-    norm, seen = (next(key for key in stored if part in key) for part in ("norm.weight", "vision"))
-    others = {key: value for key, value in stored.items() if key != seen}
-    save_file(others | {"heard.weight": stored[norm].clone()}, file, {"format": "pt"})
-    inputs = tokens(3, 11)
-    loaded = load(tmp_path)
-    assert distance(capture_losses(loaded, inputs), losses(hf, inputs)) <= NETWORK
-    assert loaded.info.unused == ()
-    block = next(key for key in stored if "layers.2" in key and "vision" not in key)
-    sinks = block.partition("layers.2.")[0] + "layers.2.self_attn.sinks"
-    save_file(stored | {sinks: stored[norm].clone()}, file, {"format": "pt"})
-    with pytest.raises(UserError, match=r"does not use, such as .*sinks"):
-        load(tmp_path)
-    save_file({key: stored[key] for key in stored if key != block}, file, {"format": "pt"})
-    with pytest.raises(
-        UserError, match=f"lacks weights, such as .*{block.rpartition('layers')[2]}"
-    ):
-        load(tmp_path)
-    assert load(tmp_path, n_layers=2).info.n_layers == 2
 
 
 @pytest.mark.parametrize("of_text", [False, True], ids=["of the whole class", "of the text class"])

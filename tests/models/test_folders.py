@@ -12,11 +12,21 @@ from typing import Any
 import peft
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
 from support.rounding import NETWORK
-from support.tiny_models import CONFIGS, ByName, distance, plain, randomised, tokenizer, tokens
+from support.tiny_models import (
+    CONFIGS,
+    ByName,
+    distance,
+    plain,
+    randomise,
+    randomised,
+    tokenizer,
+    tokens,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nope_probe import ablate, capture_scores, sequences
@@ -205,6 +215,44 @@ def test_an_adapter_that_is_not_of_the_model_or_adds_no_numbers_to_weights_is_re
     add_adapter(folder, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5))
     with pytest.raises(UserError, match="an adapter of the kind PROMPT_TUNING, which adds no"):
         load(str(folder))
+
+
+def seeing() -> Any:
+    """Return a tiny LLaVA-NeXT, whose text decoder is a Granite."""
+    text = transformers.GraniteConfig(
+        **{"vocab_size": 263, "hidden_size": 48, "intermediate_size": 37, "bos_token_id": 0},
+        **{"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"eos_token_id": 0, "pad_token_id": 1, "logits_scaling": 7.0},
+    )
+    sees = {"hidden_size": 16, "intermediate_size": 17, "num_hidden_layers": 1}
+    sees |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = transformers.LlavaNextConfig(text_config=text, vision_config=sees)
+    return randomise(transformers.LlavaNextForConditionalGeneration(config))
+
+
+def test_only_the_text_decoders_tensors_have_to_be_in_the_files(tmp_path: Path) -> None:
+    hf, file, inputs = seeing(), tmp_path / WEIGHTS, tokens(5)
+    hf.save_pretrained(tmp_path)
+    expected = hf(input_ids=inputs).logits  # which GraniteForCausalLM divides by 7
+    stored = load_file(file)
+    norm, seen = (next(key for key in stored if part in key) for part in ("norm.weight", "vision"))
+    others = {key: value for key, value in stored.items() if key != seen}
+    save_file(others | {"heard.weight": stored[norm].clone()}, file, {"format": "pt"})
+    for loaded in (load(tmp_path), load(hf)):
+        assert distance(loaded.model(inputs), expected) <= NETWORK
+        assert loaded.info.architecture.startswith("GraniteForCausalLM, the text decoder of")
+        assert loaded.info.unused == ()
+    block = next(key for key in stored if "layers.2" in key and "vision" not in key)
+    sinks = block.partition("layers.2.")[0] + "layers.2.self_attn.sinks"
+    save_file(stored | {sinks: stored[norm].clone()}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"does not use, such as .*sinks"):
+        load(tmp_path)
+    save_file({key: stored[key] for key in stored if key != block}, file, {"format": "pt"})
+    with pytest.raises(
+        UserError, match=f"lacks weights, such as .*{block.rpartition('layers')[2]}"
+    ):
+        load(tmp_path)
+    assert load(tmp_path, n_layers=2).info.n_layers == 2
 
 
 @pytest.mark.parametrize(
