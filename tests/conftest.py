@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from support.finished_runs import Finished, finish
 from support.tiny_models import Tiny, write_tiny
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -64,6 +65,12 @@ def unenforced(monkeypatch: pytest.MonkeyPatch) -> None:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures out of the pages of runs, where other tests draw and read them."""
     monkeypatch.setattr("nope_probe.reports.page.Section.drawn", lambda section: None)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
+    """Return the finished run of a command line, which runs once for all tests."""
+    return cache(lambda line: finish(line, tmp_path_factory.mktemp("finished")))
 
 
 @pytest.fixture(scope="session")

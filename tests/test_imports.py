@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import draw_imports
 import import_rule
@@ -109,38 +108,20 @@ def test_importing_the_package_and_its_figures_waits_for_no_heavy_library() -> N
     assert not HEAVY & imported("import nope_probe\ndir(nope_probe)")
 
 
-@pytest.mark.parametrize("folder", ["figures", "reports", "run.folder", "errors", "cli"])
-def test_what_reads_a_finished_run_needs_no_torch(folder: str) -> None:
-    names = [name for name in modules() if f"{name}.".startswith(f"nope_probe.{folder}.")]
-    assert not HEAVY & imported("\n".join(f"import {name}" for name in names))
+def test_what_reads_and_prints_a_finished_run_needs_no_torch() -> None:
+    folders = ("figures", "reports", "run.folder", "errors", "cli")
+    starts = tuple(f"nope_probe.{folder}." for folder in folders)
+    names = [name for name in modules() if f"{name}.".startswith(starts)]
+    # `compare` and `reproduce` read arrays of several runs.
+    others = ("nope_probe.studies.compare.page", "nope_probe.studies.paper.page")
+    pages = [name for name in modules() if ".studies." in name and name.endswith(".page")]
+    names += [name for name in pages if name not in others]
+    loaded = imported("\n".join(f"import {name}" for name in names))
+    assert {"nope_probe.studies.page", "nope_probe.studies.attention.page"} <= loaded
+    assert not HEAVY & loaded
 
 
 def test_a_mistake_on_the_command_line_waits_for_no_torch() -> None:
     code = "import sys\nfrom nope_probe import ablate\nsys.argv = ['ablate', '--folds', '900']\n"
     code += "try: ablate.main()\nexcept SystemExit as end: assert end.code == 2"
     assert not HEAVY & imported(code)
-
-
-def test_the_reports_of_commands_are_printed_without_torch() -> None:
-    # `compare` and `reproduce` read arrays of several runs.
-    others = ("nope_probe.studies.compare.page", "nope_probe.studies.paper.page")
-    pages = [name for name in modules() if ".studies." in name and name.endswith(".page")]
-    loaded = imported("\n".join(f"import {name}" for name in pages if name not in others))
-    assert {"nope_probe.studies.page", "nope_probe.studies.attention.page"} <= loaded
-    assert not HEAVY & loaded
-
-
-def test_a_finished_run_is_shown_again_without_torch(tmp_path: Path) -> None:
-    flags = ["--model", "rope-tiny", "--layers", "1", "--n-seqs", "8", "--seq-len", "11"]
-    typed = ["ablate", "--remove", "none", *flags, "--out", str(tmp_path / "run")]
-    code = f"import sys\nfrom nope_probe import ablate\nsys.argv = {typed}\nablate.main()"
-    first, again = imported(code), imported(code)
-    assert "torch" in first
-    assert not HEAVY & again
-
-
-def test_a_run_waits_for_transformer_lens_only_where_it_loads_a_model() -> None:
-    runs = [name for name in modules() if ".studies." in name and name.endswith(".study")]
-    loaded = imported("\n".join(f"import {name}" for name in runs))
-    assert "torch" in loaded
-    assert "transformer_lens" not in loaded

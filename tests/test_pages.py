@@ -1,77 +1,26 @@
 """What the pages of all commands have in common: one sentence, one small table, short words."""
 
 import re
+from collections.abc import Callable
 from html import unescape
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-from support.command_line import run_command
+from support.finished_runs import Finished
 
-from nope_probe import (
-    ablate,
-    attention,
-    behaviour,
-    circuit,
-    compare,
-    reproduce,
-    simulate,
-    trace,
-)
 from nope_probe.studies.page import NAMES, columns_that_fit
 
-pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
-
-RUN = ["--n-seqs", 20, "--seq-len", 24, "--folds", 5]
-DEEP = [*RUN, "--layers", "2"]
-NO_WEIGHTS = ["--remove", "sources"]
-LINES: dict[str, tuple[ModuleType, list[Any]]] = {
-    "ablate": (ablate, ["--model", "rope-tiny", *DEEP]),
-    "sources": (ablate, ["--model", "nope-tiny", *DEEP, *NO_WEIGHTS]),
-    "noise": (ablate, ["--data", "random", *DEEP, *NO_WEIGHTS]),
-    "intact": (
-        ablate,
-        ["--model", "rope-tiny", *DEEP, "--remove", "none", "--per-head", "--bands", 2],
-    ),
-    "circuit": (circuit, [*RUN]),
-    "ablated circuit": (circuit, [*RUN, "--remove", "mask", "mlp"]),
-    "attention": (attention, ["--model", "rope-tiny", *DEEP]),
-    "text": (
-        attention,
-        [
-            "--model",
-            "rope-tiny",
-            *DEEP,
-            "--remove",
-            "rope",
-            "--text",
-            "a b",
-            "--why",
-            "L1H3",
-            "--steps",
-            2,
-        ],
-    ),
-    "trace": (trace, ["--model", "nope-tiny", *RUN, "--layers", "3", "--confirm", 2]),
-    "trace of rotation": (trace, ["--model", "rope-tiny", *DEEP, "--confirm", 0]),
-    "behaviour": (behaviour, ["--model", "rope-tiny", *RUN, "--remove", "mask", "rope", "w_q"]),
-    "simulate": (simulate, ["--n-samples", 64, "--seq-len", 9, "--d-model", 8]),
-    "figure 1": (reproduce, ["figure1"]),
-    "figure 2": (reproduce, ["figure2", "--n-samples", 64]),
-    "figure 8": (reproduce, ["figure8", "--model", "nope-tiny", "--n-seqs", 8]),
+TWINS = ("ablate --model nope-tiny", "ablate --model rope-tiny")
+LINES = {
+    "ablate": TWINS[0],
+    "rope": TWINS[1],
+    "noise": "ablate --data random --remove sources",
+    "intact": "ablate --model rope-tiny --remove none --per-head --bands 2",
+    "circuit": "circuit --remove mask mlp",
+    "attention": "attention --model rope-tiny --remove rope --text 'a b' --why L1H3 --steps 2",
+    "trace": "trace --model nope-tiny --layers 3 --confirm 2",
+    "rotation": "trace --model rope-tiny --confirm 0",
+    "behaviour": "behaviour --model rope-tiny --remove mask rope w_q",
 }
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pages")
-
-
-def page_of(folder: Path, command: ModuleType, *arguments: Any) -> str:
-    if not folder.exists():
-        run_command(command, *arguments, "--out", folder)
-    return (folder / "report.html").read_text(encoding="utf-8")
 
 
 def texts(html: str, element: str) -> list[str]:
@@ -114,16 +63,11 @@ def check(html: str) -> None:
 
 @pytest.mark.parametrize("name", LINES)
 def test_a_page_is_a_short_sentence_a_small_table_and_figures_with_short_words(
-    name: str, pages: Path
+    name: str, finished: Callable[[str], Finished]
 ) -> None:
-    command, arguments = LINES[name]
-    check(page_of(pages / name.replace(" ", "-"), command, *arguments))
+    check(finished(LINES[name]).page)
 
 
-@pytest.mark.parametrize("pair", [("ablate", "sources"), ("trace", "trace of rotation")])
-def test_a_comparison_is_as_short(pair: tuple[str, str], pages: Path) -> None:
-    folders = [pages / name.replace(" ", "-") for name in pair]
-    for folder, name in zip(folders, pair, strict=True):
-        command, arguments = LINES[name]
-        page_of(folder, command, *arguments)
-    check(page_of(pages / f"compared-{pair[0]}", compare, *folders))
+def test_a_comparison_is_as_short(finished: Callable[[str], Finished]) -> None:
+    one, other = (finished(line).folder for line in TWINS)
+    check(finished(f"compare {one} {other}").page)

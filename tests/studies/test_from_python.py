@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from command_reference import flags_of
-from support.command_line import run_command
+from support.finished_runs import Finished
 from support.rounding import NETWORK
 
 import nope_probe
@@ -31,15 +31,20 @@ from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.trace.settings import Settings
 
-pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
-SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 23, "seed": 3}
-# Of each function: its command, its options, and which tables come from shuffled tokens too.
+SIZES: dict[str, Any] = {"n_seqs": 20, "seq_len": 24, "folds": 5}
+# Of each function: its command's line and options, and the tables with shuffled tokens too, which
+# given inputs have not.
 RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "run_ablations": ("ablation.study", {"remove": ["w_q"]}, ("controls", "non_relative")),
-    "run_attention": ("attention.study", {"remove": ["w_q"]}, ()),
-    "run_behaviour": ("behaviour.study", {"measures": ["loss", "copy"], "remove": ["mask"]}, ()),
-    "run_trace": ("trace.study", {"confirm": 2, "writers": "layers"}, ()),
+    "run_ablations": ("ablate --remove w_q", {"remove": ["w_q"]}, ("controls", "non_relative")),
+    "run_attention": ("attention --remove w_q", {"remove": ["w_q"]}, ()),
+    "run_behaviour": (
+        "behaviour --measures loss copy --remove mask",
+        {"measures": ["loss", "copy"], "remove": ["mask"]},
+        (),
+    ),
+    "run_trace": ("trace --confirm 2 --writers layers", {"confirm": 2, "writers": "layers"}, ()),
 }
 each_function = pytest.mark.parametrize("name", RUNS)
 
@@ -51,61 +56,49 @@ def loaded() -> Any:
 
 @pytest.fixture(scope="module")
 def text(loaded: Any) -> Sequences:
-    return sequences(tokenizer=loaded.tokenizer, **SIZES)
+    return sequences(tokenizer=loaded.tokenizer, n_seqs=20, seq_len=24)
 
 
-def compare(found: Any, expected: Any, names: Sequence[str] = ()) -> None:
-    """Check that two runs have equal tables, but for the rows on shuffled tokens of some."""
-    assert found.tables.keys() == expected.tables.keys()
-    for name, table in expected.tables.items():
-        if name in names:
-            own, table = (
-                each[each["tokens"] != "shuffled"] for each in (found.tables[name], table)
-            )
-            pd.testing.assert_frame_equal(own, table)
-        else:
-            pd.testing.assert_frame_equal(found.tables[name], table)
-    for name, cells in getattr(expected, "arrays", {}).get("maps", {}).items():
-        np.testing.assert_array_equal(found.maps[name], cells)
+def compare(one: Run, other: Run, shuffled: Sequence[str] = ()) -> None:
+    """Check that two runs have equal tables and maps, but for rows on shuffled tokens of some."""
+    assert one.tables.keys() == other.tables.keys()
+    for name, table in other.tables.items():
+        mine = one.tables[name]
+        if name in shuffled:
+            mine, table = (rows[rows["tokens"] != "shuffled"] for rows in (mine, table))
+        pd.testing.assert_frame_equal(mine, table)
+    for name, cells in other.arrays.get("maps", {}).items():
+        np.testing.assert_array_equal(one.maps[name], cells)
 
 
 @each_function
-def test_a_name_and_a_model_in_memory_or_in_a_folder_give_what_the_command_writes(
+def test_a_model_in_memory_gives_what_the_command_writes_of_its_name(
     name: str,
     loaded: Any,
     text: Sequences,
+    finished: Callable[[str], Finished],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    _, options, shuffled = RUNS[name]
-    function = getattr(nope_probe, name)
-    flags = [f"--{option.replace('_', '-')} {value}" for option, value in SIZES.items()]
-    flags += [
-        f"--{option} {' '.join(value) if isinstance(value, list) else value}"
-        for option, value in options.items()
-    ]
-    words = {"run_ablations": "ablate"}.get(name, name.removeprefix("run_"))
-    command = import_module(f"nope_probe.{words}")
-    typed = [word for flag in flags for word in flag.split()]
-    run_command(command, *typed, "--folds", 5, "--model", "rope-tiny", "--out", tmp_path / "typed")
-    command_run = read_run(tmp_path / "typed")
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    whole = {**options, **SIZES, "folds": 5}
-    compare(function("rope-tiny", **whole), command_run)
-    compare(function(loaded, **whole), command_run)
-    given = {**options, "folds": 5, "seed": 3}
+    line, options, shuffled = RUNS[name]
+    typed, function = finished(f"{line} --model rope-tiny"), getattr(nope_probe, name)
+    options = options if name == "run_behaviour" else {**options, "layers": 2}
     kept = tmp_path / "kept"
-    in_folder = function(loaded.model, text, out=kept, **given)
-    compare(in_folder, command_run, shuffled)
-    if name == "run_attention":  # one of them shows it
-        compare(function("rope-tiny", text, layers="all", **given), in_folder)
-    assert not [*temporary.iterdir()]
+    compare(function(loaded.model, text, out=kept, folds=5, **options), typed.run, shuffled)
     assert (kept / "report.html").stat().st_size > 10_000
     monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
-    compare(function("rope-tiny", out=tmp_path / "typed", **whole), command_run)
+    compare(function("rope-tiny", out=typed.folder, **options, **SIZES), typed.run)
+
+
+def test_a_run_of_a_name_and_of_what_load_returns_are_the_commands_and_leave_no_folder(
+    loaded: Any, finished: Callable[[str], Finished], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    line, options, _ = RUNS["run_attention"]
+    typed = finished(f"{line} --model rope-tiny").run
+    compare(nope_probe.run_attention("rope-tiny", layers=2, **options, **SIZES), typed)
+    compare(nope_probe.run_attention(loaded, layers=2, **options, **SIZES), typed)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_folder_belongs_to_weights_tokens_and_documents(
@@ -115,7 +108,7 @@ def test_a_folder_belongs_to_weights_tokens_and_documents(
         out = tmp_path / "run"
         return nope_probe.run_ablations(model, inputs, out=out, remove=["sources"], layers=1)
 
-    table = run(loaded, text).sources
+    table = run(loaded, text).tables["sources"]
     model = deepcopy(loaded.model)
     next(model.parameters()).data.view(-1)[5] += 1
     assert text.documents is not None
@@ -136,7 +129,7 @@ def without_mask(model: Any) -> Iterator[None]:
 
 @contextmanager
 def with_hook(model: Any) -> Iterator[None]:
-    """Write at the last of 23 positions only."""
+    """Write at the last position only."""
 
     def change(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
         return torch.cat((tensor[:, :-1], 3 * tensor[:, -1:]), 1)
@@ -177,9 +170,8 @@ STATES = (without_mask, with_hook, with_hook_of_pytorch, with_frequencies, with_
 
 @pytest.mark.parametrize("changed", STATES)
 def test_an_unfinished_run_is_resumed_with_the_same_weights_buffers_and_hooks_alone(
-    changed: Callable[[Any], AbstractContextManager[None]], text: Sequences, tmp_path: Path
+    changed: Callable[[Any], AbstractContextManager[None]], loaded: Any, tmp_path: Path
 ) -> None:
-    loaded = load("rope-tiny", n_layers=2)
     settings = Settings(model="rope-tiny", n_seqs=17, seq_len=23, out=tmp_path / "run", confirm=0)
 
     def start() -> Sequences:
@@ -199,14 +191,14 @@ def test_a_finished_folder_of_a_model_in_memory_is_refused_and_that_of_a_name_re
     def run(model: Any) -> Any:
         return nope_probe.run_trace(model, text, out=tmp_path / "run", confirm=0, layers=1)
 
-    terms = run(loaded).terms
+    terms = run(loaded).tables["terms"]
     for model in (loaded, loaded.model):
         with pytest.raises(UserError, match="run holds a finished run, and a model in memory"):
             run(model)
     pd.testing.assert_frame_equal(nope_probe.read_run(tmp_path / "run").tables["terms"], terms)
     named = {"out": tmp_path / "named", "confirm": 0, "layers": 1}
-    of_name = nope_probe.run_trace("rope-tiny", text, **named).terms
-    pd.testing.assert_frame_equal(nope_probe.run_trace("rope-tiny", text, **named).terms, of_name)
+    first, again = (nope_probe.run_trace("rope-tiny", text, **named) for _ in range(2))
+    pd.testing.assert_frame_equal(first.tables["terms"], again.tables["terms"])
 
 
 @pytest.mark.parametrize("name", ["run_ablations", "run_behaviour", "run_trace"])
@@ -262,7 +254,7 @@ def test_extrapolation_of_a_model_in_memory_takes_its_positions_and_sequences_of
 
 @each_function
 def test_the_signature_and_the_help_show_the_flags_of_the_command(name: str) -> None:
-    kind = import_module(f"nope_probe.studies.{RUNS[name][0]}").Settings
+    kind = import_module(f"nope_probe.{RUNS[name][0].split()[0]}").Settings
     hints = get_type_hints(kind)  # without what is annotated
     shown = inspect.signature(getattr(nope_probe, name)).parameters
     flags = {field.name: field for field in fields(kind) if field.name not in ("model", "out")}
@@ -278,20 +270,6 @@ def test_the_signature_and_the_help_show_the_flags_of_the_command(name: str) -> 
             assert f" {option}: {text} " in told
     # The sections that the function's own docstring has stay as they are.
     assert told.index(" Args: ") < told.rindex(f" {[*flags][-1]}: ") < told.index(" Raises: ")
-
-
-@each_function
-def test_every_function_returns_a_run_with_its_own_tables(
-    name: str, loaded: Any, text: Sequences
-) -> None:
-    run = getattr(nope_probe, name)(loaded, text, **RUNS[name][1])
-    assert isinstance(run, Run)
-    own = [table for table, of in vars(type(run)).items() if isinstance(of, property)]
-    tables = [table for table in own if table in run.tables]
-    assert tables
-    for table in tables:
-        assert getattr(run, table) is run.tables[table]
-    assert f"tables: {next(iter(run.tables))}" in repr(run)
 
 
 @each_function
@@ -390,6 +368,6 @@ def test_a_run_of_a_model_in_memory_is_described(loaded: Any, text: Sequences) -
     assert rows["command"] == call
     assert (rows["--remove"], rows["--layers"], rows["layers"]) == ("sources", "1", "L0 of 4")
     assert rows["model"].startswith("rope-tiny, a SmolLM3ForCausalLM as ")
-    assert rows["texts"] == "17 sequences of 23 tokens given in Python, each after BOS"
+    assert rows["texts"] == "20 sequences of 24 tokens given in Python, each after BOS"
     assert rows["weights"].startswith(run.manifest.model.weights)
     assert {"versions", "machine", "seconds", "finished", "folds"} <= {*rows}

@@ -1,11 +1,56 @@
-"""What the folder of every finished run holds, whatever the command."""
+"""Runs of commands that many tests read, and what the folder of every finished run holds."""
 
 import json
+import shlex
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 from safetensors.numpy import load_file
+from support.command_line import ended, module_of
+
+from nope_probe.reports.page import Section
+from nope_probe.run.folder import Run, read_run
+
+# What makes a run small, of the flags that its command has.
+SIZES = {"n_seqs": "20", "seq_len": "24", "folds": "5", "layers": "2"}
+DRAWN = Section.drawn  # which some tests leave out
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The folder of a run, and what its command printed in 80 columns."""
+
+    folder: Path
+    printed: str
+
+    @cached_property
+    def run(self) -> Run:
+        return read_run(self.folder)
+
+    @cached_property
+    def page(self) -> str:
+        return (self.folder / "report.html").read_text(encoding="utf-8")
+
+
+def finish(line: str, folder: Path) -> Finished:
+    """Run a line to its end in a new folder; sizes that it does not name are small."""
+    command, *words = shlex.split(line)
+    flags = {field.name for field in fields(module_of(command).Settings)}
+    flags -= {"layers"} if command in ("behaviour", "circuit") else set()  # of few lines of these
+    for name, size in SIZES.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in flags and flag not in words:
+            words += [flag, size]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Section, "drawn", DRAWN)
+        patch.setenv("COLUMNS", "80")
+        end = ended(command, [*words, "--out", str(folder / "run")], folder)
+    assert end.code == 0, end.err
+    return Finished(folder / "run", end.out)
 
 
 def assert_whole(folder: Path) -> None:
