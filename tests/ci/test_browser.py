@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from support.chromium import needs_chromium, opened
+from ci.chromium import needs_chromium, opened
 from support.maps import triangle
 
 from nope_probe import figures

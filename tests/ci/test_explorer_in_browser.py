@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.chromium import needs_chromium, open_tab, opened
+from ci.chromium import needs_chromium, open_tab, opened
 
 from nope_probe.figures.explorer import (
     MEASURES,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from support.chromium import needs_chromium, opened
+from ci.chromium import needs_chromium, opened
 
 from nope_probe.figures.explorer import head_maps
 from nope_probe.reports.page import Headline, Section, page

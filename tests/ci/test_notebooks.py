@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.chromium import needs_chromium, opened
+from ci.chromium import needs_chromium, opened
 
 if TYPE_CHECKING:
     from jupyter_client import KernelManager

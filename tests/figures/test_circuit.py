@@ -1,15 +1,12 @@
 """The circuit figure: its maps, the words on its arrows, its switches."""
 
-import re
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from support.chromium import needs_chromium, opened
 
 from nope_probe.figures.circuit_figure import ALL_COSINES, COSINES, PER_STAGE, RAW, circuit, cosines
 from nope_probe.figures.circuit_layout import PANEL, block_flow
@@ -224,21 +221,6 @@ def test_no_arrow_crosses_a_panel_and_that_of_the_mlp_ends_before_its_sum() -> N
 def test_no_map_or_an_unknown_stage_is_an_error(wrong: dict[str, np.ndarray]) -> None:
     with pytest.raises(ValueError, match="maps of the stages a to i, got"):
         circuit(wrong, layer=1)
-
-
-@needs_chromium
-def test_a_narrow_browser_draws_it_with_its_switches_and_no_error(tmp_path: Path) -> None:
-    figure = drawn(removed=("mlp",), normalised=maps(seed=2), reference=maps(seed=1))
-    html = page(
-        "t", Headline(sentence="s"), [Section(title="t", caption="c", figure=figure)], Manifest()
-    )
-    click = "document.querySelector('input[value=difference]')"
-    script = f"setTimeout(() => {{ {click}.click(); document.title = 'clicked'; }}, 3000)"
-    html = html.replace("</body>", f"<script>{script}</script></body>")
-    elements = opened(html, tmp_path, width=500, height=4000)
-    assert "<title>clicked</title>" in elements
-    assert len(re.findall(r'type="radio"', elements)) == 7 + 2
-    assert len(re.findall(r'<g class="hm"', elements)) == 9
 
 
 def test_a_page_of_512_positions_leaves_room_for_an_explorer() -> None:

@@ -6,20 +6,16 @@ from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from support.chromium import needs_chromium, opened
 
-from nope_probe.figures.explorer import Explorer, RemovedMaps
-from nope_probe.figures.maps import term_maps
+from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.words import MEASURES
-from nope_probe.reports.page import Headline, Listing, Section, page, positions
+from nope_probe.reports.page import Headline, Listing, positions
 from nope_probe.run.folder import Run
-from nope_probe.run.manifest import Manifest
 from nope_probe.studies.ablation import page as ablation_page
 from tests.support.manifests import manifest_of
 
@@ -185,61 +181,3 @@ def test_the_more_maps_a_page_has_the_fewer_positions_each_keeps() -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 256
     assert sizes[-1] >= 16
-
-
-@needs_chromium
-def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_link(
-    tmp_path: Path,
-) -> None:
-    figure = term_maps({"mask": np.ones((3, 5, 5))}, title="maps")
-    folded = {"caption": "c", "figure": figure, "folded": True}
-    sections = [Section(title=name, **folded) for name in ("by hand", "by link", "never")]
-    script = """<script>
-      const inMain = [...document.querySelectorAll("main .fold")];
-      const widths = () => inMain.map((fold) => {
-        const svg = fold.querySelector(".plot .main-svg");
-        return svg ? svg.clientWidth - fold.clientWidth : "none";
-      }).join(" ");
-      document.body.dataset.before = widths();
-      inMain[0].open = true;
-      location.hash = "#section-1";
-      setInterval(() => { document.body.dataset.after = widths(); }, 100);
-    </script></body>"""
-    html = page("title", Headline(sentence="headline"), sections, Manifest()).replace(
-        "</body>", script
-    )
-    elements = opened(html, tmp_path, draw_all=False)
-    assert 'data-before="none none none none"' in elements
-    assert 'data-after="0 0 none none"' in elements
-
-
-@needs_chromium
-def test_a_browser_draws_every_figure_and_the_explorer_first_in_a_frame_as_high_as_it(
-    tmp_path: Path,
-) -> None:
-    below = np.where(np.tri(11, k=-1) > 0, np.arange(11.0), np.nan)
-    view = RemovedMaps(
-        conditions=("intact", "mask"),
-        labels=("nothing", "causal mask"),
-        layers=(0, 1),
-        panels=("mean",),
-        maps=np.stack([below, 0 * below])[:, None, None].repeat(2, axis=1),
-        leads=np.ones((2, 2, 1, 11)),
-        measures=np.ones((2, 2, 1, 4, 3)),
-    )
-    explorer = Explorer(title="t", view=view)
-    html = report(layers=5, explorer=explorer)
-    assert Reader(html).headings[1] == "Try it: choose what is removed"
-    script = """<script>setTimeout(() => {
-      const frame = document.querySelector("iframe.explorer");
-      const inside = frame.contentDocument;
-      inside.querySelector("[data-removed=mask]").click();
-      document.body.dataset.removed = inside.body.dataset.removed;
-      document.body.dataset.missing = inside.documentElement.scrollHeight - frame.clientHeight;
-    }, 500)</script></body>"""
-    elements = opened(html.replace("</body>", script), tmp_path, height=12000)
-    assert 'data-removed="mask"' in elements
-    assert int(re.findall(r'data-missing="(-?\d+)"', elements)[0]) <= 0
-    assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 10
-    ranges = [item for item in Reader(elements).all("input") if item.get("type") == "range"]
-    assert {slider["max"] for slider in ranges} == {"4"}

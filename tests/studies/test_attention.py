@@ -1,14 +1,12 @@
 """The `attention` command: its table, groups of layers, ablations, sentences and page."""
 
 import math
-import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 from support.rounding import MEASURE
 from support.tiny_models import plain
@@ -217,18 +215,3 @@ def test_heads_that_never_see_8_keys_are_left_out() -> None:
     assert not len(attention_heads(none).data[1].x)
     known = none.dropna(subset=["information"])
     assert "no head is measured" in page.headline("m", known).sentence
-
-
-CLICK = """<script>setTimeout(() => {
-  const plot = document.querySelector(".plot");
-  plot.emit("plotly_click", { points: [{ x: 3, y: 1 }] });
-  document.body.dataset.opened = document.querySelector(".large strong")?.textContent ?? "closed";
-}, 3000)</script></body>"""
-
-
-@needs_chromium
-def test_a_click_on_a_head_opens_its_map(tmp_path: Path) -> None:
-    run_command(attention, *SMALL, "--out", tmp_path / "run")
-    html = (tmp_path / "run" / "report.html").read_text().replace("</body>", CLICK)
-    elements = opened(html, tmp_path)
-    assert re.search(r'<body[^>]*data-opened="L1H3: [0-9.]+ nats above uniform"', elements)

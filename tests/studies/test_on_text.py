@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
 from support.plain_attention import plain_attention
@@ -242,100 +241,6 @@ def test_a_text_is_no_html_and_is_there_without_scripts(study: AttentionStudy) -
     shades = [float(shade) for shade in re.findall(r"rgba\(\d+,\d+,\d+,([0-9.]+)\)", html)]
     stored = np.sqrt(codes.reshape(2, n, n)[0, :, query] / 127)
     assert np.abs(np.array(shades) - stored).max() <= 0.07
-
-
-PROBE = """<script>setTimeout(() => {
-  const view = document.querySelector(".on-text");
-  const say = (name, value) => { document.body.dataset[name] = value; };
-  say("text", JSON.stringify(view.querySelector(".text").textContent));
-  view.querySelectorAll(".list button")[1].click();
-  setTimeout(() => {
-    view.querySelectorAll(".text span")[9].click();
-    say("said", view.querySelector(".readout").textContent.split(":")[0]);
-    const shade = () => view.querySelectorAll(".text span")[3].style.getPropertyValue("--shade");
-    const shades = [shade()];
-    for (const radio of [...view.querySelectorAll("input")].slice(1, 3)) {
-      radio.click();
-      shades.push(shade());
-    }
-    say("shades", shades.join(";"));
-    say("label", view.querySelectorAll(".text span")[3].getAttribute("aria-label"));
-  }, 2000);
-}, 3000)</script></body>"""
-
-
-@needs_chromium
-def test_a_head_and_a_query_are_chosen_on_the_page(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_bytes(TEXT.encode())
-    file, folder = tmp_path / "text.txt", tmp_path / "run"
-    run_command(attention, *SMALL, "--text-file", file, "--out", folder)
-    html = (folder / "report.html").read_text(encoding="utf-8")
-    elements = opened(html.replace("</body>", PROBE), tmp_path)
-    found = dict(re.findall(r'data-(\w+)="([^"]*)"', re.findall(r"<body[^>]*>", elements)[0]))
-    assert json.loads(unescape(found["text"])) == TEXT.replace("\r", "\n")  # as HTML reads it
-    run = read_run(folder)
-    table = run.tables["attention"].sort_values("information", ascending=False)
-    row = table.iloc[1]
-    assert found["said"].startswith(f"L{row['layer']:.0f}H{row['head']:.0f}, query 9 ")
-    place = int(row["layer"]), int(row["head"]), 9, 3
-    weight, mean = (float(run.maps[name][place]) for name in ("text_weights", "weights"))
-    alphas = [float(shade.split(",")[-1].rstrip(")")) for shade in found["shades"].split(";")]
-    expected = [weight**0.5, mean**0.5, abs(weight - mean) ** 0.5]
-    assert alphas == pytest.approx(expected, abs=0.07)
-    assert found["label"].startswith("3 ")
-
-
-WHY = """<script>setTimeout(() => {
-  const view = document.querySelector(".on-text");
-  const tokens = [...view.querySelectorAll(".text span")];
-  const said = () => view.querySelector(".readout").textContent.split(":")[0];
-  const rows = () => [...view.querySelectorAll(".terms tr")].map((row) => [
-    row.cells[0].textContent, row.cells[2].textContent, row.querySelector("span").style.width,
-  ]);
-  const found = { first: said(), rows: [] };
-  for (const key of [0, 2]) { tokens[key].click(); found.rows.push(rows()); }
-  tokens[2].dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
-  found.moved = said();
-  found.focus = tokens.indexOf(document.activeElement);
-  tokens.at(-1).click();
-  found.unseen = view.querySelector(".readout").textContent;
-  view.querySelector("input").click();
-  tokens[1].click();
-  view.querySelectorAll("input")[3].click();
-  found.none = view.querySelector(".terms p").textContent;
-  view.querySelector(".terms button").click();
-  setTimeout(() => {
-    found.back = said();
-    document.body.dataset.found = JSON.stringify(found);
-  }, 1000);
-}, 3000)</script></body>"""
-
-
-@needs_chromium
-def test_the_terms_of_a_chosen_key_stand_beside_the_text(tmp_path: Path) -> None:
-    flags = ["--text", "word other word", "--why", "L1H3", "--query", 3]
-    run_command(attention, *SMALL, *flags, "--out", tmp_path / "run")
-    html = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    elements = opened(html.replace("</body>", WHY), tmp_path)
-    found = json.loads(unescape(re.findall(r'data-found="([^"]*)"', elements)[0]))
-    table = read_run(tmp_path / "run").tables["why"]
-    attended = table["key"][table["weight"].idxmax()]
-    assert re.fullmatch(rf"L1H3, query 3 .*, key {attended} .*", found["first"])
-    for key, rows in zip((0, 2), found["rows"], strict=True):
-        own = table[table["key"] == key]
-        expected = [*own["nats"], own["score"].iloc[0]]
-        numbers = [float(number.replace("\u2212", "-")) for _, number, _ in rows]
-        assert numbers == pytest.approx(expected, abs=0.0051)
-        assert [name.split(", ")[-1] for name, _, _ in rows[4:-1]] == [*own["side"][4:]]
-        widths = [float(width.rstrip("%")) for _, _, width in rows]
-        sizes = np.abs(expected)
-        assert widths == pytest.approx((50 * sizes / sizes.max()).tolist(), abs=0.1)
-    assert ", key 1 " in found["moved"]
-    assert found["focus"] == 1
-    assert found["unseen"].endswith("the query does not see this key.")
-    assert "--why L1H3 --query 1;" in found["none"]
-    assert 'run.why("L1H3", query=1)' in found["none"]
-    assert found["back"].startswith("L1H3, query 3 ")
 
 
 def test_the_asked_head_is_on_the_page_even_where_few_heads_are(loaded: LoadedModel) -> None:

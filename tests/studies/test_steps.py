@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.chromium import needs_chromium, opened
+from ci.chromium import needs_chromium, opened
 from support.induction import N_VOCAB, induction_model
 from support.rounding import NETWORK
 from transformers import AutoModelForCausalLM

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from ci.virtual_devices import device_per_block, place_of
 from support.command_line import refused
 from support.plain_states import agree
 from support.rounding import NETWORK
 from support.tiny_models import ByName, tokens
-from support.virtual_devices import device_per_block, place_of
 
 from nope_probe import ablate, capture_attention, run_ablations
 from nope_probe.errors import UserError

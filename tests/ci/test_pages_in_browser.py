@@ -1,0 +1,81 @@
+"""The pages of all commands in a browser: every figure is drawn, and every switch is there."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ci.chromium import needs_chromium, opened
+from support.finished_runs import Finished
+from test_pages import LINES
+
+from nope_probe.figures.maps import term_maps
+from nope_probe.reports.page import Headline, Section, page
+from nope_probe.run.manifest import Manifest
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", LINES)
+def test_a_browser_draws_every_figure_without_an_error(
+    name: str, finished: Callable[[str], Finished], tmp_path: Path
+) -> None:
+    elements = opened(finished(LINES[name]).page, tmp_path, height=12000)
+    n_figures = elements.count('class="plot js-plotly-plot"')
+    assert n_figures == len(re.findall(r'<div class="plot\b', elements)) > 0
+
+
+@needs_chromium
+def test_the_explorer_of_a_page_is_in_a_frame_as_high_as_it(
+    finished: Callable[[str], Finished], tmp_path: Path
+) -> None:
+    script = """<script>setTimeout(() => {
+      const frame = document.querySelector("iframe.explorer");
+      const inside = frame.contentDocument;
+      inside.querySelector("[data-removed=mask]").click();
+      document.body.dataset.removed = inside.body.dataset.removed;
+      document.body.dataset.missing = inside.documentElement.scrollHeight - frame.clientHeight;
+    }, 500)</script></body>"""
+    html = finished(LINES["ablate"]).page.replace("</body>", script)
+    elements = opened(html, tmp_path, height=12000)
+    assert 'data-removed="mask"' in elements
+    assert int(re.findall(r'data-missing="(-?\d+)"', elements)[0]) <= 0
+
+
+@needs_chromium
+def test_the_circuit_of_a_narrow_page_has_its_maps_and_switches(
+    finished: Callable[[str], Finished], tmp_path: Path
+) -> None:
+    click = "document.querySelector('input[value=difference]')"
+    script = f"setTimeout(() => {{ {click}.click(); document.title = 'clicked'; }}, 3000)"
+    html = finished(LINES["circuit"]).page.replace("</body>", f"<script>{script}</script></body>")
+    elements = opened(html, tmp_path, width=500, height=4000)
+    assert "<title>clicked</title>" in elements
+    assert len(re.findall(r'type="radio"', elements)) >= 6 + 2
+    assert len(re.findall(r'<g class="hm"', elements)) >= 9
+
+
+@needs_chromium
+def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_link(
+    tmp_path: Path,
+) -> None:
+    figure = term_maps({"mask": np.ones((3, 5, 5))}, title="maps")
+    folded = {"caption": "c", "figure": figure, "folded": True}
+    sections = [Section(title=name, **folded) for name in ("by hand", "by link", "never")]
+    script = """<script>
+      const inMain = [...document.querySelectorAll("main .fold")];
+      const widths = () => inMain.map((fold) => {
+        const svg = fold.querySelector(".plot .main-svg");
+        return svg ? svg.clientWidth - fold.clientWidth : "none";
+      }).join(" ");
+      document.body.dataset.before = widths();
+      inMain[0].open = true;
+      location.hash = "#section-1";
+      setInterval(() => { document.body.dataset.after = widths(); }, 100);
+    </script></body>"""
+    html = page("title", Headline(sentence="headline"), sections, Manifest()).replace(
+        "</body>", script
+    )
+    elements = opened(html, tmp_path, draw_all=False)
+    assert 'data-before="none none none none"' in elements
+    assert 'data-after="0 0 none none"' in elements
