@@ -59,8 +59,7 @@ EMPTY = {
 @pytest.mark.parametrize(
     ("command", "flags", "size"),
     [
-        (ablate, ["--layers", "2", "--remove", "w_q"], ("terms", "size")),
-        (scores, ["--layers", "2", "--per-head"], ("pattern", "amplitude")),
+        (ablate, ["--layers", "2", "--remove", "w_q", "--per-head"], ("terms", "size")),
         (circuit, ["--remove", "w_k"], ("stages", "amplitude")),
     ],
 )

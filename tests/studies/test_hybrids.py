@@ -136,8 +136,7 @@ def test_conditions_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> N
     assert_layers_are_numbered(out, ablation_sections.report)
 
 
-def test_default_removals_run_to_their_end(run_of: Any, hybrid: Tiny) -> None:
-    assert_layers_are_numbered(run_of(ablate, "ablate", []), ablation_sections.report)
+def test_losses_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> None:
     measures = ["loss", "position"]
     more = ["--measures", *measures, "--remove", "rope", "mlp"]
     out = run_of(behaviour, "behaviour", more)

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 from support.command_line import run_command
 
-from nope_probe import simulate
+from nope_probe import attention
 from nope_probe.errors import UserError
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.reports.page import Headline, Section
@@ -62,9 +62,7 @@ def test_a_command_draws_its_image_and_records_the_run_as_without(
     drawn = {}
     monkeypatch.setattr(page, "export", lambda figure, path: drawn.update({path: figure}))
     monkeypatch.setattr("nope_probe.run.paths.validate_browser", lambda: None)
-    run = ["--n-samples", 32, "--seq-len", 5, "--out", tmp_path / "run"]
-    run_command(simulate, *run, "--image", tmp_path / "figure.svg")
-    assert drawn[tmp_path / "figure.svg"].layout.title.text.startswith(
-        "Scores, with a colour scale"
-    )
+    run = ["--n-seqs", 8, "--seq-len", 9, "--folds", 4, "--layers", 1, "--out", tmp_path / "run"]
+    run_command(attention, *run, "--image", tmp_path / "figure.svg")
+    assert drawn[tmp_path / "figure.svg"].data
     assert "image" not in read_manifest(tmp_path / "run").settings

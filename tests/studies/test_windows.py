@@ -15,7 +15,7 @@ from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same
 
-from nope_probe import ablate, behaviour, compare, run_ablations
+from nope_probe import ablate, run_ablations
 
 SMALL = ["--n-seqs", "16", "--seq-len", "23", "--folds", "4"]
 TERMS = (
@@ -37,35 +37,22 @@ def runs(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -
     pd.DataFrame({"text": texts}).to_json(out / "text.jsonl", orient="records", lines=True)
     data = [*SMALL, "--data", str(out / "text.jsonl"), "--bos", "never", "--skip-keys", "0"]
     given = {name: ["--model", str(tiny(name).folder), *data] for name in ("mistral", "gemma2")}
-    run_command(ablate, *given["mistral"], "--layers", "all", "--out", str(out / "ablate"))
+    sources = {"mistral": "sources", "gemma2": "none"}
     for name, model in given.items():
-        run_command(
-            ablate,
-            "--remove",
-            "none",
-            *model,
-            "--layers",
-            "all",
-            "--out",
-            str(out / f"scores-{name}"),
-        )
-    removed = ["--measures", "position", "--remove", "mask", "window"]
-    run_command(behaviour, *given["mistral"], *removed, "--out", str(out / "behaviour"))
-    both = [str(out / f"scores-{name}") for name in given]
-    run_command(compare, *both, "--out", str(out / "compare"))
+        removed = ["--remove", sources[name], "--layers", "all"]
+        run_command(ablate, *model, *removed, "--out", str(out / name))
     return out
 
 
 def test_offsets_and_maps_end_with_the_window(runs: Path) -> None:
-    for folder in ("ablate", "scores-mistral"):
-        offsets = pd.read_csv(runs / folder / "offsets.csv")
-        assert sorted({*offsets["offset"]}) == [1, 2, 3, 4]
-        assert offsets["mean"].notna().all()
-    gemma2 = pd.read_csv(runs / "scores-gemma2" / "offsets.csv").groupby("layer")["offset"].max()
+    offsets = pd.read_csv(runs / "mistral" / "offsets.csv")
+    assert sorted({*offsets["offset"]}) == [1, 2, 3, 4]
+    assert offsets["mean"].notna().all()
+    gemma2 = pd.read_csv(runs / "gemma2" / "offsets.csv").groupby("layer")["offset"].max()
     assert gemma2.tolist() == [4, 22]
     row, key = torch.arange(23)[:, None], torch.arange(23)
     seen = (key < row) & (row - key < 5)
-    maps = load_file(runs / "ablate" / "maps.safetensors")
+    maps = load_file(runs / "mistral" / "maps.safetensors")
     patterns = [captured for name, captured in maps.items() if name.split("/")[0] in KINDS]
     assert all(pattern.isfinite().equal(seen.expand(2, -1, -1)) for pattern in patterns)
     whole = maps["pattern/intact"].double()
@@ -123,15 +110,10 @@ def test_a_window_that_hides_nothing_is_no_source_and_the_manifest_says_so(
 
 
 def test_tables_have_measures_and_the_page_says_what_is_measured(runs: Path) -> None:
-    measures = pd.read_csv(runs / "scores-mistral" / "pattern.csv")
+    measures = pd.read_csv(runs / "mistral" / "pattern.csv")
     assert measures["amplitude"].notna().all()
     assert measures["monotonicity"].isna().all()
     assert measures["locality"].isna().all()  # no query has 8 keys
-    manifest = json.loads((runs / "ablate" / "manifest.json").read_text())
+    manifest = json.loads((runs / "mistral" / "manifest.json").read_text())
     assert manifest["windows"] == {"L0": 5, "L1": 5}
-    assert "at most 5 keys in L0, 5 keys in L1" in (runs / "ablate" / "report.html").read_text()
-    weights = pd.read_csv(runs / "ablate" / "weights.csv")
-    assert {*weights["removed"]} == {"w_q", "w_k", "w_o", "w_q+w_k", "w_o+w_v"}
-    behaviour = pd.read_csv(runs / "behaviour" / "behaviour.csv")
-    assert {*behaviour["condition"]} == {"intact", "mask", "window"}
-    assert (runs / "compare" / "report.html").exists()
+    assert "at most 5 keys in L0, 5 keys in L1" in (runs / "mistral" / "report.html").read_text()
