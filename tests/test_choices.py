@@ -80,7 +80,6 @@ def refusal(made: Callable[..., Any], **choice: Any) -> str:
     return ""
 
 
-@pytest.mark.usefixtures("unenforced")
 @pytest.mark.parametrize(("made", "name", "words", "several"), PARAMETERS)
 def test_a_right_choice_passes_the_door_and_a_wrong_one_is_refused_by_name(
     made: Any, name: str, words: list[Any], several: bool
@@ -106,7 +105,6 @@ def test_choices_are_found_in_the_types_of_all_public_names() -> None:
     assert len(PARAMETERS) >= 40
 
 
-@pytest.mark.usefixtures("unenforced")
 def test_a_choice_is_refused_by_position_too_and_numbers_beside_words_are_not() -> None:
     maps = torch.zeros(4, 1, 11, 11)
     with pytest.raises(UserError, match="unknown skip_keys 'one'; there are auto, or a number"):

@@ -36,7 +36,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.mark.usefixtures("unenforced")
 @pytest.mark.parametrize("command", [n for n in COMMANDS if hasattr(COMMANDS[n], "out")])
 def test_the_paths_of_every_command_are_absolute(command: str, home: Path) -> None:
     for out in ("~/x", Path("../home/x")):

@@ -29,8 +29,6 @@ from nope_probe import (
 )
 from nope_probe.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("unenforced")
-
 
 @pytest.fixture(scope="module")
 def model() -> Any:

@@ -26,8 +26,6 @@ import nope_probe
 from nope_probe import figures
 from nope_probe.models.parameter_free import has_hooked_transformer
 
-pytestmark = pytest.mark.usefixtures("unenforced")
-
 ROOT = Path(__file__).parents[2]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")

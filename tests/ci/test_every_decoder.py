@@ -80,7 +80,7 @@ def test_every_weight_is_removed_with_a_measured_gain_or_refused(
         assert maps.isnan().equal(masked), weight
 
 
-@pytest.mark.usefixtures("unenforced", "undrawn")
+@pytest.mark.usefixtures("undrawn")
 @each_decoder
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_runs_with_its_defaults_or_is_refused_in_one_line(

@@ -29,8 +29,6 @@ from nope_probe.cli import find_commands
 from nope_probe.errors import leaves_of
 from nope_probe.run.flags import flag_of
 
-pytestmark = pytest.mark.usefixtures("unenforced")
-
 Words = tuple[str, ...]
 ON_MODEL = {"model": "MODEL", "data": "TEXT", "n_seqs": "10", "seq_len": "20", "folds": "5"}
 MAPPED = {**ON_MODEL, "layers": "1", "batch_size": "5"}

@@ -34,8 +34,6 @@ from nope_probe.cli import find_commands, overview
 from nope_probe.models.names import FETCHED
 from nope_probe.studies.paper import settings as paper
 
-pytestmark = pytest.mark.usefixtures("unenforced")
-
 ROOT = Path(__file__).parents[2]
 COMMANDS = tuple(find_commands())
 

@@ -154,7 +154,7 @@ def plain_text(hf: Any) -> Any:
     return text.eval()
 
 
-@pytest.mark.usefixtures("unenforced", "undrawn")
+@pytest.mark.usefixtures("undrawn")
 def test_a_folder_is_run_by_a_command(tmp_path: Path) -> None:
     multimodal("Gemma3").save_pretrained(tmp_path / "model")
     run = run_attention(str(tmp_path / "model"), data="random", n_seqs=8, seq_len=8, folds=4)

@@ -22,7 +22,7 @@ from nope_probe.studies.ablation.plan import AblationPlan, Measured, make_plan
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import run_passes
 
-pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 NOPE = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 LLAMA, GPT2 = ("mask", "rope", *NOPE[1:]), (*NOPE, "pos_embed")

@@ -21,7 +21,6 @@ from nope_probe.studies.engine import Engine
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]
 pytestmark = [
     pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning:nope_probe"),
-    pytest.mark.usefixtures("unenforced"),
 ]
 
 

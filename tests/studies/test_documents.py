@@ -14,7 +14,7 @@ from support.rounding import assert_same
 from nope_probe import ablate, load, run_ablations, sequences
 from nope_probe.maps.folds import grouped_folds
 
-pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 SMALL = ["--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "13", "--folds", "4"]
 

@@ -17,8 +17,6 @@ from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.centred import row_centred
 
-pytestmark = pytest.mark.usefixtures("unenforced")
-
 N, SEQS = 13, 11
 REMOVED: dict[str, tuple[str, ...]] = {"intact": (), "mask": ("mask",), "w_q+w_k": ("w_q", "w_k")}
 

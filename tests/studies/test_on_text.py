@@ -416,7 +416,6 @@ def test_why_is_refused_where_the_model_is_not_that_of_the_run(
             run.why(head, query=query)
 
 
-@pytest.mark.usefixtures("unenforced")
 def test_a_head_and_a_query_of_another_kind_are_refused_in_a_line(loaded: LoadedModel) -> None:
     run = run_attention(loaded, **ASKED)
     wrong: list[tuple[Any, Any, str]] = [

@@ -19,8 +19,6 @@ from nope_probe import ablate, behaviour, circuit, run_trace
 from nope_probe.errors import TooFewLayersError
 from nope_probe.models.load import load
 
-pytestmark = pytest.mark.usefixtures("unenforced")
-
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 
 

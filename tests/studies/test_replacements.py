@@ -12,7 +12,7 @@ from support.tiny_models import tokens
 from nope_probe import ablate
 from nope_probe.studies.ablation.study import run_ablations
 
-pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 

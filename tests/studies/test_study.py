@@ -13,8 +13,6 @@ from support.rounding import MEASURE, assert_same
 from nope_probe import Ablation, ablate, ablated, capture_scores, load, run_ablations, sequences
 from nope_probe.run.folder import Run
 
-pytestmark = pytest.mark.usefixtures("unenforced")
-
 SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
 REMOVED = ("mlp", "w_q+mlp", "w_k", "rope_low")
 

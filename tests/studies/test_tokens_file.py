@@ -14,7 +14,7 @@ from nope_probe import run_ablations, run_attention
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 TOKENS = tokens(9, 11)
 DOCUMENTS = torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 5])
