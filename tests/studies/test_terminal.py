@@ -53,10 +53,10 @@ def test_each_difference_of_a_comparison_is_one_line(
 ) -> None:
     one, other = (finished(f"ablate --model {name}").folder for name in TWINS)
     lines = finished(f"compare {one} {other} --labels base twin").printed.splitlines()
-    assert all(len(line) <= 80 for line in lines if not line.startswith("open "))
-    table = [line for line in lines if line.startswith("L") and "[" in line]
-    assert table
-    assert all(line.count("[") == line.count("]") for line in table)
+    table = [line for line in lines if line.startswith("L")]
+    assert len(table) == 8
+    assert all(line.count("[") == line.count("]") == 1 for line in table)
+    assert all(len(line) <= 80 for line in table)
     assert any("less that of base" in line for line in lines), "what is subtracted from what"
 
 
