@@ -19,10 +19,7 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_in_place,
     methods_replaced,
 )
-from nope_probe.hooks.layers.model import (
-    Inputs,
-    tapped,
-)
+from nope_probe.hooks.layers.model import Inputs, layers_of, tapped
 from nope_probe.hooks.layers.objects import ABLATED_ALREADY, Model, opened
 from nope_probe.hooks.layers.tap import Edits
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
@@ -223,22 +220,27 @@ def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
             text = f"generating without a KV cache: it is wrong without {removed[0]}"
             warnings.warn(text, stacklevel=3)
 
+        # transformers would leave out all queries but the last where blocks attend to others' keys.
+        shares = any(layer.shares_keys for layer in layers_of(model))
+        queries = {"logits_to_keep": 0} if shares else {}
         for name in ("generate", "generate_stream", "hf_generate"):
             if hasattr(model, name):
-                methods[name] = _without_cache(getattr(model, name), warn)
+                methods[name] = _without_cache(getattr(model, name), warn, queries)
     if seen:
         methods["forward"] = _without_unseen_padding(model, seen[0])
     with methods_replaced(model, **methods):
         yield
 
 
-def _without_cache(method: Callable[..., Any], warn: Callable[[], None]) -> Callable[..., Any]:
+def _without_cache(
+    method: Callable[..., Any], warn: Callable[[], None], queries: Mapping[str, int]
+) -> Callable[..., Any]:
     """Return a method that generates from whole sequences, and warns callers who want a cache."""
 
     @wraps(method)
     def generate(*args: object, **options: object) -> object:
         if method.__name__ == "hf_generate":
-            options["use_cache"] = False
+            options |= {"use_cache": False, **queries}
         call = signature(method).bind(*args, **options)
         if call.arguments.get("use_past_kv_cache", True):
             warn()

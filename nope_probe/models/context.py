@@ -242,6 +242,9 @@ def _keep_first_layers(source: str, config: PreTrainedConfig, n_layers: int) -> 
     for key, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == depth:
             setattr(config, key, value[:n_layers])
+    shared = getattr(config, "num_kv_shared_layers", None)
+    if shared:  # the last layers, which attend to the keys of layers before
+        config.num_kv_shared_layers = max(0, shared - (depth - n_layers))
     config.depth_in_files = depth
     config.num_hidden_layers = n_layers
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from huggingface_hub.errors import LocalEntryNotFoundError
 from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
 from transformer_lens.model_bridge.sources.transformers import determine_architecture_from_hf_config
@@ -30,6 +31,7 @@ from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model
 from nope_probe.models.weights import (
+    cut_to_depth,
     find_file,
     is_wanted,
     merge_adapter,
@@ -159,6 +161,9 @@ def _load_model(
     else:
         named = getattr(config, "transformers_weights", None)
         weights = read_weights(source, n_layers=n_layers, revision=revision, named=named)
+        if n_layers is not None:
+            with init_empty_weights():
+                cut_to_depth(weights, kind(config))
         model, report = kind.from_pretrained(None, state_dict=weights, **options)
     model.name_or_path = model.config.name_or_path = source
     if text_config_of(config) is not config:  # what sees or hears is not measured

@@ -43,6 +43,8 @@ class ModelInfo:
         n_layers, n_heads, n_kv_heads, d_head, d_model, n_ctx, d_vocab: sizes.
         rope_layers: for each block, whether it has RoPE.
         not_attending: the numbers of blocks that do not attend, in a hybrid model.
+        keys_from: for each block the block whose keys and values it attends to, where blocks share
+            keys; empty where none does.
         parity: relative errors. `logits` and `pattern` (attention weights) are against plain
             transformers; `output`, of a parameter-free model, against TransformerLens's code;
             `positions`, of a bridge without position encoding, is the change of scores under
@@ -69,6 +71,7 @@ class ModelInfo:
     d_vocab: int
     rope_layers: tuple[bool, ...]
     not_attending: tuple[int, ...] = ()
+    keys_from: tuple[int, ...] = ()
     parity: dict[str, float] = field(default_factory=dict)
     gguf: GGUFInfo | None = None
     adapter: str | None = None

@@ -70,6 +70,11 @@ def describe(
         not_attending=tuple(
             sorted({*range(len(blocks_of(model)))} - {layer.index for layer in layers})
         ),
+        keys_from=tuple(
+            layer.index if layer.source_of_keys is None else layer.source_of_keys
+            for layer in layers
+            if any(layer.shares_keys for layer in layers)
+        ),
     )
 
 

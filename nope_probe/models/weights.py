@@ -180,6 +180,23 @@ def _read(file: Path, n_layers: int | None, keys: Collection[str] = ()) -> dict[
         return {key: opened.get_tensor(key) for key in wanted}
 
 
+def cut_to_depth(weights: dict[str, Tensor], model: PreTrainedModel) -> None:
+    """Keep the first layers' part of tensors that have a part for each layer, such as Gemma 4's.
+
+    Args:
+        weights: a model's tensors, those outside of its blocks as in its files.
+        model: a model of fewer layers, whose weights are anything of the right shape.
+    """
+    config = model.config.get_text_config()
+    depth, n_layers = config.depth_in_files, config.num_hidden_layers
+    for name, wanted in model.named_parameters():
+        if name in weights and weights[name].ndim == wanted.ndim:
+            for dim, size in enumerate(wanted.shape):
+                whole = weights[name].shape[dim]
+                if size < whole and size * depth == whole * n_layers:
+                    weights[name] = weights[name].narrow(dim, 0, size).clone()
+
+
 def merge_adapter(
     source: str, model: PreTrainedModel, n_layers: int | None = None, revision: str | None = None
 ) -> tuple[PreTrainedModel, str | None, set[str]]:

@@ -73,6 +73,9 @@ def run_notes(manifest: Manifest) -> list[str]:
     n, largest = sum(sizes), max(sizes, default=0)
     distinct, uneven = manifest.distinct_sequences or n, largest * len(sizes)
     silent = () if manifest.model is None else manifest.model.not_attending
+    keys_from = () if manifest.model is None else manifest.model.keys_from
+    sharing = [layer for layer, source in enumerate(keys_from) if layer != source]
+    sources = words.layer_names(sorted({keys_from[layer] for layer in sharing}))
     windows, left_out = manifest.windows or {}, manifest.left_out or {}
     keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
     by_reason: dict[str, list[str]] = {}
@@ -82,6 +85,8 @@ def run_notes(manifest: Manifest) -> list[str]:
     notes = {
         f"{words.layer_names(silent)} {'does' if len(silent) == 1 else 'do'} not attend: no "
         "scores, no rows.": bool(silent),
+        f"{words.layer_names(sharing)} attend to the keys and values of {sources}: W_K and W_V are "
+        "removed in all of them together.": bool(sharing),
         f"The intervals come from only {documents} documents, so they are rough. They say nothing "
         "about other kinds of text.": documents is not None and documents < MANY_DOCUMENTS,
         f"All {n} sequences are the same, so the intervals have no width. They say nothing about "

@@ -158,6 +158,16 @@ class Layer(ABC):
         return z.flatten(2).unflatten(-1, (self.n_heads, self.d_value))
 
     @property
+    def shares_keys(self) -> bool:
+        """Whether other blocks attend to the same keys and values (Gemma 3n, Gemma 4 E2B)."""
+        return False
+
+    @property
+    def source_of_keys(self) -> int | None:
+        """The number of the block whose keys and values this block attends to; None for its own."""
+        return None
+
+    @property
     def adds_positions(self) -> bool:
         """Whether positions are added to the normed inputs of W_Q and W_K (Shortformer)."""
         return False

@@ -204,8 +204,11 @@ class BridgeLayer(Layer):
         self.hf_attn: Any = hf_attn._modules.get("self", hf_attn)  # BERT's W_O is outside of it
         d_head = getattr(self.hf_attn, "head_dim", None)
         width = getattr(getattr(self.attn, "k", None), "out_features", None)
+        n_groups = getattr(self.hf_attn, "num_key_value_groups", None)
         if isinstance(d_head, int) and width:  # they may differ between the layers (Gemma 4)
             self.d_head, self.n_kv_heads = d_head, width // d_head
+        elif isinstance(d_head, int) and n_groups and self.source_of_keys is not None:
+            self.d_head, self.n_kv_heads = d_head, self.n_heads // n_groups
         w_o = getattr(getattr(self.attn, "o", None), "original_component", None)
         if w_o is not None:
             n_rows = getattr(w_o, "in_features", None) or w_o.weight.numel() // self.d_model
@@ -221,6 +224,24 @@ class BridgeLayer(Layer):
     def uses_interface(self) -> bool:
         """Whether transformers looks up this block's attention function by name."""
         return hasattr(sys.modules[type(self.hf_attn).__module__], "ALL_ATTENTION_FUNCTIONS")
+
+    @property
+    def _sharing(self) -> list[str | None]:
+        """Whether each block stores keys for others, or reuses those of the last of its type."""
+        config = getattr(self.hf_attn, "config", None)
+        return getattr(config, "kv_sharing_modes", None) or [None] * self.cfg.n_layers
+
+    @property
+    def shares_keys(self) -> bool:
+        return self._sharing[self.index] is not None
+
+    @property
+    def source_of_keys(self) -> int | None:
+        if self._sharing[self.index] != "reuse":
+            return None
+        types = self.hf_attn.config.layer_types
+        stored = [index for index, mode in enumerate(self._sharing) if mode == "store"]
+        return max(index for index in stored if types[index] == types[self.index])
 
     @property
     def soft_cap(self) -> float | None:
@@ -317,6 +338,8 @@ class BridgeLayer(Layer):
         return self.attn_out_point if name == "w_o" else f"attn.{name[-1]}.hook_out"
 
     def why_not_replaced(self, name: Projection) -> str | None:
+        if self.source_of_keys is not None and name in ("w_k", "w_v"):
+            return None  # it is removed with the other block's
         if not self.has_matrix(name):
             return "it is no separate matrix (as in multi-head latent attention)"
         if not self.weight(name).is_floating_point():

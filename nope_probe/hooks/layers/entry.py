@@ -18,7 +18,13 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_attached,
     replaced_in_this_thread,
 )
-from nope_probe.hooks.layers.model import block_point, blocks_of, logits_of, modules_of
+from nope_probe.hooks.layers.model import (
+    block_point,
+    blocks_of,
+    layers_of,
+    logits_of,
+    modules_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,10 +34,12 @@ class Entry:
     Attributes:
         residuals: [batch, pos, d_model] by the number of the block.
         n_outputs: how many values a block returns; 0 for the residual stream alone.
+        latest: the last block at which a pass can begin: later blocks attend to its keys.
     """
 
     residuals: Mapping[int, Vectors]
     n_outputs: int
+    latest: int
 
 
 def run_to_enter(
@@ -55,13 +63,15 @@ def run_to_enter(
     def count(module: nn.Module, args: object, output: object) -> None:
         outputs.append(len(output) if isinstance(output, tuple) else 0)
 
+    sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
+    latest = min(sharing, default=len(blocks_of(model)))
     points = [
         (block_point(model, number, "hook_resid_pre"), partial(keep, number=number))
-        for number in {*numbers} - {0}
+        for number in {min(number, latest) for number in numbers} - {0}
     ]
     with blocks_of(model)[0].register_forward_hook(OfThread(count)), hooks_attached(points):
         logits = logits_of(model, tokens)
-    return Entry(residuals=residuals, n_outputs=outputs[0]), logits
+    return Entry(residuals=residuals, n_outputs=outputs[0], latest=latest), logits
 
 
 @contextmanager
@@ -73,6 +83,7 @@ def entered(model: HookedModel, entry: Entry, number: int) -> Iterator[None]:
         entry: of the same batch.
         number: of a block whose residual stream was kept, or 0.
     """
+    number = min(number, entry.latest)
 
     def skip(*_: object, **__: object) -> object:
         residual = entry.residuals[number]

@@ -197,7 +197,16 @@ class ProjectionMap:
 
 
 def projection_map(model: HookedModel, layer: Layer) -> ProjectionMap:
-    """Return the map to a block's queries and keys, from a pass whose inputs are a basis."""
+    """Return the map to a block's queries and keys, from a pass whose inputs are a basis.
+
+    Raises:
+        NotImplementedError: for a block whose keys are made of another block's input.
+    """
+    if layer.source_of_keys is not None:
+        raise NotImplementedError(
+            f"L{layer.index} attends to the keys of L{layer.source_of_keys}, which are no map of "
+            "the residual stream that it reads"
+        )
     basis = torch.cat((torch.zeros(1, layer.d_model), torch.eye(layer.d_model)))
     n_pos = min(_N_POS, getattr(layer.cfg, "n_ctx", None) or _N_POS)
     n_seqs = -(-len(basis) // n_pos)

@@ -190,21 +190,27 @@ class Rope(Removal):
         rotary = target.rotary
         bands = [name for name in ablation.condition if name.kind == self.kind]
         self.pairs = None if rotary is None else RemovedPairs(bands=bands, rotary=rotary)
-        self.straightens = self.pairs if target.heads is None else None
-        if rotary is not None and target.heads is not None and rotary.pairs is None:
+        # Angles turn the keys that other blocks attend to as well.
+        alone = target.heads is None and not target.layer.shares_keys
+        self.straightens = self.pairs if alone else None
+        if rotary is not None and not alone and rotary.pairs is None:
+            where = "where blocks share keys" if target.heads is None else "in some heads"
             raise ValueError(
-                f"RoPE of L{target.layer.index} cannot be removed in some heads: its pairs of "
+                f"RoPE of L{target.layer.index} cannot be removed {where}: its pairs of "
                 "coordinates were not recognised"
             )
 
     def edit(self, attention: Attention) -> Attention:
         if self.pairs is None or self.straightens is not None:
             return attention
-        assert attention.angles is not None
-        q, k = attention.q, repeat_heads(attention.k, attention.n_heads)
-        q, k = (
-            self.in_heads(self.pairs.turned_back(x, attention.angles), x, dim=2) for x in (q, k)
-        )
+        angles = attention.angles
+        assert angles is not None
+        q, k = attention.q, attention.k
+        if self.heads is None:
+            q, k = (self.pairs.turned_back(x, angles) for x in (q, k))
+            return replace(attention, q=q, k=k, angles=self.pairs.straightened(angles))
+        k = repeat_heads(k, attention.n_heads)
+        q, k = (self.in_heads(self.pairs.turned_back(x, angles), x, dim=2) for x in (q, k))
         return replace(attention, q=q, k=k)
 
 
@@ -243,6 +249,13 @@ class Weight(Removal):
                 f"{self.kind} of L{target.layer.index} cannot be removed: {reason}; name removals "
                 "without it"
             )
+        self.source = target.layer.source_of_keys if self.kind in ("w_k", "w_v") else None
+        heads = range(target.layer.n_heads) if target.heads is None else target.heads
+        if self.source is not None and not ablation.acts_on(self.source, heads):
+            raise ValueError(
+                f"{self.kind} of L{target.layer.index} cannot be removed by itself: it attends to "
+                f"the keys and values of L{self.source}; remove {self.kind} of L{self.source} too"
+            )
 
     @property
     def input_point(self) -> str:
@@ -250,6 +263,8 @@ class Weight(Removal):
         return self.layer.norm_point("ln1")
 
     def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
+        if self.source is not None:  # that block makes the keys and values
+            return
         ablation, point = self.ablation, self.layer.point
         place = Place(
             layer=self.layer,

@@ -171,6 +171,12 @@ class Ablation:
         """Return the ablation of other components."""
         return replace(self, remove=Condition(names).ordered)
 
+    def acts_on(self, layer: int, heads: Iterable[int]) -> bool:
+        """Return whether heads of a layer are among those that lose what is removed."""
+        if self.heads is not None:
+            return {*heads} <= {*self.heads.get(layer, ())}
+        return self.layers is None or layer in self.layers
+
     @cached_property
     def condition(self) -> Condition:
         """What is removed."""
