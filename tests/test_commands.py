@@ -132,7 +132,7 @@ def test_help_has_a_box_for_each_kind_of_flag_and_first_one_for_the_flags_of_the
     assert {"data", "seq-len"} < {*flags["data options"]}
     assert {"layers", "device"} < {*flags["measuring options"]}
     assert flags["removing options"] == ["remove", "in-heads", "replacement", "gain"]
-    assert flags["output options"] == ["checkpoint-every", "out", "image", "verbose", "dry-run"]
+    assert flags["output options"] == ["out", "image", "verbose", "dry-run"]
 
 
 @pytest.mark.parametrize("command", [ablate, trace])

@@ -1,4 +1,4 @@
-"""The parts that a resumed run reads: finished ones, and the state of a stream in progress.
+"""The finished parts of a run, which a resumed run reads, and its stream in progress.
 
 The parts stay in a hidden folder next to the run's, `.NAME.unfinished`, which is removed when
 the run is written. A file in it is complete or absent.
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float32
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -35,21 +34,19 @@ from nope_probe.run.processes import Progress, Signals
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
-_DONE = "n_done"  # in the state of a stream: the sequences done
 _WITH_ESTIMATE = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {remaining} left"
 ITEM = 4  # bytes of a float32
 Write = Callable[[str, Sequence[int], np.ndarray], None]
 
 
 class RunCheckpoint:
-    """The finished parts of a run by key, and the state of its stream in progress.
+    """The finished parts of a run by key, and its stream in progress.
 
     Args:
         folder: where they are saved, which this process holds.
         about: the run's identity; an unfinished run of another identity is not resumed.
         processes: the processes that share the run and its folder.
         signals: how signals end a stream.
-        every: batches between two saved states of a stream.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -66,9 +63,8 @@ class RunCheckpoint:
         about: JsonObject | None = None,
         processes: Processes | None = None,
         signals: Signals | None = None,
-        every: int = 32,
     ) -> None:
-        self.folder, self.about, self.every = folder, json.loads(json.dumps(about or {})), every
+        self.folder, self.about = folder, json.loads(json.dumps(about or {}))
         self.processes, self.signals = processes or Processes(), signals or Signals()
         self.bar: tqdm | None = None
         self._streams: list[str] = []
@@ -130,7 +126,6 @@ class RunCheckpoint:
             _write(self._path(key), tensors)
         self.processes.barrier()
         self._finished.add(_name(key))
-        _SavedStream(self, key).path.unlink(missing_ok=True)
 
     def load(self, key: str) -> State:
         """Return the tensors of a finished part, which are memory-mapped.
@@ -158,8 +153,7 @@ class RunCheckpoint:
 
         Args:
             key: the part's name in the run.
-            compute: given the part's stream, which it resumes and saves its progress in, returns
-                the part's tensors.
+            compute: returns the part's tensors, given its stream.
         """
         if key not in self:
             with self.stream(key) as stream:
@@ -180,9 +174,7 @@ class RunCheckpoint:
         Args:
             sizes: by stream, how many sequences this process runs; 0 if that is not known.
         """
-        done = sum(
-            size if key in self else _SavedStream(self, key).n_saved for key, size in sizes.items()
-        )
+        done = sum(size for key, size in sizes.items() if key in self)
         self._streams, total = list(sizes), sum(sizes.values())
         if done and self.processes.is_first:
             sys.stderr.write(f"resuming{f' at {100 * done / total:.0f}%' if total else ''}\n")
@@ -207,57 +199,29 @@ class RunCheckpoint:
 
     @contextmanager
     def stream(self, key: str) -> Iterator[StreamCheckpoint]:
-        """Save a stream's state every so many batches; a signal ends it between batches."""
+        """Count a stream's batches on the progress bar; a signal ends it between batches."""
         if self.bar is not None:
             place, n_streams = "", len(self._streams)
             if n_streams > 1 and self.counts(key):
                 place = f" ({self._streams.index(key) + 1} of {n_streams})"
             self.bar.set_description(f"{key}{place}")
         with self.signals.deferred():
-            yield _SavedStream(self, key)
+            yield _Stream(self, key)
 
     def _path(self, key: str) -> Path:
         return self.folder / (_name(key) + _ENDING)
 
 
-class _SavedStream(StreamCheckpoint):
-    """The state of one stream of a run, in one process."""
+class _Stream(StreamCheckpoint):
+    """One stream of a run, in one process."""
 
     def __init__(self, run: RunCheckpoint, key: str) -> None:
-        self.run, self.key, self.n_batches, self.n_done = run, key, 0, 0
+        self.run, self.key = run, key
         self.rank, self.n_processes = run.processes.rank, run.processes.count
-        self.n_counted = self.n_saved  # with which the bar began
-
-    @property
-    def path(self) -> Path:
-        """The file of the state."""
-        share = f"state-{self.rank}-of-{self.n_processes}"
-        return self.run.folder / f"{share}-{_name(self.key)}.partial"
-
-    @property
-    def n_saved(self) -> int:
-        """The sequences of this stream that an earlier process saved, less its last batch."""
-        return int(self._read().get(_DONE, 0))
-
-    def _read(self) -> State:
-        return _read(self.path) if self.path.is_file() else {}
-
-    def restore(self) -> State:
-        return {name: tensor for name, tensor in self._read().items() if name != _DONE}
-
-    def is_due(self) -> bool:
-        self.n_batches += 1
-        return self.run.signals.received is not None or self.n_batches % self.run.every == 0
-
-    def save(self, state: State) -> None:
-        _write(self.path, {**state, _DONE: torch.tensor(self.n_done)})
 
     def advance(self, n_seqs: int) -> None:
-        counted = min(self.n_counted, n_seqs)
-        self.n_counted -= counted
-        self.n_done += n_seqs
         if self.run.bar is not None and self.run.counts(self.key):
-            self.run.bar.update(n_seqs - counted)
+            self.run.bar.update(n_seqs)
         self.run.signals.raise_if_received()
 
     def all_reduce(self, totals: Sequence[Tensor]) -> None:

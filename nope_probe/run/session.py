@@ -177,7 +177,6 @@ class Session(Generic[Settings_co]):
                     about=about,
                     processes=self.processes,
                     signals=signals,
-                    every=self.settings.checkpoint_every,
                 )
             )
             if not self.is_kept:

@@ -37,7 +37,7 @@ class SessionSettings(BoundedSettings):
     """
 
     # Settings that change neither the numbers nor the folder's name.
-    unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every")
+    unrecorded: ClassVar[tuple[str, ...]] = ("out",)
 
     @property
     def out(self) -> Path | None:
@@ -51,11 +51,6 @@ class SessionSettings(BoundedSettings):
     def device(self) -> str:
         """The torch device, or `auto`."""
         return "cpu"
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Batches between two saved states."""
-        return 1
 
     @property
     def subject(self) -> str:
@@ -204,11 +199,9 @@ class OutputSettings:
     """What a run writes.
 
     Attributes:
-        checkpoint_every: Batches between two saved states; a killed run resumes from the last.
         out: Folder of the run [runs/COMMAND-MODEL-HASH].
     """
 
-    checkpoint_every: Annotated[int, COUNT] = 32
     out: Path | None = None
 
 

@@ -141,7 +141,7 @@ def begin(
 
 def has_progress(folder: Path) -> bool:
     """Return whether an ended process left something to resume from."""
-    left = [*folder.glob(".*.unfinished/*.safetensors"), *folder.glob(".*.unfinished/state-*")]
+    left = [*folder.glob(".*.unfinished/*.safetensors")]
     return bool(left or [*folder.glob("run/checkpoint-*/checksums.json")])
 
 

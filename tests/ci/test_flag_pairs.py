@@ -54,7 +54,6 @@ GOOD: dict[str, tuple[str, ...]] = {
     "k": ("1 2",),
     "mean_seqs": ("32",),
     "batch_size": ("3", "64"),
-    "checkpoint_every": ("1",),
     "confirm": ("0", "2"),
     "d_model": ("9",),
     "data": ("random", "gaussian", "SHORT"),

@@ -94,7 +94,7 @@ FOLDERS = {"models/qwen3-8b": "qwen3", "path/to/a/hugging-face-folder": "llama"}
 TABLE = """
 ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
     --remove mask+rope mlp+w_o --device cpu --dtype float64 --batch-size 3 --skip-keys 2 --seed 3
-    --checkpoint-every 1 --beyond-context --allow-unused --query-rows 5 --offset-bins all
+    --beyond-context --allow-unused --query-rows 5 --offset-bins all
     --out runs/a --image a.png --verbose
 ablate --data short.jsonl --pack --remove qk --replacement random mean --gain norm
 ablate --remove rope_low w_q --data prose --bos .. --no-pack --no-shuffle --skip-keys 0
@@ -104,7 +104,7 @@ ablate --remove content --in-heads L0H1
 attention --remove content w_q --in-heads L0H1 L0H3
 circuit --remove content --in-heads L0H1
 heads --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
-    --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
+    --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3
     --by others lowest-induction order.csv --remove rope content mask --k 1 2 --draws 2 --single
     --mean-seqs 16 --layers 1 --beyond-context --allow-unused --query-rows 5 --out runs/f
     --image f.svg --verbose
@@ -119,7 +119,7 @@ ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
 attention --model llama-3.1-8b --revision main --data my.jsonl --windows start
     --bos never --shuffle --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3
-    --checkpoint-every 1 --remove qk --replacement mean --beyond-context --allow-unused
+    --remove qk --replacement mean --beyond-context --allow-unused
     --query-rows 5 --out runs/h --image h.svg --verbose
 attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
     --gain identity --text ab
@@ -134,14 +134,14 @@ attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no
     --remove rope --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 ablate --remove none --model llama-3.1-8b --revision main --data my.jsonl --windows start
     --bos never --shuffle --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3
-    --checkpoint-every 1 --bands 3 --no-per-head --beyond-context --allow-unused --query-rows 5
+    --bands 3 --no-per-head --beyond-context --allow-unused --query-rows 5
     --offset-bins all --out runs/s --image s.svg --verbose
 ablate --remove none --model models/qwen3-8b --device-map sequential --data short.jsonl --pack
     --per-head
 ablate --remove none --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
-    --device cpu --dtype float16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
+    --device cpu --dtype float16 --batch-size 3 --skip-keys 1 --seed 3
     --layer 1 --remove qk --replacement mean --beyond-context --allow-unused --query-rows 5
     --out runs/c --image c.svg --verbose
 circuit --model models/qwen3-8b --device-map balanced --data short.jsonl --pack --remove ov norms
@@ -150,7 +150,7 @@ circuit --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-s
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always
     --shuffle --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --layers 1
-    --checkpoint-every 1 --remove mask+w_v --prefix 5 --replacement zero random --gain identity
+    --remove mask+w_v --prefix 5 --replacement zero random --gain identity
     --max-len 24 --trained-len 16 --beyond-context --allow-unused --query-rows 11
     --out runs/b --image b.svg --verbose
 behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --measures position
@@ -165,12 +165,12 @@ layers --model rope-tiny --layers 1 --seq-len 300 --beyond-context --allow-unuse
 layers --model rope-tiny --layers 1 --seq-len 30 --no-beyond-context
     --no-allow-unused --no-verbose
 simulate --alpha 0.1 --norm layernorm-d --no-rope --no-causal --no-control-variate --n-layers 2
-    --seed 3 --checkpoint-every 1 --out runs/m --image m.svg --verbose
+    --seed 3 --out runs/m --image m.svg --verbose
 simulate --rope --causal --control-variate --norm layernorm-sqrt-d --no-verbose --no-dry-run
 theory --d-model 8 --norm layernorm-d --rope --n-layers 2
 theory --d-model 7 --norm l2 --no-rope --alpha 0 0.9
 trace --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
-    --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
+    --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3
     --reader L1H1 --writers layers --beyond-context --allow-unused --query-rows 5
     --out runs/w --image w.svg --verbose
 trace --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-per-head

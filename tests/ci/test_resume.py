@@ -8,36 +8,32 @@ from pathlib import Path
 import pytest
 from ci.forks import forks
 
-TEXT = ["--model", "nope-tiny", "--n-seqs", "31", "--batch-size", "3", "--checkpoint-every", "2"]
+TEXT = ["--model", "nope-tiny", "--n-seqs", "31", "--batch-size", "3"]
 SHORT = {
     "ablate": [*TEXT, "--layers", "2", "--seq-len", "11", "--remove", "w_q", "--per-head"],
     "circuit": [*TEXT, "--layer", "1", "--seq-len", "11", "--remove", "w_q"],
     "behaviour": [*TEXT, "--seq-len", "23", "--measures", "copy", "--remove", "mask"],
     "trace": [*TEXT, "--layers", "3", "--seq-len", "11", "--confirm", "1"],
-    "simulate": ["--rope", "--n-layers", "2", "--seq-len", "11", "--n-samples", "397"],
 }
-SHORT["simulate"] += ["--checkpoint-every", "1"]
 # Before which changes on disk a run is stopped: often enough, and not in every second file.
 CHANGES = {
     "ablate": "17,19,23",
     "circuit": "13,14,17",
     "behaviour": "13,17,19",
     "trace": "13,17,19",
-    "simulate": "10,11,13",
 }
 # Killed at random moments. Those of `reproduce` and `compare` share experiments and runs.
 LONG = {
     "ablate": SHORT["ablate"],
     "circuit": [*SHORT["circuit"], "--remove", "w_q", "mlp"],
     "behaviour": [*SHORT["behaviour"], "--measures", "copy", "position"],
-    "simulate": [*SHORT["simulate"], "--alpha", "0", "0.3", "--n-samples", "2999"],
     "trace": [*SHORT["trace"], "--confirm", "3"],
     "reproduce": ["figure2", "--n-samples", "397"],
     "compare": ["one", "two"],
 }
 # Above 2,048 tokens, where maps have rows of chosen queries.
 ROWS = ["--model", "nope-tiny", "--layers", "1", "--seq-len", "2099", "--beyond-context", "--pack"]
-ROWS += ["--n-seqs", "7", "--folds", "4", "--batch-size", "1", "--checkpoint-every", "1"]
+ROWS += ["--n-seqs", "7", "--folds", "4", "--batch-size", "1"]
 ROWS += ["--query-rows", "67"]
 # What may differ between two runs: when they ended, how long they took, and what covers these.
 VARYING = ("finished", "seconds", "checksum")
@@ -91,7 +87,7 @@ def test_killed_in_the_middle_of_long_sequences_the_sums_of_rows_resume_to_the_s
 def test_a_signal_ends_a_run_in_one_line_and_it_resumes_to_the_same_bytes(
     command: str, tmp_path: Path
 ):
-    signum = signal.SIGINT if command in ("ablate", "simulate") else signal.SIGTERM
+    signum = signal.SIGINT if command == "ablate" else signal.SIGTERM
     steps = f"{signum:d} {CHANGES[command]}"
     report, stderr = forks("step", steps, tmp_path, [command, *SHORT[command]])
     assert report["code"] == 0, stderr
@@ -104,7 +100,7 @@ def test_a_signal_ends_a_run_in_one_line_and_it_resumes_to_the_same_bytes(
     assert "Traceback" not in stderr
     done = [int(n) for n in re.findall(r"running \d+ passes, (\d+) of them done before", stderr)]
     assert done == sorted(done)
-    assert done or command == "simulate"  # whose signals come within its one pass
+    assert done
     assert_same_results(tmp_path, 1)
 
 

@@ -1,6 +1,5 @@
 """A checkpoint holds the finished parts of a run, for the same run alone."""
 
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.run.checkpoint import RunCheckpoint, StoredTensor, tensor_writer
 from nope_probe.run.folder import StoredArrays
-from nope_probe.run.processes import Signals
 
 MAPS = {"folds": torch.arange(66.0).double().view(2, 3, 11), "counts": torch.tensor([5, 7])}
 
@@ -48,29 +46,6 @@ def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path
             found = run.load_or_compute("part", compute)["sums"]
         assert torch.equal(found, torch.arange(7.0))
     assert len(computed) == 1
-
-
-def test_the_state_of_a_stream_is_restored_by_the_same_stream_alone(tmp_path: Path) -> None:
-    with checkpoint(tmp_path) as first, first.stream("score/mask") as stream:
-        assert stream.restore() == {}
-        stream.save(MAPS)
-    with checkpoint(tmp_path) as second:
-        with second.stream("score/rope") as other:
-            assert other.restore() == {}
-        with second.stream("score/mask") as same:
-            assert torch.equal(same.restore()["folds"], MAPS["folds"])
-        second.save("score/mask", MAPS)
-        with second.stream("score/mask") as again:
-            assert again.restore() == {}
-
-
-def test_a_stream_is_saved_every_so_many_batches_and_on_a_signal(tmp_path: Path) -> None:
-    signals = Signals()
-    with RunCheckpoint(tmp_path, signals=signals, every=3) as run, run.stream("score") as stream:
-        assert [stream.is_due() for _ in range(7)] == [n % 3 == 0 for n in range(1, 8)]
-        signals.received = signal.SIGINT
-        assert stream.is_due()
-        signals.received = None
 
 
 @pytest.mark.parametrize(

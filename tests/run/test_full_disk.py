@@ -13,7 +13,7 @@ from support.failures import files_of_at_most
 from nope_probe import ablate
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "23", "--seq-len", "17"]
-SMALL += ["--batch-size", "3", "--checkpoint-every", "2", "--folds", "5"]
+SMALL += ["--batch-size", "3", "--folds", "5"]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -56,7 +56,7 @@ def test_whichever_write_fails_a_rerun_with_room_resumes(
 ):
     with full_from_write(1000) as count:
         run_command(ablate, "--remove", "none", *SMALL, "--out", tmp_path / "undisturbed")
-    assert count[0] >= 4
+    assert count[0] >= 3
     for number in (1, 3):
         with full_from_write(number):
             line = fails_in_one_line(tmp_path / "run", capfd)

@@ -1,4 +1,4 @@
-"""Streams that record their calls, that end, or that run out of memory."""
+"""Streams that record their calls, or that run out of memory."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ import torch
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.maps.folds import State
 
 
 class Recorded(StreamCheckpoint):
@@ -22,32 +21,6 @@ class Recorded(StreamCheckpoint):
 
     def batch_halved(self, batch_size: int) -> None:
         self.sizes.append(batch_size)
-
-
-class Stopped(Exception):  # noqa: N818
-    """Raised to end a stream."""
-
-
-class Stopping(Recorded):
-    """Ends a stream after some batches, and returns the state that was saved to the next."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.after, self.state = after, State()
-
-    def restore(self) -> State:
-        return self.state
-
-    def is_due(self) -> bool:
-        return len(self.batches) == self.after - 1
-
-    def save(self, state: State) -> None:
-        self.state = {name: tensor.clone() for name, tensor in state.items()}
-
-    def advance(self, n_seqs: int) -> None:
-        super().advance(n_seqs)
-        if len(self.batches) == self.after:
-            raise Stopped
 
 
 def out_of_memory_above(size: int, model: Any, layer: int) -> Any:

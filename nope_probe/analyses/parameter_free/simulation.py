@@ -38,7 +38,6 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import (
-    State,
     TensorRecord,
     fold_counts,
     fold_products,
@@ -142,7 +141,7 @@ def simulate_scores(
         control_variate: whether to subtract the effect of the inputs' Gram matrix.
         seed: the seed of the samples; sample s of a seed is the same for every chunk size.
         chunk_size: samples per forward pass.
-        checkpoint: saves the sums after a chunk, for a later process to resume from.
+        checkpoint: hears of each chunk; may end the simulation.
 
     Raises:
         ValueError: if both or neither of n_samples and target_se are given, or out of range.
@@ -158,15 +157,11 @@ def simulate_scores(
     sums = _Sums(model, alpha, seq_len, seed, blocks, control_variate)
     sums.goal = n_samples or FIRST_GOAL
     checkpoint = checkpoint or StreamCheckpoint()
-    sums.restore(checkpoint.restore())
-    checkpoint.advance(sums.n_samples)
     while sums.n_samples < sums.goal:
         before = sums.n_samples
         sums.add(min(before + chunk_size, sums.goal))
         if target_se is not None and sums.n_samples == sums.goal:
             sums.goal = _next_goal(sums.result(), target_se)
-        if checkpoint.is_due():
-            checkpoint.save(sums.state())
         checkpoint.advance(sums.n_samples - before)
     return sums.result()
 
@@ -231,29 +226,6 @@ class _Sums:
         if self.control_variate is not None:
             self.control_variate.add(x)
         self.n_samples = stop
-
-    def state(self) -> State:
-        """Return the sums, for a later process to resume from."""
-        state = {"n_samples": torch.tensor(self.n_samples), "goal": torch.tensor(self.goal)}
-        state |= {f"scores.{name}": total for name, total in self.scores.state().items()}
-        if self.control_variate is not None:
-            state["sums"] = self.control_variate.sums
-            state["rotated_sums"] = self.control_variate.rotated_sums
-        return state
-
-    def restore(self, state: State) -> None:
-        """Resume from a state; an empty state changes nothing."""
-        if not state:
-            return
-        self.n_samples, self.goal = int(state["n_samples"]), int(state["goal"])
-        scores = {
-            name.removeprefix("scores."): total for name, total in state.items() if "." in name
-        }
-        self.scores.restore(scores, self.n_samples)
-        if self.control_variate is not None:
-            self.control_variate.n_samples = self.n_samples
-            self.control_variate.sums.copy_(state["sums"])
-            self.control_variate.rotated_sums.copy_(state["rotated_sums"])
 
     def result(self) -> Simulation:
         """Return the estimates from the samples so far."""

@@ -47,7 +47,7 @@ from nope_probe.hooks.reading.streaming import (
     state_of,
     stream,
 )
-from nope_probe.maps.folds import State, fold_counts, folds_of, interleaved_folds
+from nope_probe.maps.folds import fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows
 from nope_probe.removal import Component
@@ -267,19 +267,10 @@ class ScoreSums:
         """Sequences per fold so far."""
         return fold_counts(self.n_seqs, self.n_folds)
 
-    def state(self) -> State:
-        """Return the sums as tensors, for `restore`."""
-        return state_of(self.accumulators)
-
-    def restore(self, state: State, n_seqs: int) -> None:
-        """Set the sums to a state that was taken after n_seqs sequences."""
-        restore(self.accumulators, state)
-        self.n_seqs = n_seqs
-
     def means(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
         """Return the fold means so far, in nats; NaN where the model masks."""
         accumulators = self._accumulators(self.counts)  # copies, since means overwrite the sums
-        restore(accumulators, self.state())
+        restore(accumulators, state_of(self.accumulators))
         return torch.stack([accumulator.fold_means() for accumulator in accumulators], 1)
 
 

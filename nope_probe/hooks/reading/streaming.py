@@ -1,8 +1,7 @@
 """Stream batches through a model for the sums that accumulators keep.
 
-A stream is saved, stopped and resumed between two batches, because every accumulator has counted
-the same sequences there. Batches are dealt in turn to the processes that share a run, and the
-processes' totals are added up at the end.
+Batches are dealt in turn to the processes that share a run, and the processes' totals are added up
+at the end.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from nope_probe.maps.folds import State, under
 
 
 class StreamCheckpoint:
-    """Decides which batches of a stream a process runs, and when its sums are saved.
+    """Decides which batches of a stream a process runs, and hears of each between two batches.
 
-    This class runs all batches and saves nothing; `nope_probe.run.checkpoint` has a subclass
-    that saves.
+    This class runs all batches; `nope_probe.run.checkpoint` has a subclass that counts them on a
+    progress bar, ends at a signal, and adds up the sums of several processes.
 
     Attributes:
         rank: the number of this process, from 0.
@@ -46,19 +45,8 @@ class StreamCheckpoint:
     rank = 0
     n_processes = 1
 
-    def restore(self) -> State:
-        """Return the last saved state; empty at the start."""
-        return {}
-
-    def is_due(self) -> bool:
-        """Return whether to save now; called after every batch that was run."""
-        return False
-
-    def save(self, state: State) -> None:
-        """Save the state of the stream."""
-
     def advance(self, n_seqs: int) -> None:
-        """Note that a batch was run or restored; may end the stream."""
+        """Note that a batch was run; may end the stream."""
 
     def all_reduce(self, totals: Sequence[Tensor]) -> None:
         """Replace totals by their sums over the processes, in place."""
@@ -85,8 +73,7 @@ def stream(
         accumulators: the running sums.
         fold_of: the fold of each sequence.
         batch_size: sequences per forward pass; halved if a batch does not fit into GPU memory.
-        checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
-            is saved.
+        checkpoint: deals out batches; by default, all are run.
 
     Raises:
         ValueError: for batches of no sequences, or fewer batches than processes.
@@ -94,19 +81,15 @@ def stream(
     """
     checkpoint = checkpoint or StreamCheckpoint()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
-    restore(accumulators, checkpoint.restore())
-    done, restored = 0, accumulators[0].n_seen
+    done = 0
+    for accumulator in accumulators:
+        accumulator.n_seen = 0  # which counts the sequences of one stream
     with torch.inference_mode(), _reading(model, accumulators):
         runner = BatchRunner(model, accumulators, checkpoint, batch_size)
         for start, stop in batches:
-            if done >= restored:
-                runner.run(inputs[start:stop], fold_of[start:stop], done)
-                if checkpoint.is_due():
-                    checkpoint.save(state_of(accumulators))
+            runner.run(inputs[start:stop], fold_of[start:stop], done)
             done += stop - start
             checkpoint.advance(stop - start)
-        if checkpoint.n_processes > 1:  # a kill during the wait for other processes loses nothing
-            checkpoint.save(state_of(accumulators))
         # Sorted by name: an order that all processes share.
         checkpoint.all_reduce(
             [entry.totals[name] for entry in accumulators for name in sorted(entry.totals)]
@@ -130,7 +113,7 @@ def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> lis
 
 
 def state_of(accumulators: Sequence[Accumulator]) -> State:
-    """Return the state from which a later process resumes, taken between two batches."""
+    """Return what accumulators keep, as tensors; see `restore`."""
     state: State = {"n_seen": torch.tensor(accumulators[0].n_seen)}
     for index, accumulator in enumerate(accumulators):
         state |= {f"{index}.total.{name}": tensor for name, tensor in accumulator.totals.items()}
@@ -142,11 +125,11 @@ def state_of(accumulators: Sequence[Accumulator]) -> State:
 
 
 def restore(accumulators: Sequence[Accumulator], state: State) -> None:
-    """Set accumulators to a state of `state_of`; an empty state starts the counts anew."""
+    """Set accumulators to a state of `state_of`."""
     for index, accumulator in enumerate(accumulators):
         for kind, values in (("total", accumulator.totals), ("flag", accumulator.flags)):
             values |= under(state, f"{index}.{kind}.")
-        accumulator.n_seen = int(state.get("n_seen", 0))
+        accumulator.n_seen = int(state["n_seen"])
 
 
 class BatchRunner:

@@ -9,7 +9,7 @@ from typing import Annotated
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
-from nope_probe.run.flags import ALPHA, COUNT, LARGEST, LAYERS, SEED, BoundedSettings, Bounds
+from nope_probe.run.flags import ALPHA, LARGEST, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.run.settings import SessionSettings
 from nope_probe.stages import Norm
 
@@ -37,7 +37,6 @@ class Settings(SessionSettings):
         causal: Mask keys after the query.
         control_variate: Subtract the effect of the inputs' Gram matrix, most of the noise.
         seed: Seed of the samples.
-        checkpoint_every: Chunks of 128 samples between two saved states.
         out: Folder of the run [runs/simulate-HASH].
     """
 
@@ -52,7 +51,6 @@ class Settings(SessionSettings):
     causal: bool = True
     control_variate: bool = True
     seed: Annotated[int, SEED] = 0
-    checkpoint_every: Annotated[int, COUNT] = 64
     out: Path | None = None
 
     def __post_init__(self) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from support.appendix import frequency_steps
 from support.rounding import assert_same, rounding
-from support.stream_checkpoints import Stopped, Stopping
 from torch.func import jvp
 
 from nope_probe.analyses.parameter_free.simulation import (
@@ -199,27 +198,6 @@ def test_a_target_error_is_reached_in_every_layer_without_many_more_samples(
     assert target / 2 < simulated.best.pooled_se.max() <= target
     assert (simulated.controlled is not None) == control_variate
     assert (simulated.plain.pooled_se.max() > 2 * target) == control_variate
-
-
-@pytest.mark.parametrize("goal", [{"n_samples": 150}, {"target_se": 0.004}])
-@pytest.mark.parametrize("rope", [False, True])
-def test_an_interrupted_simulation_resumes_to_the_same_bytes(goal: dict, rope: bool):
-    settings = {"alpha": 0.3, "seq_len": N, "chunk_size": 64, **goal}
-    truth, stopping = simulate_scores(model(rope=rope), **settings), Stopping(after=3)
-    with pytest.raises(Stopped):
-        simulate_scores(model(rope=rope), checkpoint=stopping, **settings)
-    assert int(stopping.state["n_samples"]) == 128
-    stopping.after, stopping.batches = 0, []
-    simulated = simulate_scores(model(rope=rope), checkpoint=stopping, **settings)
-    assert stopping.batches[0] == 128
-    assert sum(stopping.batches) == truth.n_samples, "progress counts every sample"
-    assert simulated.n_samples == truth.n_samples
-    for actual, theirs in (
-        (simulated.plain, truth.plain),
-        (simulated.controlled, truth.controlled),
-    ):
-        assert torch.equal(actual.folds.nan_to_num(), theirs.folds.nan_to_num())
-        assert torch.equal(actual.counts, theirs.counts)
 
 
 @pytest.mark.parametrize(

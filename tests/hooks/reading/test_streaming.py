@@ -8,13 +8,11 @@ import torch
 from support.hooked_runs import hooks_left
 from support.plain_states import agree
 from support.rounding import NETWORK
-from support.stream_checkpoints import Recorded, Stopped, Stopping, out_of_memory_above
+from support.stream_checkpoints import Recorded, out_of_memory_above
 from support.tiny_models import ByName, tokens
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.hook_points import hooks_attached
-from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
@@ -93,41 +91,6 @@ def test_a_single_sequence_that_does_not_fit_is_an_error(bridge: ByName):
     with out_of_memory_above(0, model, 0), pytest.raises(torch.OutOfMemoryError):
         capture_scores(model, tokens(7), n_folds=4)
     assert not hooks_left(model)
-
-
-@pytest.mark.parametrize("after", [1, 2, 3, 4])
-def test_a_stream_stopped_after_any_batch_resumes_to_the_same_bytes(after: int, bridge: ByName):
-    model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(after)
-    options: dict[str, Any] = {
-        "batch_size": 10,
-        "n_folds": N_FOLDS,
-        "mean_term": True,
-        "per_head": True,
-    }
-    expected = capture_scores(model, inputs, **options)
-    with pytest.raises(Stopped):
-        capture_scores(model, inputs, checkpoint=checkpoint, **options)
-    assert int(checkpoint.state["n_seen"]) == min(10 * after, N_SEQS)
-    checkpoint.after, checkpoint.batches = 0, []
-    maps = capture_scores(model, inputs, checkpoint=checkpoint, **options)
-    assert checkpoint.batches == [10, 10, 10, 7]
-    for name in ("folds", "mean_term", "per_head"):
-        actual, theirs = getattr(maps, name), getattr(expected, name)
-        assert torch.equal(actual.nan_to_num(), theirs.nan_to_num())
-
-
-def test_a_batch_that_was_restored_is_not_run_again(bridge: ByName):
-    model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(3)
-    with pytest.raises(Stopped):
-        capture_scores(model, inputs, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
-    checkpoint.after, sizes = 0, []
-
-    def count(tensor: torch.Tensor, hook: object) -> None:
-        sizes.append(len(tensor))
-
-    with hooks_attached([(layers_of(model)[0].point("hook_resid_post"), count)]):
-        capture_scores(model, inputs, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
-    assert sizes == [7]
 
 
 @pytest.mark.parametrize("fits", [1, 2, 3, 4, 8])
