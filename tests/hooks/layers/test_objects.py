@@ -202,7 +202,7 @@ def test_every_public_function_takes_a_model_and_texts_with_its_tokenizer(tiny: 
 
 def test_a_run_of_a_model_is_that_of_its_folder(tiny: ByName) -> None:
     options: dict[str, Any] = {"n_seqs": 8, "seq_len": 11, "folds": 4, "data": "random"}
-    folder = run_attention(str(tiny("llama").folder), **options, layers="all").attention
+    folder = run_attention(str(tiny("llama").folder), **options, layers="all").tables["attention"]
     loaded = load(tiny("llama").hf, tokenizer(forces_bos=True))
     assert run_attention(loaded, **options).tables["attention"].equals(folder)
 
