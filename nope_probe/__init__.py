@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from nope_probe import figures as figures
     from nope_probe.analyses.attention import AttentionSplit as AttentionSplit
     from nope_probe.analyses.attention import split_attention as split_attention
-    from nope_probe.analyses.attribution import LayerAttribution as LayerAttribution
+    from nope_probe.analyses.attribution import LayerValues as LayerValues
+    from nope_probe.analyses.attribution import Values as Values
     from nope_probe.analyses.attribution import attribute as attribute
     from nope_probe.analyses.attribution import attribute_heads as attribute_heads
     from nope_probe.analyses.parameter_free.simulation import Simulation as Simulation
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "nope_probe.analyses.attention": "AttentionSplit split_attention",
-    "nope_probe.analyses.attribution": "LayerAttribution attribute attribute_heads",
+    "nope_probe.analyses.attribution": "LayerValues Values attribute attribute_heads",
     "nope_probe.analyses.parameter_free.simulation": "Simulation simulate_scores",
     "nope_probe.analyses.parameter_free.spec": "ParameterFreeSpec",
     "nope_probe.analyses.parameter_free.theory": "theory_scores",

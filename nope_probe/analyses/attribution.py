@@ -1,4 +1,4 @@
-"""Attribution of the lead and the pattern, from the maps of ablated models.
+"""The lead and the pattern of a model under interventions, from the maps of ablated models.
 
 The mask, a sliding window and position encodings are the sources, because nothing else breaks the
 symmetry between positions. Weights only shape what the sources make: a weight is never a source.
@@ -9,7 +9,7 @@ components (`()`, `"mask"`, `("mask", "rope")`); here such a name becomes a `Con
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -17,17 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import (
-    ContrastGram,
-    Grams,
-    contrast_grams,
-    lost,
-    positional,
-    source_terms,
-    without_sources,
-)
-from nope_probe.analyses.jackknife import Interval
-from nope_probe.errors import UserError, as_tuple, closed_choices, kind_of
+from nope_probe.analyses.contrasts import Grams, contrast_grams, source_terms
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife
+from nope_probe.errors import UserError, closed_choices, kind_of
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import (
     LayerMaps,
     Name,
@@ -41,107 +34,65 @@ from nope_probe.removal import INTACT, MASK, SOURCES, Component, Condition
 
 Removed = TypeVar("Removed", bound=str | Iterable[str])
 Named = TypeVar("Named", bound=Hashable)  # a condition, or a replacement and a condition
+HALF = 0.5  # of the intact value
 
 
 @dataclass(frozen=True, kw_only=True)
-class Term:
-    """One term of position's part p, such as mask, rope or mask_x_rope.
+class Values:
+    """A layer's (or head's) lead and pattern in one condition, nats.
 
     Attributes:
-        size: its mean over queries (of a lead) or its RMS over cells (of a pattern), nats.
-        share: <term, p> / <p, p>; the shares of all terms add to 1.
+        lead: the score of the first key less the mean of the other earlier keys, a mean over
+            queries. Undefined where no key is first, or no query has a lead.
+        amplitude: the RMS of the pattern.
+        kept: how much of the intact model's pattern P is there, <P(c), P> / sqrt(<P, P>): the
+            amplitude for the intact model, 0 where nothing like it is there, negative where it is
+            reversed. Undefined where <P, P> does not exceed its noise.
     """
 
-    size: Interval
-    share: Interval
+    lead: Interval
+    amplitude: Interval
+    kept: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
-    """What position's part p loses without some components.
-
-    Attributes:
-        lost: <p - p(less c), p> / <p, p>: 1 where all of p is gone, more where it is reversed.
-        amplification: RMS p / RMS p(less c); undefined where either does not exceed its noise.
-        from_sources: <p', v'> / <v', v'> of what is left, p' = p(less c) and v' = v(less c).
-        size: the mean lead v', or the RMS of the pattern v', nats.
-    """
-
-    lost: Interval
-    amplification: Interval
-    from_sources: Interval
-    size: Interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attribution:
-    """Where the lead or the pattern v of one layer comes from.
-
-    Shares are undefined where position's part p = v - v(less all sources) does not exceed its
-    noise.
-
-    Attributes:
-        size: the mean lead, or the RMS of the pattern, nats.
-        without_sources: the same of the model without any source, nats: not position.
-        from_sources: <p, v> / <v, v>: how much of v the sources make.
-        terms: the terms of p by name; their shares add to 1.
-        losses: by the name of what is removed, such as `mask`, `rope` or `w_q+w_k`.
-    """
-
-    size: Interval
-    without_sources: Interval
-    from_sources: Interval
-    terms: Mapping[str, Term]
-    losses: Mapping[str, Loss]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerAttribution:
-    """The attribution of one layer, or of one head.
+class LayerValues:
+    """The values of one layer, or of one head, in all conditions.
 
     Attributes:
         layer: the layer, from 0.
-        lead: of the first key's lead; None where no key is first, or no query has a lead.
-        pattern: of the pattern among the other keys.
+        conditions: the values by the name of what is removed, such as `intact`, `mask`, `w_q+w_k`.
+        terms: of `lead` and `pattern`, the sizes (nats) of the exact sum: `without_sources`, each
+            source alone, and their interactions such as `mask_x_rope`. Empty where some combination
+            of the sources was not run.
         head: the head, from 0; None for the mean over the layer's heads.
     """
 
     layer: int
-    lead: Attribution | None
-    pattern: Attribution
+    conditions: Mapping[str, Values]
+    terms: Mapping[Question, Mapping[str, Interval]]
     head: int | None = None
-
-    @property
-    def by_question(self) -> dict[Question, Attribution]:
-        """The attributions by `lead`, where there is one, and `pattern`."""
-        lead: dict[Question, Attribution] = {} if self.lead is None else {"lead": self.lead}
-        return {**lead, "pattern": self.pattern}
 
 
 @closed_choices("skip_keys")
 def attribute(
     maps: Mapping[Removed, ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"]],
     *,
-    sources: Sequence[str] | str = "auto",
     skip_keys: int | Literal["auto"] = "auto",
-) -> list[LayerAttribution]:
-    """Attribute each layer's lead and pattern to the sources, and find the weights they need.
+) -> list[LayerValues]:
+    """Return each layer's lead and pattern in every condition, and what is kept of the pattern.
 
     `run_ablations` also captures the conditions, and returns tables.
 
     Args:
         maps: score maps of the intact and the ablated model on the same sequences, by the removed
-            components: `{(): ..., "mask": ..., "rope": ..., ("mask", "rope"): ...}`. The loss
-            without a weight needs two: `"w_q": ...` and `("mask", "rope", "w_q"): ...`. Bare fold
-            means, in nats, are accepted, and count as folds of equal size.
-        sources: the mask, and the window and position encodings that are sources as well. `auto`
-            takes the sources that a condition removes without a weight; a source that is never
-            removed counts among what is left without sources.
+            components: `{(): ..., "mask": ..., "rope": ..., ("mask", "rope"): ..., "w_q": ...}`.
+            Bare fold means, in nats, are accepted, and count as folds of equal size.
         skip_keys: how many keys count as first; `auto`: 1 for captured maps of tokens, 0 for maps
             of vectors and for bare fold means, which have no lead.
 
     Raises:
-        KeyError: if a condition of the sources is missing, or a weight's without the sources.
+        KeyError: without maps of the intact model.
         ValueError: for a name that does not exist, or a non-finite cell below the diagonal.
 
     Example:
@@ -152,24 +103,26 @@ def attribute(
         >>> with ablated(model.model, Ablation(remove=["mask"])):
         ...     without = capture_scores(model.model, tokens)
         >>> layer = attribute({(): intact, "mask": without})[2]
-        >>> layer.pattern.from_sources.value > 0.9
+        >>> layer.conditions["intact"].kept.value > 10 * abs(layer.conditions["mask"].kept.value)
         True
     """
     conditions = {
         condition: with_skip_keys(layers, skip_keys)
         for condition, layers in layers_by_condition(maps).items()
     }
-    return list(attribute_layers(*_complete(conditions, sources)))
+    return [
+        values_of_layer(contrast_grams(patterns_of(conditions, layer)), layer)
+        for layer in conditions[INTACT]
+    ]
 
 
 def attribute_heads(
-    maps: Mapping[Removed, ScoreMaps | Layers], *, sources: Sequence[str] | str = "auto"
-) -> dict[tuple[int, int], LayerAttribution]:
-    """Attribute each head's lead and pattern, by layer and number, as `attribute` does a layer's.
+    maps: Mapping[Removed, ScoreMaps | Layers],
+) -> dict[tuple[int, int], LayerValues]:
+    """Return each head's lead and pattern, by layer and number, as `attribute` does a layer's.
 
     Args:
         maps: results of `capture_scores(..., per_head=True)`, by the removed components.
-        sources: as in `attribute`.
 
     Raises:
         KeyError: as in `attribute`.
@@ -183,94 +136,77 @@ def attribute_heads(
         >>> with ablated(model.model, "mask"):
         ...     without = capture_scores(model.model, tokens, per_head=True)
         >>> head = attribute_heads({(): intact, "mask": without})[2, 1]
-        >>> head.pattern.from_sources.value > 0.9
+        >>> head.conditions["intact"].kept.value > 10 * abs(head.conditions["mask"].kept.value)
         True
     """
-    heads = attribute_each_head(*_complete(layers_by_condition(maps), sources))
+    heads = values_of_heads(layers_by_condition(maps))
     return {(head.layer, head.head or 0): head for head in heads}
 
 
-def _complete(
-    conditions: Mapping[Condition, Layers], sources: Sequence[str] | str
-) -> tuple[Mapping[Condition, Layers], Sequence[str]]:
-    """Return the maps by condition, checked to be all that are needed, and the sources."""
-    named = [Component(str(name)) for name in as_tuple(sources) if name != "auto"]
-    sources = named or sources_of(conditions)
-    validate_complete(conditions, sources)
-    return conditions, sources
-
-
-def attribute_layers(
-    maps: Mapping[Condition, Layers], sources: Sequence[str]
-) -> Iterator[LayerAttribution]:
-    """Yield the attribution of each layer, as `attribute` returns it.
-
-    Args:
-        maps: of all conditions that `validate_complete` wants.
-        sources: the sources.
-    """
-    for layer in maps[INTACT]:
-        yield attributed(contrast_grams(patterns_of(maps, layer)), sources, layer)
-
-
-def attribute_each_head(
-    maps: Mapping[Condition, Layers], sources: Sequence[str]
-) -> Iterator[LayerAttribution]:
-    """Yield the attribution of each head, from maps with heads as `attribute_layers` takes them."""
+def values_of_heads(maps: Mapping[Condition, Layers]) -> Iterator[LayerValues]:
+    """Yield the values of each head, from maps with heads by condition, the intact model's too."""
     heads = {condition: heads_of(layers) for condition, layers in maps.items()}
     for layer, head in heads[INTACT]:
-        yield attributed(contrast_grams(patterns_of(heads, (layer, head))), sources, layer, head)
+        yield values_of_layer(contrast_grams(patterns_of(heads, (layer, head))), layer, head)
 
 
-def attributed(
-    grams: Grams[Condition], sources: Sequence[str], layer: int, head: int | None = None
-) -> LayerAttribution:
-    """Return the attribution of a layer or head, from the inner products of its conditions."""
-    of_questions = {question: attribution_of(gram, sources) for question, gram in grams.items()}
-    return LayerAttribution(
-        layer=layer, head=head, lead=of_questions.get("lead"), pattern=of_questions["pattern"]
+def values_of_layer(grams: Grams[Condition], layer: int, head: int | None = None) -> LayerValues:
+    """Return the values of a layer or head, from the inner products of its conditions."""
+    conditions = grams["pattern"].row
+    return LayerValues(
+        layer=layer,
+        head=head,
+        conditions={name.name: values_in(grams, name, INTACT) for name in conditions},
+        terms={question: sizes_of_terms(grams, question) for question in grams},
     )
 
 
-def attribution_of(gram: ContrastGram[Condition], sources: Sequence[str]) -> Attribution:
-    """Return the attribution of a lead or a pattern, from the inner products of its conditions."""
-    intact, position = {INTACT: 1.0}, positional(INTACT, sources)
-    return Attribution(
-        size=gram.size(intact),
-        without_sources=gram.size({Condition(sources): 1.0}),
-        from_sources=gram.share(position, intact),
-        terms={
-            name: Term(size=gram.size(term), share=gram.share(term, position))
-            for name, term in source_terms(sources).items()
-        },
-        losses={
-            removed.name: Loss(
-                lost=gram.share(lost(removed, sources), position),
-                amplification=gram.rms_ratio(position, positional(removed, sources)),
-                from_sources=gram.share(positional(removed, sources), {removed: 1.0}),
-                size=gram.size({removed: 1.0}),
-            )
-            for removed in removals_in(gram.row, sources)
-        },
+def values_in(grams: Grams[Named], name: Named, intact: Named) -> Values:
+    """Return the values in one condition, from the inner products of a layer's conditions."""
+    lead, kept = grams.get("lead"), grams["pattern"].kept(name, intact)
+    return Values(
+        lead=UNDEFINED if lead is None else lead.size({name: 1.0}),
+        amplitude=grams["pattern"].size({name: 1.0}),
+        kept=UNDEFINED if kept is None else jackknife(kept),
     )
 
 
-def removals_in(conditions: Iterable[Condition], sources: Sequence[str]) -> list[Condition]:
-    """Return the conditions that have a loss, in order.
+def sizes_of_terms(grams: Grams[Condition], question: Question) -> dict[str, Interval]:
+    """Return the sizes of the exact sum of the sources, nats; empty without all its conditions."""
+    gram = grams[question]
+    sources = sources_of(gram.row)
+    terms = {**source_terms(sources), "without_sources": {Condition(sources): 1.0}}
+    needed = {condition for term in terms.values() for condition in term}
+    return {name: gram.size(term) for name, term in terms.items()} if needed <= {*gram.row} else {}
 
-    Conditions that remove all of several sources only complete others: all is lost without them.
 
-    Example:
-        >>> conditions = map(Condition.parse, ((), "mask", "rope", ("mask", "rope"), "w_q",
-        ...     ("mask", "rope", "w_q")))
-        >>> [condition.name for condition in removals_in(conditions, ["mask", "rope"])]
-        ['mask', 'rope', 'w_q']
+@dataclass(frozen=True, kw_only=True)
+class MeanValue:
+    """The mean of a value over layers in one condition, nats.
+
+    Attributes:
+        mean: over the layers that have the value.
+        n_layers: how many these are.
+        n_below_half: in how many of them less than half of the intact value is left.
     """
-    return [
-        removed
-        for removed in conditions
-        if len(removed) == 1 or (removed and not removed >= {*sources})
-    ]
+
+    mean: Interval
+    n_layers: int
+    n_below_half: int
+
+
+def mean_over_layers(values: Sequence[Estimates], intact: Sequence[Estimates]) -> MeanValue:
+    """Return the mean of some layers' values in a condition, with its jackknife interval.
+
+    Args:
+        values: of each layer that has the value, at least one.
+        intact: the same of the intact model.
+    """
+    left = [float(x.values[0]) for x in values]
+    whole = [float(x.values[0]) for x in intact]
+    below = sum(x * (1 if y > 0 else -1) < HALF * abs(y) for x, y in zip(left, whole, strict=True))
+    mean = values[0].with_values(torch.stack([of_layer.values for of_layer in values]).mean(0))
+    return MeanValue(mean=jackknife(mean), n_layers=len(values), n_below_half=below)
 
 
 def patterns_of(maps: Mapping[Named, Mapping[Name, LayerMaps]], name: Name) -> dict[Named, Pattern]:
@@ -297,6 +233,8 @@ def layers_by_condition(
     }
     if len(conditions) < len(maps) or not conditions:
         raise ValueError(f"expected one entry per condition, got {list(maps)}")
+    if INTACT not in conditions:
+        raise KeyError("no maps of the model with nothing removed")
     counts = [layer.counts for layers in conditions.values() for layer in layers.values()]
     if any(not torch.equal(count, counts[0]) for count in counts):
         raise ValueError("maps have folds of different sizes: capture them on the same sequences")
@@ -315,32 +253,18 @@ def sources_of(conditions: Iterable[Condition]) -> tuple[Component, ...]:
 
 
 def conditions_of(sources: Sequence[str], removed: Iterable[Condition] = ()) -> list[Condition]:
-    """Return the conditions that an attribution needs, the intact model first.
+    """Return the conditions of a run, the intact model first.
 
     Args:
         sources: the sources, which are removed in all combinations.
-        removed: what else is removed, one at a time, with the sources and without them.
+        removed: what else is removed, one at a time.
 
     Example:
         >>> [condition.name for condition in conditions_of(["mask", "rope"], [Condition({"w_q"})])]
-        ['intact', 'mask', 'rope', 'mask+rope', 'w_q', 'mask+rope+w_q']
+        ['intact', 'mask', 'rope', 'mask+rope', 'w_q']
     """
     terms = source_terms(sources).values()
     of_sources = {condition: None for term in terms for condition in term}
     place: dict[str, int] = {name: index for index, name in enumerate(sources)}
     ordered = sorted(of_sources, key=lambda c: (len(c), sorted(place[name] for name in c)))
-    beyond = [pair for c in removed for pair in (c, without_sources(c, sources))]
-    return list(dict.fromkeys([INTACT, *ordered, *beyond]))
-
-
-def validate_complete(conditions: Collection[Condition], sources: Sequence[str]) -> None:
-    """Check that there are maps of all conditions of the sources, and of what else is removed.
-
-    Raises:
-        KeyError: naming a missing condition.
-    """
-    needed = {*conditions_of(sources, removals_in(conditions, sources)), MASK}
-    missing = needed - {*conditions}
-    if missing:
-        names = " + ".join(min(missing, key=sorted).ordered) or "nothing"
-        raise KeyError(f"no maps of the model with {names} removed")
+    return list(dict.fromkeys([INTACT, *ordered, *removed]))

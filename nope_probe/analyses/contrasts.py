@@ -1,17 +1,13 @@
-"""Contrasts of conditions: position's part, its terms and its losses, and their inner products.
+"""Contrasts of conditions, and the inner products of their leads and patterns.
 
 A condition is the model with some components removed. A contrast is a linear combination of the
-maps of conditions. It holds only coefficients, so every share is an inner product in one Gram
-matrix, of the leads or of the patterns of one layer.
-
-Let v be a lead or a pattern, and v(less c) the same of the model without c. Position's part is
-p = v - v(less all sources). Without c, p(less c) = v(less c) - v(less c and all sources) is left of
-it, so p - p(less c) is lost. For a source this is v - v(less c).
+maps of conditions. It holds only coefficients, so every size, and all that is kept of a pattern, is
+an inner product in one Gram matrix, of the leads or of the patterns of one layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Generic, TypeVar
@@ -20,11 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import Interval, jackknife, rms, rms_ratio, share
+from nope_probe.analyses.jackknife import Interval, jackknife, rms, share
 from nope_probe.analyses.pattern_rows import beyond_rounding, mean_squares
 from nope_probe.maps.estimates import Estimates, ProductSums, leave_one_out
 from nope_probe.maps.layers import Pattern, Question
-from nope_probe.removal import INTACT, INTERACTION, Condition
+from nope_probe.removal import INTERACTION, Condition
 
 GRAM_BYTES = 1 << 26
 Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
@@ -33,10 +29,11 @@ Contrast = Mapping[Condition, float]
 
 
 def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
-    """Return the terms of position's part: each source, and the interactions of sources.
+    """Return the terms of the sources: each source, and the interactions of sources.
 
-    The trained weights are kept. The term of a source is what this source adds to a model without
-    any source. An interaction is what sources add only together (the paper's section 5).
+    With what is left without any source they add up to the intact map. The trained weights are
+    kept. The term of a source is what this source adds to a model without any source. An
+    interaction is what sources add only together (the paper's section 5).
 
     Args:
         sources: the sources that the model has: the mask, and a window or position encodings.
@@ -54,35 +51,6 @@ def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
         for size in range(1, len(sources) + 1)
         for term in combinations(sources, size)
     }
-
-
-def without_sources(removed: Iterable[str], sources: Iterable[str]) -> Condition:
-    """Return the condition that removes all sources as well.
-
-    Example:
-        >>> without_sources(["rope[0:8]", "w_q"], ["mask", "rope"]).name
-        'mask+rope+w_q'
-    """
-    return Condition({*removed, *sources})
-
-
-def positional(removed: Condition, sources: Iterable[str]) -> Contrast:
-    """Return p(less removed), position's part of a model without some components.
-
-    Example:
-        >>> {condition.name: x for condition, x in positional(INTACT, ["mask", "rope"]).items()}
-        {'intact': 1.0, 'mask+rope': -1.0}
-    """
-    last = without_sources(removed, sources)
-    return {} if removed == last else {removed: 1.0, last: -1.0}
-
-
-def lost(removed: Condition, sources: Sequence[str]) -> Contrast:
-    """Return p - p(less removed): what position's part loses without some components."""
-    contrast = dict(positional(INTACT, sources))
-    for condition, weight in positional(removed, sources).items():
-        contrast[condition] = contrast.get(condition, 0.0) - weight
-    return {condition: weight for condition, weight in contrast.items() if weight}
 
 
 def contrast_map(
@@ -147,19 +115,41 @@ class ContrastGram(Generic[Name]):
 
     def size(self, contrast: Mapping[Name, float]) -> Interval:
         """Return the mean lead of a contrast, or the RMS of its pattern, nats."""
-        square = self._square(contrast)
         if self.means is None:
-            return rms(square)
-        values = self.means @ self._coefficients(contrast)
-        return jackknife(square.with_values(values * bool(square.values.any())))
+            return rms(self._square(contrast))
+        return jackknife(self.mean(contrast))
 
     def share(self, term: Mapping[Name, float], whole: Mapping[Name, float]) -> Interval:
         """Return <term, whole> / <whole, whole>; undefined where the whole is within its noise."""
         return share(self.product(term, whole), self._square(whole))
 
-    def rms_ratio(self, whole: Mapping[Name, float], part: Mapping[Name, float]) -> Interval:
-        """Return RMS whole / RMS part; undefined where either does not exceed its noise."""
-        return rms_ratio(self._square(whole), self._square(part))
+    def kept(self, name: Name, intact: Name) -> Estimates | None:
+        """Return <P(c), P> / sqrt(<P, P>), how much of the intact pattern is there, nats.
+
+        It is the amplitude of the intact pattern itself, 0 where nothing like it is there, and
+        negative where it is reversed. None where <P, P> does not exceed its noise.
+
+        Args:
+            name: the condition c.
+            intact: the intact model.
+        """
+        whole = self._square({intact: 1.0})
+        if not jackknife(whole).low > 0:
+            return None
+        sizes = whole.values.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        return self.product({name: 1.0}, {intact: 1.0}) / whole.with_values(sizes)
+
+    def mean(self, contrast: Mapping[Name, float]) -> Estimates:
+        """Return the mean lead of a contrast, nats; 0 within rounding.
+
+        Raises:
+            ValueError: for the inner products of patterns.
+        """
+        if self.means is None:
+            raise ValueError("patterns have no mean: their rows add up to 0")
+        square = self._square(contrast)
+        values = self.means @ self._coefficients(contrast)
+        return square.with_values(values * bool(square.values.any()))
 
     def _square(self, contrast: Mapping[Name, float]) -> Estimates:
         """Return the mean square of a contrast, 0 within the rounding of its conditions' scores."""

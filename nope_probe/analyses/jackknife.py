@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, pi
+from math import pi
 
 import torch
 from jaxtyping import Float
@@ -162,17 +162,3 @@ def rms_difference(one: Estimates, other: Estimates) -> Interval:
 def share(part: Estimates, whole: Estimates) -> Interval:
     """Return part / whole with its interval; undefined if the whole does not exceed its noise."""
     return jackknife(part / whole) if jackknife(whole).low > 0 else UNDEFINED
-
-
-def rms_ratio(whole: Estimates, part: Estimates) -> Interval:
-    """Return the ratio of two RMS with its interval, from estimates of their mean squares.
-
-    The interval is computed on the logarithm, because a ratio is skewed. The ratio is undefined
-    where either square does not exceed its noise.
-    """
-    ratio = whole / part
-    exceed = all(jackknife(square).low > 0 for square in (whole, part))
-    if not exceed or not all((square.values > 0).all() for square in (whole, part)):
-        return UNDEFINED
-    log = jackknife(ratio.with_values(ratio.values.log() / 2))
-    return Interval(value=exp(log.value), low=exp(log.low), high=exp(log.high))

@@ -185,17 +185,12 @@ class MeanCovariance:
 
     Attributes:
         layer: the layer, from 0.
-        mean, covariance: shares <term, v(all)> / <v(all), v(all)>; they add to 1.
-        mean_rms, covariance_rms: RMS of each term's pattern, nats.
-
-    A pattern or term within the rounding of the scores is 0, and shares of it are undefined.
+        mean, covariance: RMS of each term's pattern, nats; 0 within the rounding of the scores.
     """
 
     layer: int
     mean: Interval
     covariance: Interval
-    mean_rms: Interval
-    covariance_rms: Interval
 
 
 def split_mean_covariance(layer: int, pattern: Pattern) -> MeanCovariance:
@@ -214,11 +209,8 @@ def split_mean_covariance(layer: int, pattern: Pattern) -> MeanCovariance:
     mean_pattern = replace(pattern, maps=scores.mean_term)
     gram = ContrastGram.of({"scores": pattern, "mean": mean_pattern})
     gram.score_squares[:] = gram.score_squares[0]  # the mean term has the scores' rounding
-    whole, mean, covariance = {"scores": 1.0}, {"mean": 1.0}, {"scores": 1.0, "mean": -1.0}
     return MeanCovariance(
         layer=layer,
-        mean=gram.share(mean, whole),
-        covariance=gram.share(covariance, whole),
-        mean_rms=gram.size(mean),
-        covariance_rms=gram.size(covariance),
+        mean=gram.size({"mean": 1.0}),
+        covariance=gram.size({"scores": 1.0, "mean": -1.0}),
     )

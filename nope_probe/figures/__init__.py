@@ -1,4 +1,4 @@
-"""Figures of maps, shares and measures: functions from values to a `plotly` figure.
+"""Figures of maps, values and measures: functions from values to a `plotly` figure.
 
 Maps are arrays, tensors or the result of a capture; tables are those of a run or a study. No figure
 needs torch except `explore`, which runs a model in every combination of removed components.
@@ -25,7 +25,7 @@ _NAMES = {
     "nope_probe.figures.maps": "score_maps term_maps",
     "nope_probe.figures.measures": "controls head_map mask_effect pattern_measures stage_measures",
     "nope_probe.figures.panels": "RowMaps",
-    "nope_probe.figures.shares": "mean_covariance_shares source_losses source_terms weight_losses",
+    "nope_probe.figures.values": "head_values term_sizes values_by_layer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -200,23 +200,23 @@ function drawMaps() {
   });
 }
 
-function lostWords(condition, panel) {
-  const [lead, pattern] = [1, 3].map((index) => measure(condition, state.layer, panel, index)[0]);
-  const percent = (value) => show(Math.round(100 * value)) + "%";
+function leftWords(condition, panel) {
+  const [lead, kept] = [0, 2].map((index) => measure(condition, state.layer, panel, index)[0]);
+  const intact = [0, 2].map((index) => measure(0, state.layer, panel, index)[0]);
   const parts = [];
-  if (!Number.isNaN(lead)) parts.push(percent(lead) + " of the first key's lead");
-  if (!Number.isNaN(pattern)) parts.push(percent(pattern) + " of the pattern among the other keys");
-  return parts.length ? "loses " + parts.join(" and ") : "has nothing to lose";
+  if (!Number.isNaN(lead)) parts.push("the first key's lead is " + show(lead) + " of " + show(intact[0]) + " nats");
+  if (!Number.isNaN(kept)) parts.push(show(kept) + " of " + show(intact[1]) + " nats of the order of the other keys are there");
+  return parts.length ? parts.join(", ") : "no pattern";
 }
 
 function drawNumbers() {
   const rows = data.measures.map((each, index) => {
     const cells = shown().map(([of, condition, p]) => "<td data-measure='" + each.name + "' data-of='" + of + "'>" + interval(measure(condition, state.layer, p, index), each.unit) + "</td>");
-    return "<tr><th scope='row'>" + each.label + (each.unit === "%" ? "" : ", " + each.unit) + "</th>" + cells.join("") + "</tr>";
+    return "<tr><th scope='row'>" + each.label + ", " + each.unit + "</th>" + cells.join("") + "</tr>";
   });
   find("#numbers").innerHTML = rows.join("");
   const layer = "L" + view.layers[state.layer];
-  const about = shown().slice(1).map(([of, condition, p]) => view.panels[p] + " " + lostWords(condition, p));
+  const about = shown().slice(1).map(([of, condition, p]) => view.panels[p] + " " + leftWords(condition, p));
   find("#says").textContent = state.removed ? layer + " without " + data.choices[state.removed].label + ": " + about.join("; ") + "." : layer + ": choose what to remove.";
 }
 

@@ -29,9 +29,8 @@ SMALLEST = 8  # cells along an axis; no map is pooled below this
 HEIGHT = 760  # px of a frame until its script measures the content
 MEASURES = [
     {"name": "lead", "label": "first key leads by", "unit": "nats"},
-    {"name": "lead_lost", "label": "lead, lost", "unit": "%"},
     {"name": "amplitude", "label": "pattern of other keys", "unit": "nats"},
-    {"name": "pattern_lost", "label": "pattern, lost", "unit": "%"},
+    {"name": "kept", "label": "of the intact pattern, kept", "unit": "nats"},
 ]
 HEADS_BYTES = 4_000_000  # size of all maps in base64
 HEADS_POSITIONS = 256
@@ -51,8 +50,8 @@ class RemovedMaps:
         panels: the names of the heads and their mean.
         maps: the patterns, nats; NaN marks cells without a number, such as the first key's.
         leads: the first key's lead in each row, nats.
-        measures: lead (nats), its loss, amplitude (nats) and the pattern's loss, as a value and the
-            ends of its 95% interval; losses are fractions of position's part.
+        measures: lead, amplitude, and how much of the intact pattern is kept, nats, as a value and
+            the ends of its 95% interval.
         block: positions per cell and axis; above 1 the maps are pooled.
     """
 
@@ -62,7 +61,7 @@ class RemovedMaps:
     panels: tuple[str, ...]
     maps: PackedMaps
     leads: Float[np.ndarray, "condition layer panel query_pos"]
-    measures: Float[np.ndarray, "condition layer panel 4 3"]
+    measures: Float[np.ndarray, "condition layer panel 3 3"]
     block: int = 1
 
     def pooled(self, block: int) -> RemovedMaps:

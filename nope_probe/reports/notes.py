@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import resources
-from math import ceil
 from pathlib import Path
 
 from nope_probe.figures import names, words
@@ -12,7 +11,6 @@ from nope_probe.run.manifest import Manifest
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
-NARROW = 0.02  # half the width of a share's interval, up to which no more sequences are needed
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
@@ -107,31 +105,9 @@ def run_notes(manifest: Manifest) -> list[str]:
             f"No positional share is given of {few.n_heads} heads: their bounds from {n:,} "
             f"sequences differ by more than 50 points. Take --n-seqs {few.n_seqs} or more."
         ] = True
-    wide = width_note(n, manifest.half_width or 0.0)
     of_text = () if manifest.text is None else manifest.text.notes
     said = [note for note, is_true in notes.items() if is_true]
-    return [*filter(None, [wide]), *said, *manifest.data.notes, *of_text]
-
-
-def width_note(n_seqs: int, half_width: float) -> str:
-    """Return how many sequences make the headline's intervals narrow; empty if they are.
-
-    Args:
-        n_seqs: the run's sequences. The width of an interval shrinks as 1 / sqrt(n_seqs).
-        half_width: of the widest of these intervals, a fraction of 1.
-
-    Example:
-        >>> width_note(64, 0.031)
-        "The headline's losses have intervals of up to ±3.1 points; ±2 take --n-seqs 154."
-        >>> width_note(64, 0.02)
-        ''
-    """
-    if half_width <= NARROW:
-        return ""
-    return (
-        f"The headline's losses have intervals of up to ±{100 * half_width:.1f} points; "
-        f"±{100 * NARROW:.0f} take --n-seqs {ceil(n_seqs * (half_width / NARROW) ** 2)}."
-    )
+    return [*said, *manifest.data.notes, *of_text]
 
 
 TEXTS = {  # by the setting `data`

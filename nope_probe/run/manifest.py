@@ -110,7 +110,6 @@ class Manifest:
         positional_sources: the model's sources of position.
         replacements: of removed weights, the first being that of the headline.
         left_out: components that are not removed by default, with reasons.
-        half_width: of the widest interval of the headline's shares; None without a headline.
         text: the text that is shown.
         too_few: how many heads have no positional share, and how many sequences would do.
         results: further entries, the command's.
@@ -143,7 +142,6 @@ class Manifest:
     positional_sources: tuple[str, ...] | None = None
     replacements: tuple[Replacement, ...] | None = None
     left_out: Mapping[str, str] | None = None
-    half_width: float | None = None
     text: ShownText | None = None
     too_few: TooFew | None = None
     results: JsonObject = field(default_factory=dict)
@@ -174,8 +172,6 @@ class Manifest:
         entries = written(self)
         if self.fold_sizes:  # None and 0 say something of sequences
             entries |= {"documents": self.documents, "skip_keys": self.skip_keys}
-        if self.positional_sources is not None:  # None says that there is no headline
-            entries["half_width"] = self.half_width
         return entries | entries.pop("results")
 
     @classmethod

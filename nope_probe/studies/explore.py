@@ -36,16 +36,16 @@ def explore(
 ) -> Explorer:
     """Run a model without each source and weight, and return the choice for a notebook.
 
-    The explorer shows each head's pattern, its first key's lead, and what is lost of both. It opens
-    on the layer with the strongest pattern, without the mask. A progress bar goes to stderr.
+    The explorer shows each head's pattern, its first key's lead, and what is left of both. It opens
+    on the layer with the largest lead and pattern, without the mask. A progress bar goes to stderr.
 
     Args:
         model: what `load` takes in memory, or returns.
         tokens: `Sequences`, or what `capture_scores` takes; vectors for a parameter-free model.
             Some dozens of sequences suffice.
         remove: what can be removed besides the sources: components, the circuits `qk` and `ov`,
-            unions such as `w_q+mlp`; `["sources"]` for the sources alone. By default W_Q, W_K, W_O
-            and the circuits, if the model has them.
+            unions such as `w_q+mlp`; `["sources"]` for the sources alone. By default W_Q, W_K,
+            both, and W_O, if the model has them.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from, 4 or more; by default 8, or as many
             as there are sequences (documents) if these are fewer.
@@ -86,13 +86,10 @@ def explore(
         for condition in Progress(run, desc="patterns", leave=False)
     }
     panels = {condition: captured[equivalent(condition, by)] for condition in needed}
-    shown = [*plan.of_sources, *plan.removed]
     replaced = f" A removed weight's replacement is {replacement}." if plan.replacing else ""
     return explorer_of(
         panels,
         panel_grams(panels),
-        plan.sources,
-        shown,
         layers=layers,
         title=f"The positional pattern of {name or 'a model'}, component by component",
         note=f"Means over {len(data.inputs):,} sequences of {data.inputs.shape[1]} positions. What "

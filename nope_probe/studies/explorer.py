@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.analyses.attribution import patterns_of
-from nope_probe.analyses.contrasts import ContrastGram, Grams, contrast_grams, lost, positional
-from nope_probe.analyses.jackknife import UNDEFINED, Interval
-from nope_probe.figures.explorer import Explorer, RemovedMaps
+from nope_probe.analyses.attribution import patterns_of, values_in
+from nope_probe.analyses.contrasts import Grams, contrast_grams
+from nope_probe.analyses.jackknife import Interval
+from nope_probe.figures.explorer import MEASURES, Explorer, RemovedMaps
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import Pooled, RowMaps, pool_with_leads
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.removal import INTACT, Condition
+from nope_probe.studies.page import shown_layer
+from nope_probe.studies.tables import columns_of
 
 PAGE_BYTES = 900_000  # next to all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
@@ -26,8 +29,6 @@ ConditionPanels = Mapping[Condition, Sequence[Sequence[LayerMaps]]]
 def explorer_of(
     maps: ConditionPanels,
     grams: Sequence[Sequence[Grams[Condition]]],
-    sources: Sequence[str],
-    shown: Sequence[Condition],
     *,
     layers: Sequence[int],
     title: str,
@@ -36,21 +37,25 @@ def explorer_of(
 ) -> Explorer:
     """Return the explorer of leads and patterns in some conditions.
 
-    It opens on the layer with the strongest intact pattern, without the mask.
+    It opens on the layer that all commands show first, without the mask.
 
     Args:
-        maps: score maps by layer and panel, in the conditions to choose from.
-        grams: the inner products by layer and panel, of all conditions that losses need.
-        sources: the sources.
-        shown: the conditions to choose from, the intact model first.
+        maps: score maps by layer and panel, in the conditions to choose from, the intact model
+            first. The panels are the mean over heads, then the heads.
+        grams: the inner products by layer and panel, of all conditions.
         layers: the layers' numbers.
         title: the explorer's title.
         note: sentences about the maps.
         max_bytes: of the page.
     """
-    n_panels = len(maps[INTACT][0])
-    numbers = [[_numbers(of_panel, sources, shown) for of_panel in row] for row in grams]
-    measures = np.moveaxis(np.array(numbers), 2, 0)
+    shown, n_panels = [*maps], len(maps[INTACT][0])
+    values = [[[values_in(of, c, INTACT) for c in shown] for of in row] for row in grams]
+    measures = np.array(
+        [
+            [[[_ends(getattr(x, of["name"])) for of in MEASURES] for x in panel] for panel in row]
+            for row in values
+        ]
+    )
     small = [
         [[_pooled(maps[c][i][p]) for p in range(n_panels)] for i in range(len(layers))]
         for c in shown
@@ -62,14 +67,17 @@ def explorer_of(
         panels=(HEADS, *(f"H{head}" for head in range(n_panels - 1))),
         maps=np.array([[[x.values[0] for x in row] for row in rows] for rows in small]),
         leads=np.array([[[_leads(x) for x in row] for row in rows] for rows in small]),
-        measures=measures,
+        measures=np.moveaxis(measures, 2, 0),
         block=small[0][0][0].block,
     )
+    intact = [columns_of(of_layer[0][0], ("lead", "amplitude")) for of_layer in values]
+    counts = maps[INTACT][0][0].counts.tolist()
+    first = shown_layer(pd.DataFrame(intact).assign(layer=[*layers]), counts)
     options = {} if max_bytes is None else {"max_bytes": max_bytes}
     return Explorer(
         title=title,
         view=view,
-        layer=int(np.nan_to_num(measures[0, :, 0, 2, 0]).argmax()),
+        layer=0 if first is None else [*layers].index(first),
         removed=min(1, len(shown) - 1),
         note=note,
         **options,
@@ -88,30 +96,8 @@ def panel_grams(maps: ConditionPanels) -> list[list[Grams[Condition]]]:
     ]
 
 
-def _numbers(
-    grams: Grams[Condition], sources: Sequence[str], shown: Sequence[Condition]
-) -> Float[np.ndarray, "condition 4 3"]:
-    """Return lead, lead lost, amplitude and pattern lost of one panel, each with its interval."""
-    rows = [
-        [
-            number
-            for question in ("lead", "pattern")
-            for number in _of(grams.get(question), condition, sources)
-        ]
-        for condition in shown
-    ]
-    return np.array([[[x.value, x.low, x.high] for x in row] for row in rows])
-
-
-def _of(
-    gram: ContrastGram[Condition] | None, removed: Condition, sources: Sequence[str]
-) -> tuple[Interval, Interval]:
-    """Return the size of a lead or pattern without some components, and what is lost of it."""
-    if gram is None:
-        return UNDEFINED, UNDEFINED
-    whole = positional(INTACT, sources)
-    share = gram.share(lost(removed, sources), whole) if removed else UNDEFINED
-    return gram.size({removed: 1.0}), share
+def _ends(interval: Interval) -> tuple[float, float, float]:
+    return interval.value, interval.low, interval.high
 
 
 def _pooled(layer: LayerMaps) -> Pooled:

@@ -334,6 +334,20 @@ def strongest_row(
     return above.iloc[int(sizes.argmax())]
 
 
+def shown_layer(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> int | None:
+    """Return the layer that pages, terminals and explorers show first, of all commands.
+
+    It is the layer whose lead (its size) and amplitude together are largest, of the layers whose
+    pattern exceeds the noise; None if no pattern does.
+
+    Args:
+        rows: the intact model's `layer`, `lead` and `amplitude` (nats) with their bounds.
+        fold_sizes: sequences per fold.
+    """
+    row = strongest_row(rows, fold_sizes)
+    return None if row is None else int(row["layer"])
+
+
 def no_pattern(
     name: str,
     pattern: pd.DataFrame,
@@ -350,6 +364,8 @@ def no_pattern(
     """
     sentence = f"{name} shows no positional pattern in its mean over heads that exceeds the noise."
     verdict, rows = ("none", None) if heads is None else hidden_heads(pattern, heads, fold_sizes)
+    if heads is None:
+        sentence += " Single heads may have one: --per-head shows them."
     if rows is None:
         return Headline(sentence=sentence)
     table = pd.DataFrame(

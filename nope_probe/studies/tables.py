@@ -5,7 +5,7 @@ A table without rows keeps its columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import pandas as pd
@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
-from nope_probe.analyses.attribution import Attribution, LayerAttribution, Loss
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, mean_intervals, rms
+from nope_probe.analyses.attribution import LayerValues, MeanValue, Values
+from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
 from nope_probe.analyses.offsets import mean_squares_by_query
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
@@ -25,7 +25,6 @@ from nope_probe.figures.intervals import bound_columns
 from nope_probe.maps.layers import Question
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
-from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
 
 TableRow = dict[str, Any]
 WEIGHTS = (  # of a head's attention weights
@@ -40,7 +39,6 @@ WEIGHTS = (  # of a head's attention weights
 )
 ATTENTION = (*WEIGHTS, "pattern_missed")
 GAPS = ("positional_share_gap", "others_share_gap")
-TERM, LOSS = ("share", "size"), ("lost", "amplification")
 WITHOUT_SOURCES = "without_sources"
 
 
@@ -111,121 +109,82 @@ def text_attention_table(
     return pd.DataFrame(rows).reindex(columns=columns)
 
 
-def questions(
-    layers: Sequence[LayerAttribution], labels: Sequence[str] = ("layer",)
-) -> Iterator[tuple[TableRow, Attribution]]:
-    """Yield the attribution of every lead and pattern, with the columns that name it.
-
-    Args:
-        layers: the attributions of layers, or of heads.
-        labels: the columns that name them; of heads `layer` and `head`.
-    """
-    for layer in layers:
-        for question, attribution in layer.by_question.items():
-            yield (
-                {**{label: getattr(layer, label) for label in labels}, "of": question},
-                attribution,
-            )
-
-
-def sources_table(
-    layers: Sequence[LayerAttribution], labels: Sequence[str] = ("layer",)
+def pattern_table(
+    measured: Iterable[tuple[TableRow, Sequence[Measures]]],
+    values: Iterable[Values],
+    layers: Sequence[int],
 ) -> pd.DataFrame:
-    """Return the table of sources: layer, of, source, and what is lost without it, with bounds.
+    """Return the table of values under interventions, a row per layer, condition and replacement.
 
-    `of` is `lead` or `pattern`; losses are fractions of position's part. A band of RoPE that was
-    removed is a source here.
+    Its columns are layer, removed, replacement, the measures and `kept`, with their bounds.
 
     Args:
-        layers: as of `questions`.
-        labels: as of `questions`.
+        measured: as of `measures_table`, by `removed` and `replacement`.
+        values: of every row.
+        layers: the layers' numbers.
     """
-    rows = [
-        {**named, "source": name, **columns_of(loss, ("lost",))}
-        for named, attribution in questions(layers, labels)
-        for name, loss in attribution.losses.items()
-        if len(removed := Condition.parse(name)) == 1 and removed.are_sources
-    ]
-    return pd.DataFrame(rows, columns=[*labels, "of", "source", *interval_names("lost")])
+    table = measures_table(measured, layers, labels=("removed", "replacement"))
+    return table.join(pd.DataFrame(columns_of(of_row, ("kept",)) for of_row in values))
+
+
+def head_pattern_table(heads: Iterable[LayerValues]) -> pd.DataFrame:
+    """Return the table of heads' values: layer, head, removed; lead, amplitude and kept, nats."""
+    return pd.DataFrame(
+        {
+            "layer": head.layer,
+            "head": head.head,
+            "removed": removed,
+            **columns_of(values, ("lead", "amplitude", "kept")),
+        }
+        for head in heads
+        for removed, values in head.conditions.items()
+    )
 
 
 def terms_table(
-    layers: Sequence[LayerAttribution], labels: Sequence[str] = ("layer",)
+    layers: Iterable[tuple[TableRow, Mapping[Question, Mapping[str, Interval]]]],
 ) -> pd.DataFrame:
-    """Return the table of terms: layer, of, term, share of position's part, and size in nats.
+    """Return the table of terms: the columns that name the layer or head, of, term, size (nats).
 
-    The shares of the sources' terms add up to 1. `without_sources` is what is left without any
-    source: it has a size, and no share.
-
-    Args:
-        layers: as of `questions`.
-        labels: as of `questions`.
-    """
-    rows = []
-    for named, attribution in questions(layers, labels):
-        rows += [
-            {**named, "term": name, **columns_of(term, TERM)}
-            for name, term in attribution.terms.items()
-        ]
-        left = interval_columns(share=UNDEFINED, size=attribution.without_sources)
-        rows.append({**named, "term": WITHOUT_SOURCES, **left})
-    return pd.DataFrame(rows, columns=[*labels, "of", "term", *interval_names(*TERM)])
-
-
-def head_pattern_table(heads: Sequence[LayerAttribution]) -> pd.DataFrame:
-    """Return the table of heads' sizes: layer, head, removed, and lead and amplitude, nats.
-
-    The two columns of `from_sources` say how much of each the sources make.
+    The terms' maps add up to the intact map; `without_sources` is what is left without any source.
 
     Args:
-        heads: the attributions of heads.
+        layers: the sizes of the terms of each layer, or head.
     """
-    rows: list[TableRow] = []
-    for head in heads:
-        for removed in (INTACT.name, *head.pattern.losses):
-            known = {name: without(of, removed) for name, of in head.by_question.items()}
-            sizes = {name: of.size for name, of in known.items() if of is not None}
-            size = {"lead": sizes.get("lead", UNDEFINED), "amplitude": sizes["pattern"]}
-            named = {"layer": head.layer, "head": head.head, "removed": removed}
-            made = made_by_sources(head, removed)
-            rows.append({**named, **interval_columns(**size), **made})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        {**named, "of": question, "term": term, **interval_columns(size=size)}
+        for named, terms in layers
+        for question, sizes in terms.items()
+        for term, size in sizes.items()
+    )
 
 
-def made_by_sources(layer: LayerAttribution, removed: str) -> TableRow:
-    """Return how much of lead and pattern the sources make, as columns, where that is known.
+def mean_table(
+    means: Iterable[tuple[TableRow, Mapping[str, MeanValue]]],
+) -> pd.DataFrame:
+    """Return the table of the means over layers, a row per condition and replacement.
+
+    Of lead and kept it has the mean with its bounds (nats), the number of layers that have one, and
+    of those in which less than half of the intact value is left (`lead_below_half`).
 
     Args:
-        layer: the attribution of a layer, or of a head.
-        removed: the name of what is removed; `intact` for the intact model.
+        means: of `lead` and `kept`, by `removed` and `replacement`.
     """
-    known = {of: without(layer.by_question.get(of), removed) for of in get_args(Question)}
-    made = {name: UNDEFINED if of is None else of.from_sources for name, of in known.items()}
-    return interval_columns(**{f"{name}_from_sources": made[name] for name in made})
-
-
-def without(of: Attribution | None, removed: str) -> Attribution | Loss | None:
-    """Return what is known of a lead or pattern in the intact model, or without something."""
-    return of if of is None or removed == INTACT.name else of.losses.get(removed)
-
-
-def weights_table(layers: Mapping[str, Sequence[LayerAttribution]]) -> pd.DataFrame:
-    """Return the table of weights: layer, of, removed, replacement, lost and amplification.
-
-    Args:
-        layers: the attributions by replacement; `none` is of removals that replace no weight,
-            such as that of MLPs. Sources have another table.
-    """
-    rows = [
-        {**named, "removed": name, "replacement": replacement, **columns_of(loss, LOSS)}
-        for replacement, of_layers in layers.items()
-        for named, attribution in questions(of_layers)
-        for name, loss in attribution.losses.items()
-        if not (removed := Condition.parse(name)).are_sources
-        and bool(removed.weights) == (replacement != NO_REPLACEMENT)
-    ]
-    columns = ["layer", "of", "removed", "replacement", *interval_names(*LOSS)]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(
+        {
+            **named,
+            **{
+                column: value
+                for name, of in values.items()
+                for column, value in (
+                    *interval_columns(**{name: of.mean}).items(),
+                    (f"{name}_layers", of.n_layers),
+                    (f"{name}_below_half", of.n_below_half),
+                )
+            },
+        }
+        for named, values in means
+    )
 
 
 def non_relative_table(
@@ -270,29 +229,21 @@ def measures_table(
 def mean_covariance_table(
     layers: Sequence[MeanCovariance], terms: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Return the table of the mean and covariance terms: of, share, size (nats).
+    """Return the table of the mean and covariance terms: layer, of, term, size (nats).
 
     Args:
         layers: the two terms of each layer's pattern.
         terms: the exact terms of the leads and patterns of the same layers (`term_table`), which
             replace the two terms: the mean term's row is then the sum of the four before it.
     """
-    columns = ["layer", "of", "term", *interval_names("share", "size")]
+    columns = ["layer", "of", "term", *interval_names("size")]
     if terms is not None:
         exact = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
         return exact.reset_index(drop=True)
     rows = [
-        {
-            "layer": layer.layer,
-            "of": "pattern",
-            "term": name,
-            **interval_columns(share=share, size=size),
-        }
+        {"layer": layer.layer, "of": "pattern", "term": name, **interval_columns(size=size)}
         for layer in layers
-        for name, share, size in (
-            ("mean", layer.mean, layer.mean_rms),
-            ("covariance", layer.covariance, layer.covariance_rms),
-        )
+        for name, size in (("mean", layer.mean), ("covariance", layer.covariance))
     ]
     return pd.DataFrame(rows, columns=columns)
 

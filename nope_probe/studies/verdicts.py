@@ -10,33 +10,9 @@ from typing import Literal
 
 from nope_probe.figures.intervals import ValueAndBounds
 
-NEEDED = 0.1  # of the pattern: a smaller loss or gain leaves the pattern as it is
 MOST = 0.5  # of the pattern; of the strongest writer's share, too
 LEVEL = 0.95  # of the intervals
 EIGHT_FOLDS = (1,) * 8  # the sizes of the default folds, where a run states none
-
-Effect = Literal["needed", "not needed", "against", "unclear"]
-
-
-def effect_of(lost: ValueAndBounds, limit: float = NEEDED) -> Effect:
-    """Return whether the pattern needs a component, from the share that is lost without it.
-
-    The pattern needs the component if it surely loses more than `limit`, a tenth by default. It
-    does not if it surely loses less and gains less. The component works against it if it surely
-    gains more.
-
-    Example:
-        >>> effect_of((0.5, 0.4, 0.6)), effect_of((0.03, 0.0, 0.06))
-        ('needed', 'not needed')
-        >>> effect_of((-2.5, -2.8, -2.2)), effect_of((0.5, -0.2, 1.2))
-        ('against', 'unclear')
-    """
-    _, low, high = lost
-    if low > limit:
-        return "needed"
-    if high < -limit:
-        return "against"
-    return "not needed" if low >= -limit and high <= limit else "unclear"
 
 
 def summed(parts: Iterable[ValueAndBounds]) -> ValueAndBounds:

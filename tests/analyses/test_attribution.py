@@ -1,4 +1,4 @@
-"""Attribution by the rules of the design, against plain arithmetic on maps."""
+"""Values under interventions, against plain arithmetic on maps."""
 
 import math
 from dataclasses import replace
@@ -12,13 +12,15 @@ from nope_probe.analyses.attribution import (
     attribute,
     attribute_heads,
     conditions_of,
-    removals_in,
+    mean_over_layers,
     sources_of,
 )
-from nope_probe.analyses.contrasts import contrast_map, lost, positional, source_terms
+from nope_probe.analyses.contrasts import contrast_map, source_terms
+from nope_probe.analyses.jackknife import jackknife
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import mask_effect
 from nope_probe.errors import UserError
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.removal import INTACT, MASK, Condition
@@ -53,23 +55,23 @@ def pattern(maps: Tensor, skip_keys: int) -> Tensor:
     return torch.cat([row - row.mean() for row in rows])
 
 
-def test_the_terms_of_the_sources_add_up_to_positions_part() -> None:
+def test_the_terms_of_the_sources_and_what_is_left_without_them_add_up_to_the_map() -> None:
     both = Condition(SOURCES)
     conditions = [INTACT, Condition({"mask"}), Condition({"rope"}), both]
     values = random_values(conditions)
     terms = {name: contrast_map(term, values) for name, term in source_terms(SOURCES).items()}
     assert list(terms) == ["mask", "rope", "mask_x_rope"]
     torch.testing.assert_close(
-        sum(terms.values()), values[INTACT] - values[both], rtol=0, atol=1e-9
+        sum(terms.values()) + values[both], values[INTACT], rtol=0, atol=1e-9
     )
     torch.testing.assert_close(terms["mask"], values[Condition({"rope"})] - values[both])
     torch.testing.assert_close(terms["rope"], values[Condition({"mask"})] - values[both])
     names = ["mask", "rope", "window"]
     subsets = [Condition(s) for size in range(4) for s in combinations(names, size)]
     three = random_values(subsets, seed=3)
-    position = contrast_map(positional(INTACT, names), three)
     terms = {name: contrast_map(term, three) for name, term in source_terms(names).items()}
-    torch.testing.assert_close(sum(terms.values()), position, rtol=0, atol=1e-9)
+    whole = sum(terms.values()) + three[Condition(names)]
+    torch.testing.assert_close(whole, three[INTACT], rtol=0, atol=1e-9)
     torch.testing.assert_close(
         terms["mask_x_window"],
         three[Condition({"rope"})]
@@ -79,79 +81,78 @@ def test_the_terms_of_the_sources_add_up_to_positions_part() -> None:
     )
 
 
-def test_the_loss_without_a_source_is_the_change_of_the_map() -> None:
-    assert lost(MASK, SOURCES) == {INTACT: 1, MASK: -1}
-    band = Condition({"rope[0:5]"})
-    assert lost(band, SOURCES) == {INTACT: 1, band: -1}
-    w_q, without = Condition({"w_q"}), Condition({"w_q", *SOURCES})
-    expected = {INTACT: 1, Condition(SOURCES): -1, w_q: -1, without: 1}
-    assert lost(w_q, SOURCES) == expected
-    assert positional(Condition(SOURCES), SOURCES) == {}
-
-
 @pytest.mark.parametrize("skip_keys", [1, 3])
-def test_sizes_shares_and_losses_are_those_of_loops_over_rows(skip_keys: int) -> None:
+def test_values_and_terms_are_those_of_loops_over_rows(skip_keys: int) -> None:
     values = random_values(conditions_of(SOURCES, REMOVED), seed=11)
     for value in values.values():
         value[:, 0] += 5 * value[0, 0]  # a sink in each condition
-    [layer] = attribute(as_folds(values), skip_keys=skip_keys, sources=SOURCES)
-    assert layer.lead is not None
-    for attribution, part, size in (
-        (layer.lead, leads, lambda x: x.mean()),
-        (layer.pattern, pattern, lambda x: x.square().mean().sqrt()),
-    ):
-        v = {condition: part(value, skip_keys) for condition, value in values.items()}
-        nothing = v[Condition(SOURCES)]
-        p = v[INTACT] - nothing
-        assert attribution.size.value == pytest.approx(float(size(v[INTACT])))
-        assert attribution.without_sources.value == pytest.approx(float(size(nothing)))
-        share = (p @ v[INTACT]) / (v[INTACT] @ v[INTACT])
-        assert attribution.from_sources.value == pytest.approx(float(share))
-        mask = v[Condition({"rope"})] - nothing
-        assert attribution.terms["mask"].share.value == pytest.approx(float(mask @ p / (p @ p)))
-        assert attribution.terms["mask"].size.value == pytest.approx(float(size(mask)))
-        assert sum(term.share.value for term in attribution.terms.values()) == pytest.approx(1)
-        assert [*attribution.losses] == ["mask", "rope", *(one.name for one in REMOVED)]
-        for name, loss in attribution.losses.items():
-            removed = Condition.parse(name)
-            left = v[removed] - v[Condition({*removed, *SOURCES})]
-            assert loss.lost.value == pytest.approx(float((p - left) @ p / (p @ p)))
-            ratio = (p @ p / (left @ left)).sqrt()
-            assert loss.amplification.value == pytest.approx(float(ratio))
-            made = left @ v[removed] / (v[removed] @ v[removed])
-            assert loss.from_sources.value == pytest.approx(float(made))
+    [layer] = attribute(as_folds(values), skip_keys=skip_keys)
+    assert [*layer.conditions] == [condition.name for condition in values]
+    intact = pattern(values[INTACT], skip_keys)
+    for condition, of_condition in values.items():
+        seen, cells = layer.conditions[condition.name], pattern(of_condition, skip_keys)
+        assert seen.lead.value == pytest.approx(float(leads(of_condition, skip_keys).mean()))
+        assert seen.amplitude.value == pytest.approx(float(cells.square().mean().sqrt()))
+        kept = (cells * intact).mean() / intact.square().mean().sqrt()
+        assert seen.kept.value == pytest.approx(float(kept))
+    whole = layer.conditions["intact"]
+    assert whole.kept.value == pytest.approx(whole.amplitude.value)
+    mask = values[Condition({"rope"})] - values[Condition(SOURCES)]
+    size = pattern(mask, skip_keys).square().mean().sqrt()
+    assert layer.terms["pattern"]["mask"].value == pytest.approx(float(size))
+    assert layer.terms["lead"]["mask"].value == pytest.approx(float(leads(mask, skip_keys).mean()))
+    left = leads(values[Condition(SOURCES)], skip_keys).mean()
+    assert layer.terms["lead"]["without_sources"].value == pytest.approx(float(left))
+    total = sum(term.value for term in layer.terms["lead"].values())
+    assert total == pytest.approx(whole.lead.value)
 
 
-def test_maps_of_vectors_have_no_lead_and_a_single_source_loses_all() -> None:
-    values = random_values([INTACT, MASK])
-    [layer] = attribute(as_folds(values))
-    assert layer.lead is None
-    assert [*layer.by_question] == ["pattern"]
-    assert layer.pattern.losses["mask"].lost.value == pytest.approx(1)
-    assert layer.pattern.terms["mask"].share.value == pytest.approx(1)
-    assert math.isnan(layer.pattern.losses["mask"].amplification.value), "nothing is left"
-
-
-def test_what_replaced_weights_make_without_sources_is_no_part_of_what_is_lost() -> None:
-    """Replaced weights have a map fourteen times what is to be explained."""
+def test_a_reversed_pattern_is_kept_with_a_sign_and_another_one_is_not() -> None:
     key = torch.arange(N).double().repeat(N, 1)
-    rest, qk = 14 * (key - 5).abs(), Condition({"w_q", "w_k"})
-    values = {INTACT: key, Condition({"rope"}): 0 * key, qk: rest, qk | {"rope"}: rest}
-    values |= {MASK: key, Condition(SOURCES): 0 * key, qk | {*SOURCES}: rest}
-    [layer] = attribute(as_folds({Condition(name): value for name, value in values.items()}))
-    losses = layer.pattern.losses
-    assert losses["w_q+w_k"].lost.value == pytest.approx(1)
-    assert losses["rope"].lost.value == pytest.approx(1)
-    assert losses["mask"].lost.value == pytest.approx(0)
-    assert math.isnan(losses["w_q+w_k"].amplification.value)
+    other = torch.where(torch.arange(N) % 2 == 0, 1.0, -1.0).double().repeat(N, 1)
+    rows = [key[i, :i] - key[i, :i].mean() for i in range(1, N)]
+    amplitude = float(torch.cat(rows).square().mean().sqrt())
+    for row in range(1, N):  # without anything of the intact pattern
+        centred = key[row, :row] - key[row, :row].mean()
+        part = other[row, :row] - other[row, :row].mean()
+        square = (centred @ centred).clamp_min(1e-9)
+        other[row, :row] = part - (part @ centred) / square * centred
+    [layer] = attribute(as_folds({INTACT: key, MASK: -0.5 * key, Condition({"rope"}): other}))
+    assert layer.conditions["mask"].kept.value == pytest.approx(-amplitude / 2)
+    assert layer.conditions["rope"].kept.value == pytest.approx(0, abs=1e-9)
+    assert layer.conditions["rope"].amplitude.value > 0.1
+    assert layer.terms["pattern"] == {}, "the model without both was not run"
+    assert math.isnan(layer.conditions["intact"].lead.value), "vectors have no first key"
+    assert [*layer.terms] == ["pattern"]
 
 
-def test_what_has_a_loss_is_run_with_and_without_the_sources() -> None:
+def test_nothing_is_kept_of_a_pattern_within_its_noise() -> None:
+    noise = torch.randn(FOLDS, 1, N, N, generator=torch.Generator().manual_seed(2)).double()
+    [layer] = attribute({INTACT: noise - noise.mean(0), MASK: noise})
+    assert all(math.isnan(x.kept.value) for x in layer.conditions.values())
+    assert layer.conditions["mask"].amplitude.value > 0
+
+
+def test_the_mean_over_layers_is_of_their_replicates_and_counts_layers_below_half() -> None:
+    weights = torch.full((FOLDS,), 1 / FOLDS).double()
+    generator = torch.Generator().manual_seed(5)
+    folds = torch.randn(3, FOLDS, generator=generator).double() + 4
+    of_layers = [Estimates.of_means(x, weights) for x in folds]
+    intact = [
+        x.with_values(torch.full_like(x.values, size))
+        for x, size in zip(of_layers, (5.0, 9.0, -6.0), strict=True)
+    ]
+    mean = mean_over_layers(of_layers, intact)
+    expected = jackknife(Estimates.of_means(folds.mean(0), weights))
+    assert repr(mean.mean) == repr(expected)
+    left = [float(x.values[0]) for x in of_layers]
+    assert (mean.n_layers, mean.n_below_half) == (3, sum([left[0] < 2.5, left[1] < 4.5, True]))
+
+
+def test_the_sources_are_removed_in_all_combinations_and_all_else_once() -> None:
     conditions = conditions_of(SOURCES, REMOVED)
-    names = ["intact", "mask", "rope", "mask+rope", "w_q", "mask+rope+w_q", "w_q+w_k"]
-    names += ["mask+rope+w_q+w_k", "mask+w_o", "mask+rope+w_o", "rope[0:5]"]
+    names = ["intact", "mask", "rope", "mask+rope", "w_q", "w_q+w_k", "mask+w_o", "rope[0:5]"]
     assert [condition.name for condition in conditions] == names
-    assert removals_in(conditions, SOURCES) == [MASK, Condition({"rope"}), *REMOVED]
     assert len(conditions_of(("mask", "rope", "window"))) == 8
     assert conditions_of(("mask",)) == [INTACT, MASK]
 
@@ -196,20 +197,17 @@ def test_a_head_is_attributed_like_a_layer_of_its_maps() -> None:
         removed: torch.randn(5, 2, 3, 11, 11, generator=generator).double() for removed in MAPS
     }
     captured = {removed: replace(MAPS[removed], per_head=heads[removed]) for removed in MAPS}
-    for options in ({}, {"sources": ["mask", "rope"]}):
-        attributed = attribute_heads(captured, **options)
-        assert [*attributed] == [(layer, head) for layer in (0, 1) for head in range(3)]
-        for (layer, head), of_head in attributed.items():
-            alone = {
-                removed: replace(MAPS[removed], folds=heads[removed][:, :, head])
-                for removed in MAPS
-            }
-            expected = replace(attribute(alone, **options)[layer], head=head)
-            assert repr(of_head) == repr(expected)
+    attributed = attribute_heads(captured)
+    assert [*attributed] == [(layer, head) for layer in (0, 1) for head in range(3)]
+    for (layer, head), of_head in attributed.items():
+        alone = {
+            removed: replace(MAPS[removed], folds=heads[removed][:, :, head]) for removed in MAPS
+        }
+        assert repr(of_head) == repr(replace(attribute(alone)[layer], head=head))
     with pytest.raises(UserError, match=r"no heads: capture_scores\(..., per_head=True\)"):
         attribute_heads(MAPS)
-    with pytest.raises(KeyError, match="no maps of the model with mask removed"):
-        attribute_heads({(): captured[INTACT]})
+    with pytest.raises(KeyError, match="no maps of the model with nothing removed"):
+        attribute_heads({"mask": captured[MASK]})
 
 
 @pytest.mark.parametrize(
@@ -235,7 +233,7 @@ def test_captures_are_measured_and_attributed_like_their_folds_whatever_the_name
     names = ((), "mask", ("rope",), "rope+mask")
     named = dict(zip(names, MAPS.values(), strict=True))
     folds = {removed: maps.folds for removed, maps in MAPS.items()}
-    assert attribute(named) == attribute(folds, sources=["mask", "rope"])
+    assert repr(attribute(named, skip_keys=0)) == repr(attribute(folds))
     assert repr(measure(MAPS[MASK], 1)) == repr(measure(folds[MASK], 1))
 
 
@@ -259,8 +257,6 @@ def test_the_sources_are_those_that_are_removed(conditions, sources: str) -> Non
     [
         ([(), "maks"], ValueError, "unknown component 'maks'; there are mask, rope, w_q"),
         (["mask", "rope", "rope+mask"], KeyError, "no maps of the model with nothing removed"),
-        ([(), "rope", "rope+mask"], KeyError, "no maps of the model with mask removed"),
-        ([(), "mask", "rope"], KeyError, r"no maps of the model with mask \+ rope removed"),
         ([(), "mask+rope", "rope+mask"], ValueError, "expected one entry per condition"),
     ],
 )
@@ -268,4 +264,4 @@ def test_a_condition_that_is_unknown_missing_or_given_twice_is_named(
     conditions: list, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        attribute(dict.fromkeys(conditions, MAPS[BOTH]), sources=["mask", "rope"])
+        attribute(dict.fromkeys(conditions, MAPS[BOTH]))

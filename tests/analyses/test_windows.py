@@ -181,11 +181,11 @@ def test_a_mistral_has_the_measures_of_its_window(tiny: Any, bridge: Any) -> Non
         )
         for name, item in (("", plain), ("mask", without))
     }
-    sources = attribute({(): folds_of[""], "mask": folds_of["mask"]}, sources=["mask"])
+    layers = attribute({(): folds_of[""], "mask": folds_of["mask"]})
     kept = CELLS["narrow"] & (KEY < QUERY)
-    for layer, attributed in enumerate(sources):
+    for layer, values in enumerate(layers):
         v, c = (patterns(folds[:, layer], kept) for folds in folds_of.values())
-        expected_share = between_folds(v - c, v) / between_folds(v, v)
-        share = attributed.pattern.from_sources.value
-        assert share == pytest.approx(expected_share) or not attributed.pattern.size.low > 0
-        assert attributed.lead is None, "bare fold means have no first key"
+        left, square = values.conditions["mask"].kept, between_folds(v, v)
+        expected = between_folds(c, v) / abs(square) ** 0.5
+        assert left.value == pytest.approx(expected) or left.value != left.value
+        assert [*values.terms] == ["pattern"], "bare fold means have no first key"

@@ -32,7 +32,7 @@ def view(n: int = N, layers: int = LAYERS) -> RemovedMaps:
     leads = 50 * generator.normal(size=maps.shape[:4])
     leads[..., :2] = np.nan
     measures = generator.normal(size=(*maps.shape[:3], len(MEASURES), 3))
-    measures[0, :, :, [1, 3]] = np.nan  # nothing is lost where nothing is removed
+    measures[..., 2, :][0] = np.nan  # no pattern
     return RemovedMaps(
         conditions=CONDITIONS,
         labels=LABELS,

@@ -126,12 +126,10 @@ def test_alibi_in_named_heads_equals_a_copy_without_their_slopes() -> None:
 
 def test_alibi_is_the_source_of_the_first_layers_pattern_and_the_mask_is_not() -> None:
     study = run_ablations(model_of("alibi"), tokens(32, 17), remove=["sources"])
-    first = (
-        study.tables["sources"].query("layer == 0 and of == 'pattern'").set_index("source")["lost"]
-    )
-    assert list(first.index) == ["mask", "alibi"]
-    assert abs(first["mask"]) < NETWORK
-    assert first["alibi"] == pytest.approx(1, abs=0.1)
+    first = study.tables["pattern"].query("layer == 0").set_index("removed")["kept"]
+    assert list(first.index) == ["intact", "mask", "alibi", "mask+alibi"]
+    assert first["mask"] == pytest.approx(first["intact"], rel=NETWORK)
+    assert abs(first["alibi"]) < 0.1 * first["intact"]
     terms = study.tables["terms"].query("layer == 0 and of == 'pattern'")["term"]
     assert list(terms) == ["mask", "alibi", "mask_x_alibi", "without_sources"]
 
@@ -139,11 +137,9 @@ def test_alibi_is_the_source_of_the_first_layers_pattern_and_the_mask_is_not() -
 def test_positions_in_queries_and_keys_alone_are_the_source_of_a_pattern() -> None:
     model = model_of("shortformer")
     run = run_ablations(model, tokens(32, 17), remove=["sources"])
-    first = run.tables["sources"].query("layer == 0 and of == 'pattern'").set_index("source")
-    assert first.loc["pos_embed", "lost"] == pytest.approx(1, abs=0.1)
-    intact = run.tables["pattern"].query("layer == 0 and removed == 'intact'")
-    assert intact["pattern_from_sources"].item() > 0.9
-    assert "w_q" not in set(run_ablations(model, tokens(32, 7)).tables["weights"]["removed"])
+    first = run.tables["pattern"].query("layer == 0").set_index("removed")["kept"]
+    assert abs(first["pos_embed"]) < 0.1 * first["intact"]
+    assert "w_q" not in {*run_ablations(model, tokens(32, 7)).tables["pattern"]["removed"]}
     refused = pytest.raises(ValueError, match="w_k of L0 cannot be removed: positions are added to")
     with refused, ablated(model, Ablation(remove=["w_k"], gain="identity")):
         pass

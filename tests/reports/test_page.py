@@ -42,18 +42,19 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
         return pd.DataFrame([{"layer": i, **key, **row} for i in range(layers) for key in keys])
 
     both = ({"of": "lead"}, {"of": "pattern"})
-    made = ("lead_from_sources", "pattern_from_sources")
-    weight = {"removed": "w_q", "replacement": "mean"}
     terms = [{**of, "term": term} for of in both for term in (*TERMS, "without_sources")]
     exact = [{"of": "pattern", "term": "mean"}, {"of": "pattern", "term": "covariance"}]
     return {
-        "sources": table(["lost"], *({**of, "source": name} for of in both for name in TERMS[:2])),
-        "terms": table(["share", "size"], *terms),
-        "weights": table(["lost", "amplification"], *({**of, **weight} for of in both)),
-        "pattern": table([*MEASURES, *made], {"removed": "intact", "replacement": ""}),
+        "terms": table(["size"], *terms),
+        "pattern": table(
+            [*MEASURES, "kept"],
+            {"removed": "intact", "replacement": "none"},
+            {"removed": "mask", "replacement": "none"},
+            {"removed": "w_q", "replacement": "mean"},
+        ),
         "non_relative": table(["with_mask", "without_mask", "difference"], {"tokens": "text"}),
         "controls": table(MEASURES, {"tokens": "shuffled", "removed": "intact"}),
-        "mean_covariance": table(["size", "share"], *exact),
+        "mean_covariance": table(["size"], *exact),
     }
 
 
@@ -131,9 +132,8 @@ def test_sections_go_from_sources_over_weights_to_controls_and_only_the_first_ar
     title, *headings = reader.headings
     assert "tiny & small" in title
     about = (
-        "Lost without each source",
-        "What each source makes",
-        "Lost without each weight",
+        "Lead and order in every layer",
+        "The pattern, and what each source makes",
         "Measures",
         "Control",
         "How to read",
@@ -143,7 +143,7 @@ def test_sections_go_from_sources_over_weights_to_controls_and_only_the_first_ar
     where = [html.index(part) for part in ("RoPE brings 97%", "<figure>", 'id="manifest"')]
     assert where == sorted(where)
     folded = re.findall(r'<section id="section-(\d+)"[^>]*><details class="fold">', html)
-    assert [int(number) for number in folded] == list(range(4, 10))
+    assert [int(number) for number in folded] == list(range(2, 8))
     contents = [link["href"] for link in reader.all("a")]
     assert contents == ["#main"]
 
@@ -163,7 +163,7 @@ def test_maps_are_drawn_as_they_are_given(html: str) -> None:
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     reader = Reader(html)
     plots = [item for item in reader.all("div") if item.get("class") == "plot"]
-    assert len(plots) == len(reader.all("figure")) == 10
+    assert len(plots) == len(reader.all("figure")) == 8
     assert all(len(str(plot["aria-label"])) > 40 for plot in plots)
     assert reader.all("html")[0]["lang"] == "en"
     assert len(reader.all("main")) == len(reader.all("h1")) == 1

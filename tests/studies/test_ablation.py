@@ -13,13 +13,18 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from support.command_line import refused, run_command
+from support.plain_attention import plain_attention
 from support.rounding import MEASURE, NETWORK, assert_same
+from support.tiny_models import plain
+from torch import Tensor
 
 from nope_probe import ablate, load
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.maps.centred import row_centred
+from nope_probe.maps.folds import folds_of
+from nope_probe.models.names import path_of
 
 N = 13
 SMALL = ["--n-seqs", "16", "--seq-len", str(N), "--folds", "5", "--batch-size", "11"]
@@ -48,17 +53,18 @@ def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(default_run: P
     names = {path.name for path in default_run.iterdir()} - {"manifest.json"}
     assert set(manifest["checksums"]) == names
     assert {"maps.safetensors", "folds.safetensors", "tokens.safetensors"} < names
-    assert {"sources.csv", "terms.csv", "weights.csv", "pattern.csv"} < names
+    assert {"pattern.csv", "over_layers.csv", "terms.csv"} < names
     assert manifest["complete"]
     assert manifest["model"]["rope_layers"] == [True] * 2
     assert manifest["model"]["parity"]["logits"] < 1e-4
-    weights = pd.read_csv(default_run / "weights.csv")
-    assert weights.groupby("replacement")["removed"].unique().map(list).to_dict() == {
-        name: ["w_q", "w_k", "w_o", "w_q+w_k", "w_o+w_v"] for name in ("mean", "identity")
+    table = pd.read_csv(default_run / "pattern.csv")
+    assert table.groupby("replacement")["removed"].unique().map(list).to_dict() == {
+        "none": ["intact", "mask", "rope", "mask+rope"],
+        "mean": ["w_q", "w_k", "w_q+w_k", "w_o"],
     }
     page = (default_run / "report.html").read_text()
-    assert "L1 loses " in page
-    assert '<th scope="row">lost with constant queries (W_Q)</th>' in page
+    assert "first key leads by " in page
+    assert '<th scope="row">with constant queries (W_Q)</th>' in page
     assert 'src="http' not in page
     assert len(page) < 15e6
 
@@ -66,22 +72,12 @@ def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(default_run: P
 def test_every_condition_has_a_map_named_by_what_it_removes(maps: dict[str, np.ndarray]):
     names = [name.split("/")[1] for name in maps if name.startswith("score/")]
     assert sorted(names) == ["intact", "mask", "mask+rope", "rope"]
-    for replacement in ("mean", "identity"):
-        replaced = {name for name in maps if name.startswith(f"score_{replacement}/")}
-        weights = ("w_q", "w_k", "w_o", "w_q+w_k", "w_o+w_v")
-        expected = {f"{sources}{name}" for sources in ("", "mask+rope+") for name in weights}
-        assert replaced == {f"score_{replacement}/{name}" for name in expected}
+    replaced = {name for name in maps if name.startswith("score_mean/")}
+    assert replaced == {f"score_mean/{name}" for name in ("w_q", "w_k", "w_q+w_k", "w_o")}
     assert {(array.shape, array.dtype.name) for array in maps.values()} == {((2, N, N), "float32")}
     below = np.tri(N, dtype=bool)
     assert np.array_equal(np.isfinite(maps[INTACT]), [below] * 2)
     assert np.isfinite(maps["score/mask"]).all()
-
-
-def test_behind_a_constant_output_w_v_does_not_matter(maps: dict[str, np.ndarray]):
-    both = [maps[f"score_mean/mask+rope+{name}"] for name in ("w_o", "w_o+w_v")]
-    np.testing.assert_array_equal(*both)
-    of_identity = [maps[f"score_identity/mask+rope+{name}"] for name in ("w_o", "w_o+w_v")]
-    assert not np.array_equal(*of_identity)
 
 
 def centred(score: np.ndarray) -> np.ndarray:
@@ -98,7 +94,7 @@ def test_patterns_and_terms_add_up_on_disk(maps: dict[str, np.ndarray]):
         (["pattern/mean_term"], means[0]),
         (["pattern/covariance_term"], means[1]),
         (["term/without_sources"], neither),
-        (terms, pattern - neither),
+        ([*terms, "term/without_sources"], pattern),
     ):
         added = sum(maps[name] for name in names)[:, KEPT]
         assert_same(added, total, MEASURE)
@@ -116,54 +112,85 @@ def test_the_first_column_of_a_pattern_is_the_lead_of_the_first_key(
     assert_same(table["lead"].to_numpy(), column[:, 9:].mean(-1), MEASURE)  # 8 other keys or more
 
 
-def test_losses_in_the_tables_are_those_of_the_maps(default_run: Path, maps: dict[str, np.ndarray]):
-    """Of noiseless losses of the lead: the inner products between folds differ by their noise."""
-    folds = load_file(default_run / "folds.safetensors")
-    counts = np.array(manifest_of(default_run)["fold_sizes"], float)
-    below = np.tri(N, dtype=bool)
+@pytest.mark.usefixtures("undrawn")
+def test_lead_and_kept_of_the_eight_conditions_are_those_of_plain_transformers(tmp_path: Path):
+    hf, n_seqs = plain(path_of("rope-tiny")), 67
+    flags = ["--n-seqs", n_seqs, "--seq-len", N, "--folds", 5, "--layers", 4]
+    run_command(ablate, *flags, "--out", tmp_path / "run")
+    manifest = manifest_of(tmp_path / "run")
+    sizes = torch.tensor(manifest["fold_sizes"]).double()
+    table = pd.read_csv(tmp_path / "run" / "pattern.csv").set_index(["layer", "removed"])
+    stored = load_file(tmp_path / "run" / "tokens.safetensors")
+    tokens, documents = (torch.from_numpy(stored[name]) for name in ("tokens", "documents"))
+    fold_of = folds_of(n_seqs, 5, documents)
 
-    def leads(name: str) -> np.ndarray:
-        cells = folds[name]
-        scores = np.full((*cells.shape[:2], N, N), np.nan)
-        scores[..., below] = cells
-        rows = [scores[..., i, 0] - scores[..., i, 1:i].mean(-1) for i in range(9, N)]
-        return np.stack(rows, -1)  # [fold, layer, query]
+    def folds(without: str | None = None) -> Tensor:
+        """Return the mean scores [fold, layer, query, key] over sequences and heads."""
+        plain = plain_attention(hf, tokens, without=without)
+        scores = torch.stack([layer.scores.double().mean(1) for layer in plain.values()], 1)
+        return torch.stack([scores[fold_of == fold].mean(0) for fold in range(5)])
 
-    def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        total, weight = 0.0, 0.0
-        for a in range(len(counts)):
-            for b in range(len(counts)):
-                if a != b:
-                    total = total + counts[a] * counts[b] * (x[a] * y[b]).mean(-1)
-                    weight += counts[a] * counts[b]
-        return total / weight
-
-    nothing = leads("score/mask+rope")
-    part = leads(INTACT) - nothing
-    left = {
-        "mask": leads("score/mask") - nothing,
-        "rope": leads("score/rope") - nothing,
-        "w_k": leads("score_mean/w_k") - leads("score_mean/mask+rope+w_k"),
-    }
-    sources, weights = (pd.read_csv(default_run / f"{x}.csv") for x in ("sources", "weights"))
-    rows = [*sources.rename(columns={"source": "removed"}).to_dict("records")]
-    rows += weights.query("replacement == 'mean'").to_dict("records")
-    for row in rows:
-        if row["of"] == "lead" and row["removed"] in left and row["lost"] == row["lost"]:
-            lost = product(part - left[row["removed"]], part) / product(part, part)
-            assert row["lost"] == pytest.approx(lost[row["layer"]], rel=1e-4, abs=1e-4)
-    assert sources.query("of == 'lead'")["lost"].notna().any()
+    captured = {"intact": folds(), "mask": folds("mask"), "rope": folds("rope")}
+    captured["mask+rope"] = folds("mask and rope")
+    for name in ("w_q", "w_k", "w_q+w_k", "w_o"):
+        captured[name] = folds_of_constant(hf, tokens, name.split("+"), folds)
+    weights = sizes[:, None] * sizes * (1 - torch.eye(5))
+    for layer in range(4):
+        cells = {name: patterns_of(maps[:, layer]) for name, maps in captured.items()}
+        products = {
+            name: float((weights * (x @ cells["intact"].T)).sum() / weights.sum() / x.shape[1])
+            for name, x in cells.items()
+        }
+        for name, maps in captured.items():
+            row, of_layer = table.loc[(layer, name)], maps[:, layer]
+            rows = [of_layer[:, i, 0] - of_layer[:, i, 1:i].mean(-1) for i in range(9, N)]
+            lead = float(sizes @ torch.stack(rows, -1).mean(-1) / sizes.sum())
+            assert row["lead"] == pytest.approx(lead, abs=0.02), name
+            if row["kept"] == row["kept"]:
+                kept = products[name] / products["intact"] ** 0.5
+                assert row["kept"] == pytest.approx(kept, abs=0.02), name
+    assert table.loc[1, "kept"].notna().all()
+    assert table.loc[(1, "intact"), "kept"] > 1
 
 
-def test_the_mean_term_is_the_sum_of_rotation_and_what_was_written(default_run: Path):
+def folds_of_constant(hf: Any, tokens: Tensor, names: list[str], folds: Any) -> Tensor:
+    """Return the maps with some linear maps of every layer constant, at their intact means."""
+    home = {"w_q": "q_proj", "w_k": "k_proj", "w_o": "o_proj"}
+    modules = [getattr(layer.self_attn, home[name]) for layer in hf.model.layers for name in names]
+    outputs = [list[Tensor]() for _ in modules]
+    readers = [
+        module.register_forward_hook(lambda _, __, output, seen=seen: seen.append(output))
+        for module, seen in zip(modules, outputs, strict=True)
+    ]
+    hf(tokens)
+    for reader in readers:
+        reader.remove()
+    means = [torch.cat(seen).mean((0, 1)) for seen in outputs]
+    writers = [
+        module.register_forward_hook(lambda _, __, output, mean=mean: mean.expand_as(output))
+        for module, mean in zip(modules, means, strict=True)
+    ]
+    maps = folds()
+    for writer in writers:
+        writer.remove()
+    return maps
+
+
+def patterns_of(maps: Tensor) -> Tensor:
+    """Return [fold, cell]: the other keys' scores less their mean."""
+    rows = [maps[:, i, 1:i] - maps[:, i, 1:i].mean(-1, keepdim=True) for i in range(2, N)]
+    return torch.cat(rows, -1)
+
+
+def test_the_rotation_is_most_of_the_mean_term_of_a_model_with_rope(default_run: Path):
     table = pd.read_csv(default_run / "mean_covariance.csv")
-    table = table[table["of"] == "pattern"]
-    shares = table.pivot(index="layer", columns="term", values="share").dropna()
-    assert 1 in shares.index
-    parts = shares[["rotation", "written_key", "written_query", "written_both"]].sum(axis=1)
-    assert_same(parts, shares["mean"])
-    assert (shares["mean"] + shares["covariance"]).to_numpy() == pytest.approx(1, abs=NETWORK)
-    assert shares.loc[1, "rotation"] > 0.9
+    sizes = table[table["of"] == "lead"].pivot(index="layer", columns="term", values="size")
+    parts = sizes[["rotation", "written_key", "written_query", "written_both"]].sum(axis=1)
+    assert_same(parts, sizes["mean"], NETWORK)
+    lead = pd.read_csv(default_run / "pattern.csv").query("removed == 'intact'").set_index("layer")
+    assert_same(sizes["mean"] + sizes["covariance"], lead["lead"], NETWORK)
+    order = table[table["of"] == "pattern"].pivot(index="layer", columns="term", values="size")
+    assert order.loc[1, "rotation"] == pytest.approx(order.loc[1, "mean"], rel=0.1)
 
 
 def test_a_finished_run_is_shown_again_and_not_recomputed(
@@ -171,7 +198,7 @@ def test_a_finished_run_is_shown_again_and_not_recomputed(
 ):
     before = (default_run / "manifest.json").read_bytes()
     run_command(ablate, *SMALL, "--layers", "2", "--out", str(default_run))
-    assert "L1 loses " in capsys.readouterr().out
+    assert "L1's first key leads by " in capsys.readouterr().out
     assert (default_run / "manifest.json").read_bytes() == before
 
 
@@ -188,9 +215,7 @@ def test_sources_alone_run_no_condition_of_weights(
     scores = {name for name in maps if name.startswith("score")}
     assert scores == {"score/intact", "score/mask"}
     assert {"term/without_sources", "term/mask"} < set(maps)
-    table = pd.read_csv(tmp_path / "run" / "weights.csv")
-    assert len(table) == 0
-    assert {"layer", "of", "removed", "replacement", "lost", "lost_low", "lost_high"} < set(table)
+    assert {*pd.read_csv(tmp_path / "run" / "pattern.csv")["removed"]} == {"intact", "mask"}
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -220,7 +245,8 @@ def test_the_pages_explorer_shows_the_model_without_what_is_chosen(case: str, tm
     manifest, explorer = manifest_of(tmp_path / "run"), explorer_on(tmp_path / "run")
     shown = patterns_in(explorer, n_layers=2)
     choices = [choice["name"] for choice in explorer["choices"]]
-    assert choices == ["intact", "mask", "rope", "mask+rope", *manifest["removed"]]
+    assert choices[:4] == ["intact", "mask", "rope", "mask+rope"]
+    assert {*choices[4:]} == {*manifest["removed"]}
     tokens = torch.from_numpy(load_file(tmp_path / "run/tokens.safetensors")["tokens"])
     model = load("rope-tiny", n_layers=2).model
     gains = calibrate(model, tokens)
@@ -251,18 +277,12 @@ def test_the_pages_explorer_shows_the_model_without_what_is_chosen(case: str, tm
 def test_the_pages_explorer_has_the_numbers_of_the_first_table(default_run: Path):
     explorer = explorer_on(default_run)
     view, choices = explorer["view"], [choice["name"] for choice in explorer["choices"]]
-    measures = np.frombuffer(b64decode(view["measures"]), "<f4").reshape(len(choices), 2, 4, 3)
-    sources, weights = (pd.read_csv(default_run / f"{x}.csv") for x in ("sources", "weights"))
-    rows = sources.rename(columns={"source": "removed"}).to_dict("records")
-    rows += weights.query("replacement == 'mean'").to_dict("records")
-    for row in rows:
-        place = 1 if row["of"] == "lead" else 3
-        shown = measures[choices.index(row["removed"]), row["layer"], place]
-        expected = [row["lost"], row["lost_low"], row["lost_high"]]
-        np.testing.assert_allclose(shown, expected, rtol=1e-5, atol=1e-5)
-    intact = pd.read_csv(default_run / "pattern.csv").query("removed == 'intact'")
-    for place, name in ((0, "lead"), (2, "amplitude")):
-        np.testing.assert_allclose(measures[0, :, place, 0], intact[name], rtol=1e-5)
+    measures = np.frombuffer(b64decode(view["measures"]), "<f4").reshape(len(choices), 2, 3, 3)
+    for row in pd.read_csv(default_run / "pattern.csv").to_dict("records"):
+        shown = measures[choices.index(row["removed"]), row["layer"]]
+        for place, name in enumerate(("lead", "amplitude", "kept")):
+            expected = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
+            np.testing.assert_allclose(shown[place], expected, rtol=1e-4, atol=1e-4)
 
 
 def explorer_on(out: Path) -> dict[str, Any]:
@@ -290,7 +310,7 @@ def test_a_parameter_free_model_takes_gaussian_vectors(tmp_path: Path):
     model = ["--model", "parameter-free", "--data", "gaussian", "--alpha", "0.2", "--layers", "3"]
     run_command(ablate, *SMALL, *model, "--out", str(tmp_path / "run"))
     pattern = pd.read_csv(tmp_path / "run" / "pattern.csv").query("removed == 'intact'")
-    assert pattern["pattern_from_sources"].iloc[2] > 0.9
+    assert pattern["kept"].iloc[2] > 0.01
     assert pattern["lead"].isna().all(), "vectors have no first key"
     vectors = load_file(tmp_path / "run" / "tokens.safetensors")["vectors"]
     assert vectors.shape == (16, N, 64)

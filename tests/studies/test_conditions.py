@@ -70,7 +70,7 @@ def powerset(names: list[str]) -> list[tuple[str, ...]]:
         ((*LLAMA, "window"), ["rope", "window"]),
     ],
 )
-def test_a_plan_removes_sources_together_and_weights_with_and_without_them(
+def test_a_plan_removes_sources_in_all_combinations_and_weights_alone(
     has: Any, encodings: list[str]
 ):
     plan = make_plan(has)
@@ -78,24 +78,28 @@ def test_a_plan_removes_sources_together_and_weights_with_and_without_them(
     assert list(plan.sources) == sources
     assert plan.plain[0] == INTACT
     assert {*plan.plain} == {frozenset(item) for item in powerset(sources)}
-    weights = [{"w_q"}, {"w_k"}, {"w_o"}, {"w_q", "w_k"}, {"w_o", "w_v"}]
+    weights = [{"w_q"}, {"w_k"}, {"w_q", "w_k"}, {"w_o"}]
     assert [set(condition) for condition in plan.removed] == weights
-    assert {*plan.replacing} == {
-        frozenset(one | more) for one in weights for more in (set(), {*sources})
-    }
+    assert plan.replacing == [*plan.removed]
     alone = make_plan(has, ["sources"])
     assert (alone.plain, alone.replacing) == (plan.plain, [])
 
 
-def test_mask_and_rope_take_four_runs_and_two_replacements_of_five_removals_eighteen_more():
-    by = [Ablation(replacement=name) for name in ("mean", "identity")]
-    plan = make_plan(LLAMA, ablations=by)
+def test_mask_and_rope_take_eight_runs_and_another_replacement_four_more():
     engine = Engine(model=None, inputs=random_tokens().inputs, n_folds=4)  # no pass is run
-    keys = [one.key for one in plan.passes(engine)]
-    scores = [key for key in keys if key.startswith("score")]
-    # By mean, the OV circuit is W_O's: 4 + 4 x 2 + 5 x 2 models.
-    assert len(scores) == len({*scores}) == 22
-    assert keys.index("gains") < keys.index("score-mean/w_q")
+    for names, n_scores in ((["mean"], 8), (["mean", "identity"], 12)):
+        plan = make_plan(LLAMA, ablations=[Ablation(replacement=name) for name in names])
+        keys = [one.key for one in plan.passes(engine)]
+        scores = [key for key in keys if key.startswith("score")]
+        assert len(scores) == len({*scores}) == n_scores
+        assert keys.index("gains") < keys.index("score-mean/w_q")
+
+
+def test_behind_a_constant_output_w_v_does_not_matter():
+    plan = make_plan(LLAMA, ["w_o", "ov"], ablations=[Ablation(replacement="mean")])
+    engine = Engine(model=None, inputs=random_tokens().inputs, n_folds=4)
+    keys = [one.key for one in plan.passes(engine) if one.key.startswith("score-mean")]
+    assert keys == ["score-mean/w_o"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_removals_that_change_the_same_output_are_calibrated_one_by_one() -> Non
 def test_what_cannot_be_removed_is_removed_by_no_default_and_no_source() -> None:
     has, why = (*LLAMA, "window"), {"window": "hides nothing", "w_k": "is no matrix"}
     plan = make_plan(has, left_out={**why, "sink": "the model has none"})
-    assert [condition.name for condition in plan.removed] == ["w_q", "w_o", "w_o+w_v"]
+    assert [condition.name for condition in plan.removed] == ["w_q", "w_o"]
     assert (plan.sources, plan.left_out) == (("mask", "rope"), why)
     assert make_plan(has, ["w_q"], left_out=why).left_out == {"window": "hides nothing"}
 

@@ -14,9 +14,7 @@ from nope_probe import ablate, circuit, run_ablations
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import load
-from nope_probe.studies.ablation.analyse import heads_table
 from nope_probe.studies.ablation.page import Findings, headline
-from nope_probe.studies.engine import Engine
 
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]
 pytestmark = [
@@ -46,10 +44,6 @@ def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 EMPTY = {
-    "sources": ["lost", "lost_low", "lost_high"],
-    "terms": ["share"],
-    "weights": ["lost", "amplification"],
-    "mean_covariance": ["share"],
     "pattern": ["locality", "monotonicity", "relative_r2"],
     "stages": ["locality", "relative_r2"],
 }
@@ -108,28 +102,17 @@ def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
     model.blocks[1].attn.W_K.data[1] *= -1
     tokens = torch.randint(1, 17, (40, 11), generator=torch.Generator().manual_seed(1))
     tokens[:, 0] = 0
-    study = run_ablations(model, tokens, remove=["sources"], folds=4)
+    study = run_ablations(model, tokens, remove=["sources"], folds=4, per_head=True)
     assert study.tables["pattern"]["amplitude"].abs().max() < 1e-6
     keys = [5 / (key + 1) / 3**0.5 for key in range(11)]
     rows = [np.array(keys[1:query]) for query in range(2, 11)]
     expected = np.concatenate([row - row.mean() for row in rows])
-    heads = study.tables["heads"].set_index(["layer", "head"])["amplitude"]
+    heads = study.tables["head_pattern"].query("removed == 'intact'")
+    heads = heads.set_index(["layer", "head"])["amplitude"]
     np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)
     result = headline(Findings(study))
     assert "shows no positional pattern in its mean over heads" in result.sentence
     assert result.caption == "Heads of opposite sign cancel in their mean."
     assert sorted(result.table["head"]) == ["L1H0", "L1H1"]
-    one_sign = run_ablations(bos_reader((3.0, 2.0)), tokens, remove=["sources"], folds=4)
-    assert "heads" not in one_sign.tables
-
-
-@pytest.mark.hooked_transformer
-def test_maps_of_heads_that_do_not_fit_are_not_made() -> None:
-    model, tokens = bos_reader((3.0, 2.0)), torch.arange(88).reshape(8, 11) % 17
-    engine = Engine(model=model, inputs=tokens, n_folds=4, skip_keys=1)
-    intact = engine.scores("intact", layers=[0, 1])
-    n_bytes = 4 * 4 * 2 * 11 * 11  # float32, folds, heads, rows, keys
-    assert heads_table(engine, intact, n_bytes - 1) is None
-    heads = heads_table(engine, intact, n_bytes)
-    assert heads is not None
-    assert len(heads) == 4
+    alone = run_ablations(model, tokens, remove=["sources"], folds=4)
+    assert headline(Findings(alone)).sentence.endswith("--per-head shows them.")

@@ -1,4 +1,4 @@
-"""What each head loses without each source and band of RoPE: `ablate --per-head`."""
+"""Each head without each source and band of RoPE: `ablate --per-head`."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,8 @@ from support.tiny_models import ByName
 from torch import Tensor
 
 from nope_probe import ablate, run_ablations
-from nope_probe.figures.shares import heads_with
 from nope_probe.run.folder import read_run
-from nope_probe.studies.ablation.page import Findings, headline, heads_sentence, largest_heads
-from nope_probe.studies.losses import LayerLosses
+from nope_probe.studies.ablation.page import largest_heads
 
 N, N_SEQS, FOLDS, N_HEADS, N_PAIRS = 13, 803, 5, 6, 5
 SMALL = f"--n-seqs {N_SEQS} --seq-len {N} --folds {FOLDS} --batch-size 97 --data random --layers 2"
@@ -89,61 +87,37 @@ def product(x: Tensor, y: Tensor, sizes: Tensor) -> float:
     return float((weights * (x @ y.T)).sum() / weights.sum() / x.shape[1])
 
 
-def losses_by_hand(
-    plain: dict[str, Tensor], layer: int, head: int, of: Any
-) -> tuple[dict[str, float], float]:
-    """Return what a head's lead or pattern loses, and <p, p> of position's part."""
-    sizes = torch.tensor([len(range(fold, N_SEQS, FOLDS)) for fold in range(FOLDS)]).double()
-    v = {removed: of(maps[:, layer, head]) for removed, maps in plain.items()}
-    p = v[""] - v["mask+rope"]
-    whole = product(p, p, sizes)
-    lost = {
-        removed: product(v[""] - v[removed], p, sizes) / whole
-        for removed in plain
-        if removed not in ("", "mask+rope")
-    }
-    return lost, whole
-
-
-def test_what_a_head_loses_is_what_plain_transformers_loses(
-    run: Path, plain: dict[str, Tensor]
-) -> None:
-    table = pd.read_csv(run / "head_sources.csv").dropna()
-    counted = table.groupby("of").size()
-    assert (counted >= 5 * len(plain)).all(), "most of the 12 heads exceed their noise"
-    assert {*table["layer"]} == {0, 1}
-    for (layer, head, of), rows in table.groupby([*PLACES, "of"]):
-        expected, _ = losses_by_hand(plain, layer, head, leads if of == "lead" else patterns)
-        assert rows["source"].tolist() == ["mask", "rope", *BANDS]
-        for source, lost in zip(rows["source"], rows["lost"], strict=True):
-            assert lost == pytest.approx(expected[source], rel=1e-3, abs=1e-3)
-    by_band = table[table["source"].isin(BANDS)]["lost"]
-    assert by_band.between(0.2, 0.8).any(), "a part of RoPE is lost, neither none nor all of it"
-
-
-def test_the_sizes_of_a_head_are_those_of_plain_transformers(
+def test_the_values_of_a_head_are_those_of_plain_transformers(
     run: Path, plain: dict[str, Tensor]
 ) -> None:
     table = pd.read_csv(run / "head_pattern.csv")
-    assert table["removed"].tolist() == ["intact", "mask", "rope", *BANDS] * 2 * N_HEADS
+    removed = ["intact", "mask", "rope", "mask+rope", *BANDS]
+    assert table["removed"].tolist() == removed * 2 * N_HEADS
     sizes = torch.tensor([len(range(fold, N_SEQS, FOLDS)) for fold in range(FOLDS)]).double()
     for row in table.to_dict("records"):
         maps = plain["" if row["removed"] == "intact" else row["removed"]]
-        maps = maps[:, row["layer"], row["head"]]
+        maps, whole = (x[:, row["layer"], row["head"]] for x in (maps, plain[""]))
         mean = float(sizes @ leads(maps).mean(-1) / sizes.sum())
         assert row["lead"] == pytest.approx(mean, rel=1e-3, abs=1e-4)
         square = product(patterns(maps), patterns(maps), sizes)
         assert row["amplitude"] ** 2 * np.sign(row["amplitude"]) == pytest.approx(
             square, rel=1e-3, abs=1e-4
         )
-    made = table.query("removed == 'intact'")["pattern_from_sources"]
-    assert made.notna().any()
+        if row["kept"] == row["kept"]:
+            intact = product(patterns(whole), patterns(whole), sizes)
+            kept = product(patterns(maps), patterns(whole), sizes) / intact**0.5
+            assert row["kept"] == pytest.approx(kept, rel=1e-3, abs=1e-4)
+    assert table["kept"].notna().sum() > 5 * len(removed), "most heads exceed their noise"
+    by_band = table[table["removed"].isin(BANDS)].set_index(PLACES)["kept"]
+    intact = table[table["removed"] == "intact"].set_index(PLACES)["kept"].loc[by_band.index]
+    assert (by_band / intact).between(0.2, 0.8).any(), "a part of RoPE is kept"
 
 
-def test_the_terms_of_a_head_add_up_to_its_positions_part(run: Path) -> None:
-    shares = pd.read_csv(run / "head_terms.csv").dropna().groupby([*PLACES, "of"])["share"].sum()
-    assert len(shares) >= 10
-    assert shares.to_numpy() == pytest.approx(1, abs=MEASURE)
+def test_the_terms_of_a_head_add_up_to_its_lead(run: Path) -> None:
+    terms = pd.read_csv(run / "head_terms.csv")
+    sums = terms[terms["of"] == "lead"].groupby(PLACES)["size"].sum()
+    leads = pd.read_csv(run / "head_pattern.csv").query("removed == 'intact'")
+    assert_same(sums, leads.set_index(PLACES)["lead"].loc[sums.index], MEASURE)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -153,7 +127,7 @@ def test_the_means_over_heads_are_those_of_a_run_without_heads(
     run_command(ablate, *of_llama(tiny), "--bands", 2, "--out", tmp_path / "run")
     manifests = [json.loads((at / "manifest.json").read_text()) for at in (run, tmp_path / "run")]
     assert [manifest["settings"].get("per_head") for manifest in manifests] == [True, None]
-    for name in ("sources", "terms", "pattern"):
+    for name in ("terms", "pattern"):
         with_heads, without = (pd.read_csv(at / f"{name}.csv") for at in (run, tmp_path / "run"))
         pd.testing.assert_frame_equal(with_heads, without, rtol=1e-6, atol=1e-6)
     assert not list(tmp_path.glob("run/head_*.csv"))
@@ -162,53 +136,27 @@ def test_the_means_over_heads_are_those_of_a_run_without_heads(
     assert_same(heads, layers[heads.index], MEASURE)
 
 
-def test_the_page_and_the_terminal_name_heads(run: Path) -> None:
+def test_the_page_names_heads_and_bands_by_their_wavelengths(run: Path) -> None:
     finished = read_run(run)
     tables, wavelengths = finished.tables, finished.manifest.results["wavelengths"]
     page = (run / "report.html").read_text()
-    assert "Heads: lost without each source" in page
-    assert "Heads: lost without each band of RoPE" in page
+    assert "Heads without each source" in page
+    assert "Heads without each band of RoPE" in page
     assert [*wavelengths] == [*BANDS]
     turns = [2 * np.pi * 10_000 ** (pair / N_PAIRS) for pair in range(N_PAIRS)]
     assert wavelengths["rope[2:5]"] == pytest.approx([turns[2], turns[4]], rel=1e-5)
-    heads = {of: heads_with(tables["head_sources"], tables["head_pattern"], of) for of in ("lead",)}
-    largest = largest_heads(heads)
-    assert largest["size, nats"].abs().is_monotonic_decreasing
+    largest = largest_heads(tables["head_pattern"])
     assert largest["head"].str.fullmatch("L[01]H[0-5]").all()
-    layer = Findings(finished).shown
-    losses = LayerLosses.of(tables, finished.manifest, layer)
-    assert heads_sentence({}, losses) == ""
-    assert headline(Findings(finished)).also == heads_sentence(tables, losses)
-
-
-def test_the_second_sentence_runs_from_the_least_to_the_most_that_a_head_loses() -> None:
-    numbers = {"lead": [2.0, 3.0, 4.0, 5.0], "mask": [0.17, 1.09, 0.5, 9.0]}
-    heads = pd.DataFrame({"layer": 3, "head": range(4), "removed": "intact"})
-    for name in ("lead", "lead_from_sources", "amplitude", "pattern_from_sources"):
-        for column, gap in ((name, 0.0), (f"{name}_low", -0.1), (f"{name}_high", 0.1)):
-            heads[column] = np.array(numbers["lead"]) + gap
-    sources = heads[PLACES].assign(of="lead", source="mask", lost=numbers["mask"])
-    sources["lost_low"] = sources["lost"] - [0.1, 0.1, 0.1, 2.0]
-    sources["lost_high"] = sources["lost"] + 0.1
-    losses = LayerLosses(
-        layer=3,
-        seq_len=N,
-        sources=["mask", "rope"],
-        replacement="",
-        sizes={"lead": 3.0, "pattern": 1.0},
-        left={},
-        from_sources={},
-        losses={"lead": {"mask": (1.0, 0.9, 1.1), "rope": (0.2, 0.1, 0.3)}},
-    )
-    assert heads_sentence({"head_sources": sources, "head_pattern": heads}, losses) == (
-        "Heads of L3 lose 17% (H0) to 109% (H1) of the lead without the causal mask."
-    )
+    leads = tables["head_pattern"].query("removed == 'intact'")["lead"].abs()
+    first = largest["intact, nats"].iloc[0].split()[0]
+    assert abs(float(first)) == pytest.approx(leads.max(), abs=0.006)
 
 
 def test_heads_of_one_source_are_measured_from_python() -> None:
     study = run_ablations(
-        "nope-tiny", layers=2, n_seqs=16, seq_len=N, remove=["sources"], per_head=True
+        "nope-tiny", layers=3, n_seqs=64, seq_len=N, remove=["sources"], per_head=True
     )
-    table = study.tables["head_sources"].dropna()
-    assert {*table["source"]} == {"mask"}
-    assert table["lost"].to_numpy() == pytest.approx(1)
+    table = study.tables["head_pattern"].set_index(["removed", *PLACES])
+    assert {*table.index.unique(0)} == {"intact", "mask"}
+    intact, left = table.loc["intact", "kept"], table.loc["mask", "kept"]
+    assert left[2, 1] < 0.1 * intact[2, 1]

@@ -25,20 +25,20 @@ def test_each_replacement_has_the_rows_of_a_run_with_it_alone(
         run_ablations(model, inputs, remove=["w_q", "w_k"], folds=4, replacement=replacement)
         for replacement in (kinds, "mean")
     )
-    of_mean = together.tables["weights"].query("replacement == 'mean'").reset_index(drop=True)
-    pd.testing.assert_frame_equal(of_mean, mean.tables["weights"])
-    pd.testing.assert_frame_equal(together.tables["sources"], mean.tables["sources"])
-    assert {*together.tables["weights"]["replacement"]} == {*kinds}
+    rows = together.tables["pattern"]
+    of_mean = rows[rows["replacement"].isin(("none", "mean"))].reset_index(drop=True)
+    pd.testing.assert_frame_equal(of_mean, mean.tables["pattern"])
+    assert {*rows["replacement"]} == {"none", *kinds}
     # Removals without a weight run once.
     names = set(together.maps)
     assert not {f"score_{kind}/mask" for kind in kinds} & names
     for kind in kinds:
-        assert {f"score_{kind}/w_q", f"score_{kind}/mask+rope+w_q"} <= names
+        assert {f"score_{kind}/w_q", f"score_{kind}/w_k"} <= names
     for name in ("score_mean/w_q", "score/mask"):
         np.testing.assert_array_equal(together.maps[name], mean.maps[name])
 
 
-def test_each_band_of_rope_has_its_loss_and_all_together_are_rope(
+def test_each_band_of_rope_is_a_row_and_all_together_are_rope(
     bridge: Callable[[str], Any],
 ) -> None:
     model, inputs = bridge("llama"), tokens(16, 11)
@@ -46,16 +46,15 @@ def test_each_band_of_rope_has_its_loss_and_all_together_are_rope(
         run_ablations(model, inputs, folds=4, **options)
         for options in ({"bands": 2}, {"remove": ["sources"]})
     )
-    names = ["mask", "rope", "rope[0:2]", "rope[2:5]"]
-    assert bands.tables["sources"]["source"].unique().tolist() == names
-    assert len(bands.tables["weights"]) == 0, "without --remove, no weights are removed"
-    rows = bands.tables["sources"][bands.tables["sources"]["source"].isin(names[:2])].reset_index(
-        drop=True
-    )
-    pd.testing.assert_frame_equal(rows, whole.tables["sources"])
-    one = run_ablations(model, inputs, folds=4, bands=1)
-    by_source = one.tables["sources"].pivot(index=["layer", "of"], columns="source", values="lost")
-    np.testing.assert_allclose(by_source["rope[0:5]"], by_source["rope"], rtol=1e-4, atol=1e-4)
+    names = ["intact", "mask", "rope", "mask+rope", "rope[0:2]", "rope[2:5]"]
+    rows = bands.tables["pattern"]
+    assert rows["removed"].unique().tolist() == names, "without --remove, weights stay"
+    rows = rows[rows["removed"].isin(names[:4])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(rows, whole.tables["pattern"])
+    one = run_ablations(model, inputs, folds=4, bands=1).tables["pattern"]
+    for name in ("lead", "kept"):
+        by_source = one.pivot(index="layer", columns="removed", values=name)
+        np.testing.assert_allclose(by_source["rope[0:5]"], by_source["rope"], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -34,27 +35,34 @@ def study(loaded: Any) -> Run:
     return run_ablations(loaded, remove=REMOVED, **options, **SMALL)
 
 
-def test_sources_weights_and_all_else_have_a_table_each(study: Run) -> None:
-    assert list(study.tables["sources"].query("layer == 1 and of == 'pattern'")["source"]) == [
-        *("mask", "rope", "rope_low"),
+def test_each_condition_is_a_row_of_each_layer(study: Run) -> None:
+    rows = study.tables["pattern"].query("layer == 1")
+    assert list(zip(rows["removed"], rows["replacement"], strict=True)) == [
+        *((name, "none") for name in ("intact", "mask", "rope", "mask+rope", "mlp", "rope_low")),
+        *((name, "mean") for name in ("w_q+mlp", "w_k")),
     ]
     assert set(study.tables["terms"]["term"]) == {
         *("mask", "rope", "mask_x_rope", "without_sources"),
     }
     assert set(study.tables["controls"]["tokens"]) == {"shuffled"}
     assert study.manifest.skip_keys == 1
-    weights = study.tables["weights"].query("layer == 1 and of == 'pattern'")
-    assert list(zip(weights["removed"], weights["replacement"], strict=True)) == [
-        ("mlp", "none"),
-        *((name, kind) for kind in ("mean", "identity") for name in ("w_q+mlp", "w_k")),
-    ]
 
 
-def test_terms_of_lead_and_pattern_add_up_to_positions_part(study: Run) -> None:
-    terms = study.tables["terms"].dropna(subset=["share"])
-    added = terms.groupby(["layer", "of"])["share"].sum()
-    assert len(added) >= 2
-    assert added.to_numpy() == pytest.approx(1, abs=1e-6)  # of 8 digits
+def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(
+    study: Run,
+) -> None:
+    terms, pattern = study.tables["terms"], study.tables["pattern"]
+    added = terms[terms["of"] == "lead"].groupby("layer")["size"].sum()
+    intact = pattern[pattern["removed"] == "intact"].set_index("layer")
+    assert_same(added, intact["lead"], MEASURE)
+    means = study.tables["over_layers"].set_index(["removed", "replacement"])
+    groups = pattern.groupby(["removed", "replacement"])
+    for name in ("lead", "kept"):
+        assert_same(means[name], groups[name].mean().loc[means.index], MEASURE)
+        left = pattern.merge(intact[name].rename("whole"), on="layer")
+        below = left[name] * np.sign(left["whole"]) < left["whole"].abs() / 2
+        counts = below.groupby([left["removed"], left["replacement"]]).sum()
+        assert means[f"{name}_below_half"].tolist() == counts.loc[means.index].tolist()
 
 
 def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_was(
@@ -98,8 +106,8 @@ def test_a_parameter_free_model_takes_vectors() -> None:
     vectors = torch.nn.functional.normalize(torch.randn(13, 11, 64), dim=-1)
     study = run_ablations(load("parameter-free", n_layers=2).model, vectors, folds=4)
     assert study.manifest.skip_keys == 0
-    assert list(study.tables["sources"]["source"]) == ["mask", "mask"]
-    assert len(study.tables["weights"]) == 0
+    assert list(study.tables["pattern"]["removed"]) == ["intact", "intact", "mask", "mask"]
+    assert study.tables["pattern"]["lead"].isna().all()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +119,7 @@ def test_a_parameter_free_model_takes_vectors() -> None:
         ({"skip_keys": 9}, "--skip-keys 9 leaves no keys of 11"),
         ({"remove": ["mlp", "w_x"]}, "unknown component 'w_x'"),
         ({"remove": ["pos_embed"]}, "the model has no pos_embed; it has mask, rope"),
-        ({"remove": ["sources"], "gain": "norm"}, "gain has no effect"),
+        ({"remove": ["sources"], "gain": "norm"}, "--gain is for the replacements"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_run(
@@ -133,7 +141,7 @@ def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
         run_ablations(loaded.model, tokens[:5], remove=["sources"], layers=1, **folds)
         for folds in ({}, {"folds": 5})
     )
-    pd.testing.assert_frame_equal(few.tables["sources"], same.tables["sources"])
+    pd.testing.assert_frame_equal(few.tables["pattern"], same.tables["pattern"])
     with pytest.raises(ValueError, match="expected 4 sequences or more for intervals, got 3"):
         run_ablations(loaded.model, tokens[:3])
 
@@ -154,7 +162,7 @@ def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps
     rows = study._repr_html_().split("<tr")[2:]  # after the headings
     assert len(rows) == len(tables) + len(groups)
     assert sum("term/..." in row for row in rows) == 1
-    assert not any("lost_low" in row for row in rows)
+    assert not any("lead_low" in row for row in rows)
 
 
 def test_a_dry_run_lists_every_pass_and_leaves_nothing(

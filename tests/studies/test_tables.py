@@ -5,18 +5,19 @@ from io import StringIO
 import pandas as pd
 import pytest
 
-from nope_probe.analyses.attribution import Attribution, LayerAttribution, Loss, Term
+from nope_probe.analyses.attribution import LayerValues, MeanValue, Values
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
 from nope_probe.analyses.splits import MeanCovariance
 from nope_probe.studies.tables import (
+    head_pattern_table,
     mean_covariance_table,
+    mean_table,
     measures_table,
     non_relative_table,
-    sources_table,
+    pattern_table,
     terms_table,
-    weights_table,
 )
 
 
@@ -33,58 +34,49 @@ def bounds(**values: float) -> dict[str, float]:
 
 
 EFFECT = MaskEffect(with_mask=interval(0.3), without_mask=interval(0.2), difference=interval(0.1))
-
-
-def loss(lost: float) -> Loss:
-    return Loss(
-        lost=interval(lost),
-        amplification=interval(13),
-        from_sources=interval(11),
-        size=interval(14),
-    )
-
-
-def attribution(size: float) -> Attribution:
-    losses = {"mask": loss(7), "rope[0:5]": loss(8), "mlp": loss(9), "w_q": loss(10)}
-    return Attribution(
-        size=interval(size),
-        without_sources=interval(2),
-        from_sources=interval(1),
-        terms={"mask": Term(size=interval(3), share=interval(4))},
-        losses=losses | {"mask+window": loss(12)},
-    )
-
-
-LAYER = LayerAttribution(layer=0, lead=attribution(5), pattern=attribution(6))
+VALUES = Values(lead=interval(5), amplitude=interval(6), kept=interval(7))
+HEAD = LayerValues(layer=1, head=2, conditions={"mask": VALUES}, terms={})
 MEASURES = Measures(**{name: interval(1) for name in Measures.__dataclass_fields__})
-TERMS = MeanCovariance(
-    layer=0,
-    mean=interval(1),
-    covariance=interval(2),
-    mean_rms=interval(3),
-    covariance_rms=interval(4),
-)
-LABELS = ("tokens", "removed")
+TERMS = MeanCovariance(layer=0, mean=interval(3), covariance=interval(4))
+MEANS = {"lead": MeanValue(mean=interval(8), n_layers=30, n_below_half=11)}
+LABELS, NAMED = ("tokens", "removed"), {"removed": "w_q", "replacement": "mean"}
 LABELLED = ({"tokens": "text", "removed": "mask"}, [MEASURES])
 TABLES = {
-    "sources": (sources_table([LAYER]), sources_table([])),
-    "terms": (terms_table([LAYER]), terms_table([])),
-    "weights": (weights_table({"none": [LAYER], "mean": [LAYER]}), weights_table({})),
     "non_relative": (
         non_relative_table({"text": [EFFECT]}, [0]),
         non_relative_table({"text": []}, []),
     ),
-    "pattern": (measures_table([LABELLED], [0], LABELS), measures_table([], [], LABELS)),
+    "controls": (measures_table([LABELLED], [0], LABELS), measures_table([], [], LABELS)),
     "mean_covariance": (mean_covariance_table([TERMS]), mean_covariance_table([])),
 }
-FIRST_ROWS = {
-    "sources": {"layer": 0, "of": "lead", "source": "mask", **bounds(lost=7)},
-    "terms": {"layer": 0, "of": "lead", "term": "mask", **bounds(share=4, size=3)},
-    "weights": {"layer": 0, "of": "lead", "removed": "mlp", "replacement": "none"}
-    | bounds(lost=9, amplification=13),
-    "mean_covariance": {"layer": 0, "of": "pattern", "term": "mean", **bounds(share=1, size=3)},
-    "pattern": {"layer": 0, "tokens": "text", "removed": "mask"}
-    | bounds(**dict.fromkeys(Measures.__dataclass_fields__, 1)),
+ROWS = {
+    "terms": (
+        terms_table([({"layer": 0}, {"lead": {"mask": interval(3)}})]),
+        {"layer": 0, "of": "lead", "term": "mask", **bounds(size=3)},
+    ),
+    "pattern": (
+        pattern_table([(NAMED, [MEASURES])], [VALUES], [0]),
+        {"layer": 0, **NAMED}
+        | bounds(**dict.fromkeys(Measures.__dataclass_fields__, 1))
+        | bounds(kept=7),
+    ),
+    "head_pattern": (
+        head_pattern_table([HEAD]),
+        {"layer": 1, "head": 2, "removed": "mask", **bounds(lead=5, amplitude=6, kept=7)},
+    ),
+    "over_layers": (
+        mean_table([(NAMED, MEANS)]),
+        {**NAMED, **bounds(lead=8), "lead_layers": 30, "lead_below_half": 11},
+    ),
+    "mean_covariance": (
+        TABLES["mean_covariance"][0],
+        {"layer": 0, "of": "pattern", "term": "mean", **bounds(size=3)},
+    ),
+    "controls": (
+        TABLES["controls"][0],
+        {"layer": 0, "tokens": "text", "removed": "mask"}
+        | bounds(**dict.fromkeys(Measures.__dataclass_fields__, 1)),
+    ),
 }
 
 
@@ -96,17 +88,8 @@ def test_a_table_without_rows_keeps_its_columns_on_disk(name: str):
     assert list(read) == list(full)
 
 
-@pytest.mark.parametrize("name", FIRST_ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_each_number_stands_with_its_bounds(name: str):
-    assert TABLES[name][0].iloc[0].to_dict() == FIRST_ROWS[name]
-
-
-def test_a_loss_stands_in_one_table_alone():
-    sources, weights = TABLES["sources"][0], TABLES["weights"][0]
-    assert sources["source"].tolist() == ["mask", "rope[0:5]"] * 2, "bands are of a source"
-    assert weights["removed"].tolist() == ["mlp", "mlp", "w_q", "w_q"]
-    assert weights["replacement"].tolist() == ["none", "none", "mean", "mean"]
-    assert weights["of"].tolist() == ["lead", "pattern"] * 2
-    terms = TABLES["terms"][0]
-    assert terms["term"].tolist() == ["mask", "without_sources"] * 2
-    assert terms["share"].isna().tolist() == [False, True] * 2
+    table, row = ROWS[name]
+    assert [*table] == [*row]
+    assert table.iloc[0].to_dict() == row

@@ -10,7 +10,6 @@ from support.fold_products import fold_products
 from nope_probe.analyses.jackknife import rms
 from nope_probe.studies.page import hidden_heads, no_pattern, strongest_row
 from nope_probe.studies.verdicts import (
-    effect_of,
     exceeds_noise,
     main_writers,
     most_of,
@@ -19,25 +18,6 @@ from nope_probe.studies.verdicts import (
 )
 
 Estimate = tuple[float, float, float]
-
-
-@pytest.mark.parametrize(
-    ("lost", "effect"),
-    [
-        ((0.5, -0.2, 1.2), "unclear"),
-        ((0.05, -0.02, 0.12), "unclear"),
-        ((0.03, -0.3, 0.08), "unclear"),
-        ((-0.5, -1.2, 0.05), "unclear"),
-        ((0.11, 0.1, 0.12), "unclear"),
-        ((0.2, 0.11, 0.29), "needed"),
-        ((0.0, -0.1, 0.1), "not needed"),
-        ((-0.2, -0.29, -0.11), "against"),
-    ],
-)
-def test_a_component_is_needed_or_not_only_where_both_bounds_say_so(
-    lost: Estimate, effect: str
-) -> None:
-    assert effect_of(lost) == effect
 
 
 def around(value: float, half: float = 0.01) -> Estimate:

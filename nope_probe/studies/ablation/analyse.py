@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -10,21 +9,22 @@ from itertools import chain
 import pandas as pd
 
 from nope_probe.analyses.attribution import (
-    LayerAttribution,
-    attribute_each_head,
-    attributed,
+    MeanValue,
+    mean_over_layers,
     patterns_of,
+    sizes_of_terms,
+    values_in,
+    values_of_heads,
 )
 from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
 from nope_probe.analyses.offsets import OffsetBins, bin_means, offset_bins
-from nope_probe.analyses.pattern import Measures, measure, measure_heads, query_stride
+from nope_probe.analyses.pattern import Measures, measure, query_stride
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.data.sequences import InputKind
 from nope_probe.figures.explorer import Explorer, head_maps
 from nope_probe.figures.panels import RowMaps
-from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.components import wavelengths_of
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN
 from nope_probe.maps.centred import row_centred
@@ -40,28 +40,24 @@ from nope_probe.studies.ablation.maps import RunMaps, named_scores, write_maps
 from nope_probe.studies.ablation.page import report
 from nope_probe.studies.ablation.plan import AblationPlan, Measured
 from nope_probe.studies.ablation.settings import Settings
-from nope_probe.studies.engine import Engine
 from nope_probe.studies.explorer import PAGE_BYTES, explorer_of
-from nope_probe.studies.page import Report, strongest_row, with_page
+from nope_probe.studies.page import Report, with_page
 from nope_probe.studies.study import Results
 from nope_probe.studies.tables import (
     WITHOUT_SOURCES,
-    columns_of,
     head_pattern_table,
-    made_by_sources,
     mean_covariance_table,
+    mean_table,
     measures_table,
     non_relative_table,
     offsets_table,
+    pattern_table,
     queries_table,
-    sources_table,
     term_table,
     terms_table,
-    weights_table,
 )
 
-HEADS_BYTES = 1 << 30
-OF_HEADS = ("layer", "head")
+ALL_OF_IT = (NO_REPLACEMENT, INTACT)  # names the intact model's maps
 
 
 def analyse(
@@ -71,7 +67,7 @@ def analyse(
     intact: IntactModel | None,
     results: Results,
 ) -> Run:
-    """Attribute the lead and the pattern of every layer, and return the run.
+    """Measure the lead and the pattern of every layer in every condition, and return the run.
 
     Args:
         session: the run in progress.
@@ -92,9 +88,6 @@ def analyse(
         bins = session.settings.offset_bins
         tables |= intact.tables(measured.intact, results, bins)
         tables["pattern"] = tables["pattern"].join(contrasts(measured.intact))
-    elif analysis.strongest_layer is None:
-        heads = heads_table(Engine.of(session), measured.intact)
-        tables |= {} if heads is None else {"heads": heads}
     gains = {} if measured.gains is None else measured.gains.gains
     manifest = replace(
         session.manifest_of(inputs),
@@ -102,7 +95,6 @@ def analyse(
         layers=tuple(plan.layers),
         windows=windows_of(measured.intact),
         lengths=session.lengths,
-        half_width=analysis.half_width if plan.sources else None,
         replacements=tuple(plan.replacements),
         conditions=tuple(condition.name for condition in (*plan.plain, *plan.replacing)),
         removed=tuple(condition.name for condition in plan.removed),
@@ -163,57 +155,21 @@ class Analysis:
         named = {(replacement, condition): maps for condition, replacement, maps in self.conditions}
         return [contrast_grams(patterns_of(named, layer)) for layer in self.plan.layers]
 
-    def grams_of(self, named: Mapping[str, Iterable[Condition]]) -> list[Grams[Condition]]:
-        """Return the inner products of some conditions of each layer.
-
-        Args:
-            named: the conditions, by replacement.
-        """
-        names = {c: (name, c) for name, conditions in named.items() for c in conditions}
-        return [
-            {question: gram.renamed(names) for question, gram in of_layer.items()}
-            for of_layer in self.grams
-        ]
-
-    def attributed(self, named: Mapping[str, Iterable[Condition]]) -> list[LayerAttribution]:
-        """Return the attribution of each layer from some conditions, by replacement."""
-        layers = zip(self.grams_of(named), self.plan.layers, strict=True)
-        return [attributed(grams, self.plan.sources, layer) for grams, layer in layers]
+    @cached_property
+    def keys(self) -> list[tuple[str, Condition]]:
+        """The name of each condition's maps in `grams`: its replacement, and the condition."""
+        return [(replacement, condition) for condition, replacement, _ in self.conditions]
 
     @cached_property
-    def layers(self) -> list[LayerAttribution]:
-        """The attribution of each layer, from the conditions that replace no weight."""
-        return self.attributed({NO_REPLACEMENT: self.measured.maps})
-
-    @cached_property
-    def by_replacement(self) -> dict[str, list[LayerAttribution]]:
-        """The attribution of each layer, with the losses without weights, by replacement."""
-        return {
-            name: self.attributed({NO_REPLACEMENT: self.plan.of_sources, name: replaced})
-            for name, replaced in self.measured.replaced.items()
-        }
+    def of_sources(self) -> list[Grams[Condition]]:
+        """The inner products of the sources' conditions of each layer."""
+        names = {condition: (NO_REPLACEMENT, condition) for condition in self.plan.of_sources}
+        return [{name: gram.renamed(names) for name, gram in layer.items()} for layer in self.grams]
 
     @cached_property
     def measures(self) -> list[list[Measures]]:
         """The measures of each layer, in the order of the conditions, the intact model first."""
         return [measure(maps) for _, _, maps in self.conditions]
-
-    @cached_property
-    def strongest_layer(self) -> LayerAttribution | None:
-        """The strongest layer, by lead and pattern of its mean map; None without a pattern."""
-        rows = measures_table([({}, self.measures[0])], self.plan.layers, labels=())
-        counts = next(iter(self.measured.intact.values())).counts
-        best = strongest_row(rows, counts.tolist())
-        return None if best is None else self.layers[self.plan.layers.index(int(best["layer"]))]
-
-    @property
-    def half_width(self) -> float | None:
-        """Half the width of the widest interval of a source's loss, in the strongest layer."""
-        if self.strongest_layer is None:
-            return None
-        losses = [x.losses for x in self.strongest_layer.by_question.values()]
-        widths = [(loss.lost.high - loss.lost.low) / 2 for some in losses for loss in some.values()]
-        return max((width for width in widths if width == width), default=None)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name."""
@@ -223,15 +179,19 @@ class Analysis:
         }
         if not self.plan.sources:
             return {"pattern": self._intact_table(), **tables}
+        sizes = [
+            ({"layer": layer}, {of: sizes_of_terms(grams, of) for of in grams})
+            for layer, grams in zip(self.plan.layers, self.of_sources, strict=True)
+        ]
         tables |= {
-            "sources": sources_table(self.layers),
-            "terms": terms_table(self.layers),
-            "weights": weights_table({NO_REPLACEMENT: self.layers, **self.by_replacement}),
             "pattern": self._pattern_table(),
+            "terms": terms_table(sizes),
             "non_relative": non_relative_table(self._mask_effects(), self.plan.layers),
             "controls": self._controls_table(),
             "mean_covariance": self._mean_covariance_table(),
         }
+        if len(self.plan.layers) > 1:
+            tables["over_layers"] = self._mean_table()
         return tables | (self._head_tables() if self.plan.per_head else {})
 
     def _intact_table(self) -> pd.DataFrame:
@@ -239,47 +199,57 @@ class Analysis:
         return measures_table([({"removed": INTACT.name}, self.measures[0])], self.plan.layers)
 
     def _pattern_table(self) -> pd.DataFrame:
-        """Return the measures of each condition, and how much of lead and pattern sources make."""
-        labels = ("removed", "replacement")
+        """Return the values of each layer in each condition, and the measures of its pattern."""
         rows = [
             ({"removed": condition.name, "replacement": replacement}, measures)
             for (condition, replacement, _), measures in zip(
                 self.conditions, self.measures, strict=True
             )
         ]
-        table = measures_table(rows, self.plan.layers, labels)
-        made = pd.DataFrame(
-            made_by_sources(layer, condition.name)
-            for condition, replacement, _ in self.conditions
-            for layer in self.by_replacement.get(replacement, self.layers)
+        values = (values_in(of, key, ALL_OF_IT) for key in self.keys for of in self.grams)
+        return pattern_table(rows, values, self.plan.layers)
+
+    def _mean_table(self) -> pd.DataFrame:
+        """Return the means over layers of lead and kept in each condition."""
+        return mean_table(
+            ({"removed": condition.name, "replacement": replacement}, self._means_of(key))
+            for (condition, replacement, _), key in zip(self.conditions, self.keys, strict=True)
         )
-        return pd.concat([table, made], axis=1)
+
+    def _means_of(self, key: tuple[str, Condition]) -> dict[str, MeanValue]:
+        """Return the means over layers of lead and kept in one condition, where layers have any."""
+        leads = [gram for layer in self.grams if (gram := layer.get("lead")) is not None]
+        kept = [(layer["pattern"].kept(key, ALL_OF_IT), layer["pattern"]) for layer in self.grams]
+        known = [(of, gram.kept(ALL_OF_IT, ALL_OF_IT)) for of, gram in kept if of is not None]
+        means = {}
+        if leads:
+            whole = [gram.mean({ALL_OF_IT: 1.0}) for gram in leads]
+            means["lead"] = mean_over_layers([gram.mean({key: 1.0}) for gram in leads], whole)
+        if known:
+            left, whole = ([x for x in side if x is not None] for side in zip(*known, strict=True))
+            means["kept"] = mean_over_layers(left, whole)
+        return means
 
     def _head_tables(self) -> dict[str, pd.DataFrame]:
-        """Return what each head loses without each source and band, its terms, and their sizes."""
+        """Return the values of each head without sources and bands, and the sizes of its terms."""
         maps = {condition: self.measured.maps[condition] for condition in self.plan.of_heads}
-        heads = list(attribute_each_head(maps, self.plan.sources))
-        return {
-            "head_sources": sources_table(heads, OF_HEADS),
-            "head_terms": terms_table(heads, OF_HEADS),
-            "head_pattern": head_pattern_table(heads),
-        }
+        heads = list(values_of_heads(maps))
+        terms = terms_table(({"layer": x.layer, "head": x.head}, x.terms) for x in heads)
+        return {"head_pattern": head_pattern_table(heads), "head_terms": terms}
 
     def explorer(self) -> Explorer:
         """Return the explorer of all that is removed, weights by the first replacement."""
-        plan, measured = self.plan, self.measured
-        maps, replaced = {NO_REPLACEMENT: measured.maps}, ""
-        for replacement, of_replacement in [*measured.replaced.items()][:1]:
-            maps[replacement] = of_replacement
-            replaced = f" A removed weight's replacement is {replacement}."
-        shown = {one: of_one for part in maps.values() for one, of_one in part.items()}
+        first = next(iter(self.measured.replaced), NO_REPLACEMENT)
+        chosen = [key for key in self.keys if key[0] in (NO_REPLACEMENT, first)]
+        by_key = {key: maps for key, (_, _, maps) in zip(self.keys, self.conditions, strict=True)}
+        names = {condition: (name, condition) for name, condition in chosen}
+        grams = [{of: gram.renamed(names) for of, gram in layer.items()} for layer in self.grams]
+        replaced = f" A removed weight's replacement is {first}." * bool(self.measured.replaced)
         return explorer_of(
-            {one: [[layer] for layer in of_one.values()] for one, of_one in shown.items()},
-            [[grams] for grams in self.grams_of(maps)],
-            plan.sources,
-            [*plan.of_sources, *plan.removed],
-            layers=plan.layers,
-            title="Remove a part of the model, and see what is lost",
+            {c: [[layer] for layer in by_key[key].values()] for c, key in names.items()},
+            [[of_layer] for of_layer in grams],
+            layers=self.plan.layers,
+            title="Remove a part of the model, and see what is left",
             note="Maps and numbers are the run's, over all its sequences. What is removed is "
             f"removed in every layer.{replaced} Brackets: 95% intervals.",
             max_bytes=PAGE_BYTES,
@@ -348,29 +318,3 @@ def head_patterns(layers: Layers, heads: pd.DataFrame) -> str:
     first = next(iter(layers.values()))
     patterns = row_centred(head_means(layers), first.skip_keys, first.queries)
     return head_maps(RowMaps(values=patterns.float().numpy(), queries=first.queries.numpy()), heads)
-
-
-def heads_table(
-    engine: Engine, intact: Layers, max_bytes: int = HEADS_BYTES
-) -> pd.DataFrame | None:
-    """Return the amplitude of the pattern of every head: layer, head, nats with bounds.
-
-    Args:
-        engine: the model on the sequences of the run.
-        intact: the maps of the means over heads; those of heads are captured where it has none.
-        max_bytes: memory for the maps of the heads of one layer; None is returned if they need
-            more, as for models with one head.
-    """
-    n_heads = max(layer.n_heads for layer in layers_of(engine.model))
-    first = next(iter(intact.values()))
-    n_cells = len(first.queries) * first.n
-    if n_heads == 1 or 4 * engine.n_folds * n_heads * n_cells > max_bytes:
-        return None
-    alone, rows = replace(engine, checkpoint=None), []
-    for number, layer in intact.items():
-        maps = {number: layer} if layer.heads else alone.scores("", layers=[number], per_head=True)
-        rows += [
-            {"layer": layer, "head": head, **columns_of(measures, ("amplitude",))}
-            for (layer, head), measures in measure_heads(maps).items()
-        ]
-    return pd.DataFrame(rows)

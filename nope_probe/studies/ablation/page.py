@@ -1,7 +1,7 @@
-"""The report of `ablate`: what lead and pattern lose without sources and weights, and controls.
+"""The report of `ablate`: lead and order without sources and weights, their maps, and controls.
 
-The lead sentences are of the strongest layer, by lead and pattern; figures and tables are of all
-layers.
+The sentence and the first table are of the shown layer, or of the mean over all layers; figures and
+tables are of all layers.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures import measures, shares
+from nope_probe.figures import measures, values
 from nope_probe.figures.explorer import Explorer
-from nope_probe.figures.intervals import bound_columns
+from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.names import TABLE, phrase, words
+from nope_probe.figures.names import TABLE, words
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.words import reader_of
 from nope_probe.hooks.removing.stand_ins import STAND_INS
-from nope_probe.removal import SOURCES, parts_of
+from nope_probe.removal import SOURCES, Condition, parts_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section, explorer_section, positions
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablation import intact_page
-from nope_probe.studies.losses import SHORT, LayerLosses
 from nope_probe.studies.page import (
     MOST_ROWS,
     Report,
@@ -36,12 +35,12 @@ from nope_probe.studies.page import (
     measures_section,
     no_pattern,
     noisy_layers,
+    shown_layer,
     split_sections,
-    strongest_row,
 )
+from nope_probe.studies.values import Answer
 
 GROUPS = ("pattern", "term")  # of maps
-WIDEST = 0.5  # interval of a loss of a head that the second sentence names
 
 
 def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Report:
@@ -49,7 +48,7 @@ def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Repor
 
     Args:
         run: maps [n_layers, query_pos, key_pos] in nats, as `RunMaps` names them; the tables
-            `sources`, `terms`, `weights`, `pattern`, `non_relative`, `controls`, `mean_covariance`,
+            `pattern`, `over_layers`, `terms`, `non_relative`, `controls`, `mean_covariance`,
             `offsets`; tables that a run lacks may be missing or empty.
         explorer: the patterns of all conditions, if the page shows them.
         heads: the patterns of all heads of a run that removes nothing, if the page shows them.
@@ -115,9 +114,8 @@ class Findings:
 
     @cached_property
     def layer(self) -> int | None:
-        """The strongest layer, by lead and pattern; None if no pattern exceeds the noise."""
-        row = strongest_row(self.intact_rows(), self.manifest.fold_sizes)
-        return None if row is None else int(row["layer"])
+        """The layer that is shown first; None if no pattern exceeds the noise."""
+        return shown_layer(self.intact_rows(), self.manifest.fold_sizes)
 
     @property
     def shown(self) -> int:
@@ -137,7 +135,7 @@ class Findings:
     @property
     def has_lead(self) -> bool:
         """Whether the first key has a lead in some layer."""
-        return bool((self.tables["terms"]["of"] == "lead").any())
+        return bool(self.intact_rows()["lead"].notna().any())
 
     @property
     def noise(self) -> dict[str, list[int]]:
@@ -156,110 +154,86 @@ def _order(key: str) -> tuple[int, list[int], str]:
 
 
 def headline(findings: Findings) -> Headline:
-    """Return what the strongest layer's lead and pattern lose without each source and weight."""
+    """Return the values of the shown layer, or the means over all, in every condition."""
     layer = findings.layer
     if layer is None:
-        heads, name = findings.tables.get("heads"), findings.manifest.model_name
+        heads, name = findings.tables.get("head_pattern"), findings.manifest.model_name
+        heads = None if heads is None else heads[heads["removed"] == "intact"]
         return no_pattern(name, findings.intact_rows(), heads, findings.manifest.fold_sizes)
-    losses = LayerLosses.of(findings.tables, findings.manifest, layer)
+    answer = Answer.of(findings.tables, findings.manifest, layer)
     return Headline(
-        sentence=" ".join(filter(None, [losses.sources_sentence(), losses.weights_sentence()])),
-        table=losses.table(),
-        caption=_scope(findings, layer),
-        also=heads_sentence(findings.tables, losses),
+        sentence=answer.sentence(),
+        table=answer.table(),
+        caption=_scope(findings, layer, is_mean=answer.is_mean),
     )
 
 
-def heads_sentence(tables: Mapping[str, pd.DataFrame], losses: LayerLosses) -> str:
-    """Return a sentence on the heads with the smallest and the largest loss; empty without heads.
-
-    Lead and pattern are without the source of their largest loss. Heads whose interval is wider
-    than `WIDEST` are left out.
-    """
-    parts = []
-    for question, of in losses.spoken.items() if "head_sources" in tables else ():
-        source = max(losses.sources, key=lambda name: of[name][0] if name in of else -np.inf)
-        rows = shares.heads_with(tables["head_sources"], tables["head_pattern"], question)
-        low, high = bound_columns(source)
-        rows = rows[(rows["layer"] == losses.layer) & (rows[high] - rows[low] < WIDEST)]
-        if len(rows) > 1 < len(losses.sources):
-            rows = rows.sort_values(source)
-            ends = rows.iloc[[0, -1]].to_dict("records")
-            least, most = (f"{row[source]:z.0%} (H{row['head']})" for row in ends)
-            parts.append(f"{least} to {most} of {SHORT[question]} without {phrase(source)}")
-    return f"Heads of L{losses.layer} lose {'; '.join(parts)}." if parts else ""
-
-
-def _scope(findings: Findings, layer: int) -> str:
-    """Return which layers the lead is of."""
-    unit = "Percent of position's part, which the sources make; below 0% it grows."
+def _scope(findings: Findings, layer: int, is_mean: bool) -> str:
+    """Return what the table's numbers are, and which layers they are of."""
+    unit = "Order: how much of the intact model's pattern among the other keys is there."
+    if is_mean:
+        return f"{unit} Below half: the layers with less than half of their intact value."
     if len(findings.layers) == 1:
         return unit
     layers = notes.layers_of_run(findings.manifest)
-    return f"L{layer} is the strongest of {layers}, by lead and pattern. {unit}"
+    return f"{unit} L{layer} has the largest lead and pattern of {layers}."
 
 
 def _heads(findings: Findings) -> Iterator[Section]:
-    """Yield the sections of what each head loses, if heads were measured."""
-    tables = findings.tables
-    if "head_sources" not in tables:
+    """Yield the sections of each head's values, if heads were measured."""
+    if "head_pattern" not in findings.tables:
         return
-    sources, pattern = tables["head_sources"], tables["head_pattern"]
-    n_heads = len(pattern[["layer", "head"]].drop_duplicates())
-    heads = {name: shares.heads_with(sources, pattern, name) for name in shares.QUESTIONS}
-    left_out = [f"{n_heads - len(rows)} {name}s" for name, rows in heads.items()]
+    table = findings.tables["head_pattern"]
     yield Section(
-        title="Heads: lost without each source",
-        figure=partial(shares.head_losses, sources, pattern),
-        caption="Each point is a head, larger with a larger lead or pattern; touch it for numbers "
-        "and intervals. Beyond -100% or 200% it is drawn there. Left out, within noise: "
-        f"{' and '.join(left_out)} of {n_heads} heads.",
-        table=largest_heads(heads),
+        title="Heads without each source",
+        figure=partial(values.head_values, table),
+        caption="Each point is a head; touch it for numbers and intervals. On the diagonal nothing "
+        "is lost without the source, on the zero line all is.",
+        table=largest_heads(table),
     )
-    if not sources["source"].isin(SOURCES).all():
+    if any(not {*Condition.parse(name)} <= {*SOURCES} for name in table["removed"].unique()):
         yield Section(
-            title="Heads: lost without each band of RoPE",
-            figure=partial(
-                shares.head_bands, sources, findings.manifest.results.get("wavelengths")
-            ),
-            caption="Each row is a head. Red: the band makes a part of the lead or pattern, which "
-            "is lost without it. Blue: it grows without it. Losses of bands need not add up.",
+            title="Heads without each band of RoPE",
+            figure=partial(values.head_bands, table, findings.manifest.results.get("wavelengths")),
+            caption="Each row is a head: its lead, and how much of its pattern is there, without "
+            "the band.",
         )
 
 
-def largest_heads(heads: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return the largest leads and patterns of heads, in nats, and what they lose by source.
+def largest_heads(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the heads with the largest leads and patterns, and their values without each source.
 
     Args:
-        heads: of the lead and of the pattern, the rows of `heads_with`.
+        table: `head_pattern.csv`.
     """
-    parts = []
-    for question, rows in heads.items():
-        names: dict[str, str] = {n: f"lost without {words(n)}" for n in SOURCES if n in rows}
-        columns = {
-            old: new
-            for before, after in {"size": "size, nats", **names}.items()
-            for old, new in zip(
-                (before, *bound_columns(before)), (after, *bound_columns(after)), strict=True
-            )
-        }
-        largest = rows.loc[rows["size"].abs().nlargest(MOST_ROWS).index]
-        part = largest[[*columns]].rename(columns=columns)
-        part.insert(0, "head", [reader_of(row) for row in largest.to_dict("records")])
-        part.insert(1, "of", question)
-        parts.append(part)
+    places, parts = ["layer", "head"], []
+    intact = table[table["removed"] == "intact"].set_index(places)
+    for name, title in values.QUESTIONS.items():
+        largest = intact[name].abs().nlargest(MOST_ROWS).index
+        rows: list[dict[str, Any]] = [
+            {"head": reader_of({"layer": layer, "head": head}), "of": title}
+            for layer, head in largest
+        ]
+        for removed, of_condition in table.groupby("removed", sort=False):
+            label = "intact" if removed == "intact" else f"without {words(str(removed))}"
+            left = of_condition.set_index(places).loc[largest]
+            for row, (_, value) in zip(rows, left.iterrows(), strict=True):
+                row[f"{label}, nats"] = interval_text(interval_of(value, name), "z.2f")
+        parts.append(pd.DataFrame(rows))
     return pd.concat(parts, ignore_index=True)
 
 
 def _answer(findings: Findings) -> Iterator[Section]:
-    """Yield the sections that the page shows open: losses in every layer, and the maps."""
+    """Yield the sections that the page shows open: values in every layer, and the maps."""
     tables = findings.tables
     yield Section(
-        title="Lost without each source, in every layer",
-        figure=partial(shares.source_losses, tables["sources"]),
-        caption="Left: the first key's lead over the others. Right: the pattern among the other "
-        "keys. 100%: all that the sources make of it is gone.",
-        table=tables["sources"],
+        title="Lead and order in every layer",
+        figure=partial(values.values_by_layer, tables["pattern"]),
+        caption="Above: the first key's lead over the others. Below: how much of the intact "
+        "model's pattern among the other keys is there; of the intact model, its strength. A "
+        "removed weight is replaced by its mean: queries, keys or what attention writes are "
+        "constant.",
+        table=tables["pattern"],
     )
     yield Section(
         title="The pattern, and what each source makes",
@@ -271,23 +245,8 @@ def _answer(findings: Findings) -> Iterator[Section]:
         caption="The intact map is the sum of the others: what each source makes alone, what they "
         "make only together, and what is left without sources."
         + (" The column on the left is the first key's lead." if findings.has_lead else ""),
-    )
-    yield Section(
-        title="What each source makes alone",
-        figure=partial(shares.source_terms, tables["terms"]),
-        caption="Shares of position's part add up to 100%. A source alone is a model that has no "
-        "other source. What is left without any source is not position.",
         table=tables["terms"],
     )
-    if "weights" in tables:
-        yield Section(
-            title="Lost without each weight, in every layer",
-            figure=partial(shares.weight_losses, tables["weights"]),
-            caption="Mean: a weight's output is constant. Identity, the paper's: coordinates pass "
-            "on as they are. Amplification, in the table: how much stronger position's part is "
-            "with the weight than without.",
-            table=tables["weights"],
-        )
 
 
 def _details(findings: Findings) -> Iterator[Section]:
@@ -296,10 +255,12 @@ def _details(findings: Findings) -> Iterator[Section]:
     if "mean_covariance" in tables:
         yield Section(
             title="The pattern without removals: exact terms",
-            figure=partial(shares.mean_covariance_shares, tables["mean_covariance"]),
-            caption="Mean and covariance term add up to 100%; rotation (RoPE alone) and written "
-            "position are parts of the mean term. A removal differs: it also takes what other "
-            "blocks write because of the source.",
+            figure=partial(
+                values.term_sizes, tables["mean_covariance"], "The exact terms of the scores"
+            ),
+            caption="Mean and covariance term add up to the pattern; rotation (RoPE alone) and "
+            "written position are parts of the mean term. A removal differs: it also takes what "
+            "other blocks write because of the source.",
             table=tables["mean_covariance"],
         )
         yield _mean_covariance_maps(findings)

@@ -21,13 +21,13 @@ from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
 from nope_probe.models.info import LoadedModel
-from nope_probe.removal import CIRCUITS, INTACT, MASK, SOURCES, Component, Condition
+from nope_probe.removal import INTACT, MASK, SOURCES, UNION, Component, Condition
 from nope_probe.studies.engine import Engine, idle_sources, irreplaceable, validate_removable
 from nope_probe.studies.removing import parse_removed
 from nope_probe.studies.study import Pass, Results, calibration
 
 ConditionMaps = dict[Condition, Layers]
-DEFAULT_WEIGHTS: tuple[str, ...] = ("w_q", "w_k", "w_o")  # each alone, then the circuits
+DEFAULT_WEIGHTS = ("w_q", "w_k", "w_q+w_k", "w_o")  # constant queries, keys, both, and output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class AblationPlan:
     Attributes:
         sources: the mask, and the window and position encodings that the model has as well. They
             are removed in all combinations.
-        removed: what else is removed, one at a time, with the sources and without them.
+        removed: what else is removed, one at a time.
         ablations: for each replacement of removed weights, an ablation that removes nothing yet.
         layers: the numbers of the layers to map.
         left_out: components that by default are no sources or not removed here, and why.
@@ -64,14 +64,13 @@ class AblationPlan:
     @property
     def plain(self) -> list[Condition]:
         """The conditions that replace no weight, the intact model first."""
-        kept = [condition for condition in self.removed if not condition.weights]
-        return conditions_of(self.sources, kept)
+        others = [condition for condition in self.removed if not condition.weights]
+        return conditions_of(self.sources, others)
 
     @property
     def replacing(self) -> list[Condition]:
         """The conditions that replace a weight."""
-        needed = conditions_of(self.sources, self.removed)
-        return [condition for condition in needed if condition.weights]
+        return [condition for condition in self.removed if condition.weights]
 
     @property
     def replacements(self) -> list[Replacement]:
@@ -191,7 +190,7 @@ def make_plan(
     Args:
         has: the components that the model has.
         remove: what to remove besides the sources, one at a time: components, circuits, bands of
-            RoPE, positions of writers and unions of these; None for W_Q, W_K, W_O and the circuits;
+            RoPE, positions of writers and unions of these; None for W_Q, W_K, both, and W_O;
             `["sources"]` for the sources alone; `[]` for the intact model alone.
         ablations: for each replacement of removed weights, an ablation that removes nothing yet.
         layers: the numbers of the layers to map.
@@ -211,8 +210,8 @@ def make_plan(
     sources = () if is_intact else sources
     if remove is None:
         there = {*has} - {*left_out}
-        circuits = [name for name, circuit in CIRCUITS.items() if {*circuit.parts} <= there]
-        names = [] if parameter_free else [*(n for n in DEFAULT_WEIGHTS if n in there), *circuits]
+        replaced = [name for name in DEFAULT_WEIGHTS if {*name.split(UNION)} <= there]
+        names = [] if parameter_free else replaced
     else:
         names = [name for name in remove if name != "sources"]
     if remove is not None or parameter_free:  # where weights are named, or never removed

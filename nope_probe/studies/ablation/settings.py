@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
+from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Condition
 from nope_probe.run.flags import Bounds
@@ -23,29 +23,28 @@ MOST_BANDS = 128  # rotary pairs of the widest heads
 class Settings(RemovingSettings):
     """Find where a model's positional attention pattern comes from.
 
-    Runs the model with and without its causal mask, RoPE and weights. Per layer it reports what
-    the first key's lead and the pattern among the other keys lose without each, with intervals.
+    Runs the model with and without its causal mask, RoPE and weights. Per layer it reports, in
+    nats, the first key's lead without each, and how much of the order of the other keys is there.
     With the default settings, the shipped model takes about 10 seconds on two cores.
 
     Attributes:
         bands: Also remove each of so many bands of RoPE's pairs in turn. Without --remove, no
             weights are removed then. With --remove none, split the maps into so many bands, or
             into octaves of wavelengths.
-        replacement: What a removed weight is replaced by; several are shown side by side. A
-            headline speaks of the first.
-        per_head: Also measure what each head loses without each source and band; with --remove none
-            keep each head's map, and measure its attention.
+        replacement: What a removed weight is replaced by; several are shown side by side.
+        per_head: Also measure each head without each source and band; with --remove none keep each
+            head's map, and measure its attention.
     """
 
     remove: Annotated[
         tuple[str, ...] | None,
         _arg(
             help=f"What to remove besides the sources, one at a time: {NAMES}; `sources` for the "
-            "sources alone; `none` to map the intact model alone. By default w_q w_k w_o qk ov."
+            "sources alone; `none` to map the intact model alone. By default w_q w_k w_q+w_k w_o."
         ),
     ] = None
     bands: Annotated[int | Literal["octaves"], Bounds(0, MOST_BANDS)] = 0
-    replacement: tuple[Replacement, ...] = DEFAULT_REPLACEMENTS  # type: ignore[assignment]
+    replacement: tuple[Replacement, ...] = ("mean",)  # type: ignore[assignment]
     per_head: bool = False
     offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
 

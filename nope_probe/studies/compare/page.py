@@ -1,4 +1,4 @@
-"""The report of a comparison: what the runs lose side by side, and their differences."""
+"""The report of a comparison: the runs' values side by side, and their differences."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from nope_probe.studies.attention.on_text import text_view
 from nope_probe.studies.compare.analyse import PAIRED
 from nope_probe.studies.compare.heads import changed_heads_sentence, method_of_heads, ordered_heads
 from nope_probe.studies.compare.members import Member, share_sequences
-from nope_probe.studies.losses import LayerLosses
-from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
+from nope_probe.studies.page import MOST_ROWS, Report, shown_layer
+from nope_probe.studies.values import Answer
 
-OF_SIDES = "Percent of position's part, in the strongest layer of each run, by lead and pattern."
+OF_SIDES = "Order: how much of the intact model's pattern among the other keys is there."
 LESS = "A difference is a run's number less that of {base}."
 OF_HEADS = "Changes are in nats."
 TEXT_BYTES = 2_500_000  # of each run's text
@@ -153,10 +153,10 @@ def headline(members: Sequence[Member], tables: Mapping[str, pd.DataFrame]) -> l
     if heads:
         sentences = [changed_heads_sentence(label, of_run) for label, of_run in heads.items()]
         return [" ".join(sentences), method_of_heads(members)]
-    losses = {member.label: _losses(member) for member in members}
+    answers = {member.label: _answer(member) for member in members}
     sentences = []
-    if all(losses.values()):
-        sentences = [f"{label}: {of.sources_sentence()}" for label, of in losses.items() if of]
+    if all(answers.values()):
+        sentences = [f"{label}: {of.sentence()}" for label, of in answers.items() if of]
     n, known = excludes_zero(table, "difference").sum(), table["difference_low"].notna().sum()
     sentences.append(
         f"{n} of {known} numbers differ beyond their 95% interval; by chance 1 in 20 would."
@@ -168,28 +168,26 @@ def headline(members: Sequence[Member], tables: Mapping[str, pd.DataFrame]) -> l
     return [" ".join(sentences), METHODS[method]]
 
 
-def _losses(member: Member) -> LayerLosses | None:
-    """Return what the strongest layer of a run of `ablate` loses; None without a pattern."""
+def _answer(member: Member) -> Answer | None:
+    """Return the values of a run of `ablate`, of its shown layer; None without a pattern."""
     if member.manifest.kind != "ablate" or not member.manifest.positional_sources:
         return None
     pattern = member.tables["pattern"]
     intact = pattern[pattern["removed"] == INTACT.name]
-    row = strongest_row(intact, member.manifest.fold_sizes)
-    if row is None:
-        return None
-    return LayerLosses.of(member.tables, member.manifest, int(row["layer"]))
+    layer = shown_layer(intact, member.manifest.fold_sizes)
+    return None if layer is None else Answer.of(member.tables, member.manifest, layer)
 
 
 def side_by_side(members: Sequence[Member]) -> pd.DataFrame:
-    """Return what the strongest layer of each run loses; empty for other runs than `ablate`'s."""
-    losses = {member.label: _losses(member) for member in members}
+    """Return the values of each run, of its shown layer; empty for other runs than `ablate`'s."""
+    answers = {member.label: _answer(member) for member in members}
     tables = []
-    for label, of in losses.items():
+    for label, of in answers.items():
         if of is None:
             return pd.DataFrame()
         rows = of.table()
         name, *numbers = rows.columns
-        headings = {column: f"{label} L{of.layer}, {column}" for column in numbers}
+        headings = {column: f"{label} {of.place}, {column}" for column in numbers}
         tables.append(
             rows.rename(columns=headings).set_index(rows[name].rename("")).drop(columns=name)
         )

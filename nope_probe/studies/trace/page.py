@@ -15,17 +15,16 @@ from nope_probe.figures.intervals import ValueAndBounds, excludes_zero, interval
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.names import OTHERS
 from nope_probe.figures.panels import RowMaps
-from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.words import listed, shown_readers, whole_sizes, with_readers
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section
 from nope_probe.run.folder import Run
-from nope_probe.studies.losses import percent_text
 from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
 from nope_probe.studies.trace.settings import numbers_of
 from nope_probe.studies.verdicts import main_writers, most_of, summed
 
+QUESTIONS = {"lead": "first key", "pattern": "other keys"}
 WRITTEN = ("written_key", "written_query", "written_both")
 TERMS = ("all", "rotation", "alibi", *WRITTEN, "covariance")  # in the order of their panels
 DRAWN = 0.01  # of the largest cell of a reader's map: smaller terms have no panel
@@ -311,3 +310,8 @@ def rows_of_strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> 
     order = rows["share"].abs().sort_values(ascending=False).index
     rows = rows.loc[order].groupby(["reader", "of"], sort=False).head(most)
     return rows.sort_values(["layer", "of"], kind="stable")
+
+
+def percent_text(share: ValueAndBounds) -> str:
+    """Return a fraction in percent, without decimals."""
+    return f"{100 * share[0]:z.0f}%"
