@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
 from nope_probe.analyses.attribution import conditions_of
-from nope_probe.analyses.contrasts import Contrast, ContrastGram, lost, positional
-from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
+from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms_difference
 from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.data.sequences import Sequences
@@ -174,15 +174,6 @@ def coverage(population: Population, grouped: bool, settings: Settings) -> dict[
     return found
 
 
-def contrasts(population: Population) -> dict[str, tuple[Contrast, Contrast]]:
-    """Return the part and the whole of each share that is estimated."""
-    sources, intact = population.sources, {INTACT: 1.0}
-    part = positional(INTACT, sources)
-    removed = [*(Condition({name}) for name in sources if len(sources) > 1), *population.removed]
-    losses = {f"lost without {one.name}": (lost(one, sources), part) for one in removed}
-    return {"from sources": (part, intact), **losses}
-
-
 def truth(population: Population) -> dict[str, float]:
     """Return the values of the whole population."""
     means = dict(zip(population.conditions, population.patterns.mean(1), strict=True))
@@ -191,9 +182,9 @@ def truth(population: Population) -> dict[str, float]:
     found["locality"] = float(locality(alike, population).values[0])
     intact, unmasked = (non_relative(means[c], population).square().mean() for c in (INTACT, MASK))
     found["non-relative by the mask"] = float(intact.sqrt() - unmasked.sqrt())
-    for name, (part, whole) in contrasts(population).items():
-        one, other = (sum(w * means[c] for c, w in each.items()) for each in (part, whole))
-        found[name] = float((one * other).sum() / other.square().sum())
+    for condition in population.conditions[1:]:
+        kept = (means[condition] * means[INTACT]).mean() / means[INTACT].square().mean().sqrt()
+        found[f"kept without {condition.name}"] = float(kept)
     return found
 
 
@@ -215,7 +206,11 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     squares = products(rest, gram.weights).diagonal(dim1=1, dim2=2).T
     one, other = (Estimates(values=values, weights=gram.weights) for values in squares)
     found["non-relative by the mask"] = rms_difference(one, other)
-    return found | {name: gram.share(*pair) for name, pair in contrasts(population).items()}
+    for condition in population.conditions[1:]:
+        kept = gram.kept(condition, INTACT)
+        name = f"kept without {condition.name}"
+        found[name] = UNDEFINED if kept is None else jackknife(kept)
+    return found
 
 
 def products(

@@ -108,7 +108,7 @@ def test_a_folder_belongs_to_weights_tokens_and_documents(
         out = tmp_path / "run"
         return nope_probe.run_ablations(model, inputs, out=out, remove=["sources"], layers=1)
 
-    table = run(loaded, text).tables["sources"]
+    table = run(loaded, text).tables["pattern"]
     model = deepcopy(loaded.model)
     next(model.parameters()).data.view(-1)[5] += 1
     assert text.documents is not None
@@ -118,7 +118,7 @@ def test_a_folder_belongs_to_weights_tokens_and_documents(
     for case in ((model, text), (loaded, tokens), (loaded, text.inputs), (loaded, other)):
         with pytest.raises(UserError, match="run holds a run with other settings; choose another"):
             run(*case)
-    pd.testing.assert_frame_equal(read_run(tmp_path / "run").tables["sources"], table)
+    pd.testing.assert_frame_equal(read_run(tmp_path / "run").tables["pattern"], table)
 
 
 @contextmanager

@@ -92,8 +92,8 @@ def test_defaults_leave_out_weights_that_are_no_matrices_and_say_so(
         manifest = json.loads((tmp_path / name / "manifest.json").read_text())
         assert list(manifest["left_out"]) == ["w_q", "w_k", "w_v"]
         assert note in (tmp_path / name / "report.html").read_text()
-    weights = pd.read_csv(tmp_path / "ablate" / "weights.csv")
-    assert {*weights["removed"]} == {"w_o"}
+    pattern = pd.read_csv(tmp_path / "ablate" / "pattern.csv")
+    assert {*pattern["removed"]} == {"intact", "rope", "mask", "mask+rope", "w_o"}
     losses = pd.read_csv(tmp_path / "behaviour" / "behaviour.csv")
     assert {*losses["condition"]} == {"intact", "rope", "mask", "w_o", "mlp", "mask+rope"}
 

@@ -102,8 +102,8 @@ def test_a_window_that_hides_nothing_is_no_source_and_the_manifest_says_so(
     folder = write_decoder("mistral", tmp_path, sliding_window=11).folder
     model = ["--model", str(folder), "--data", "random", "--bos", "never"]
     run_command(ablate, *model, *short, "--layers", "2", "--out", str(tmp_path / "short"))
-    sources = pd.read_csv(tmp_path / "short" / "sources.csv")
-    assert {*sources["source"]} == {"mask", "rope"}
+    pattern = pd.read_csv(tmp_path / "short" / "pattern.csv")
+    assert {*pattern["removed"]} == {"intact", "mask", "rope", "mask+rope"}
     assert "sliding window (it hides no key in sequences of 11 tokens)" in " ".join(
         capsys.readouterr().out.split()
     )
