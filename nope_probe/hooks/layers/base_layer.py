@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from nope_probe.removal import Projection
 
 ModelKind = Literal["HookedTransformer", "TransformerBridge"]
 NormName = Literal["ln1", "ln2"]
+COMPUTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Vectors = Float[Tensor, "batch pos d_model"]
 
 
@@ -201,9 +203,18 @@ class Layer(ABC):
     def hooks_without_norm_weight(self, norm: NormName) -> Iterator[PlacedHook]:
         """Return the hooks that take a norm's learned weight (and bias) out of its output."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which the block attends, though its weights be packed."""
+        weights = (weight.dtype for part in (self.attn, self.block) for weight in part.parameters())
+        return next(dtype for dtype in weights if dtype in COMPUTED)
+
     @abstractmethod
-    def weight(self, name: Projection) -> nn.Parameter:
-        """Return a projection's parameter, in the model's layout."""
+    def weight(self, name: Projection) -> Tensor:
+        """Return the matrix by which a projection multiplies, in the model's layout.
+
+        It is the projection's parameter where one parameter is that matrix.
+        """
 
     @abstractmethod
     def weight_per_head(self, name: Projection) -> Float[Tensor, "head rows cols"]:

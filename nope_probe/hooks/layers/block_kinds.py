@@ -6,7 +6,7 @@ import sys
 from collections.abc import Hashable, Iterator
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from einops import einsum, rearrange
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.hooks.layers.attention import Attention, AttentionMask, repeat_heads, unmasked
-from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
+from nope_probe.hooks.layers.base_layer import COMPUTED, Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.tap import BORROWED, NAME, attend_inline, current, register
 from nope_probe.maps.rotation import Rotation
@@ -187,6 +187,30 @@ class HookedLayer(Layer):
         return self.weight(name).detach()
 
 
+def _is_plain(linear: nn.Module) -> bool:
+    """Return whether a module multiplies by its weight, and by nothing else."""
+    if type(linear).__name__ == "Conv1D":  # of GPT-2
+        return True
+    tensors = {name for name, _ in (*linear.named_parameters(), *linear.named_buffers())}
+    is_alone = isinstance(linear, nn.Linear) and tensors <= {"weight", "bias"}
+    return is_alone and linear.weight.dtype in COMPUTED
+
+
+@torch.no_grad()
+def _multiplied_by(linear: nn.Module, dtype: torch.dtype) -> Float[Tensor, "out in"]:
+    """Return the matrix by which a module multiplies: an adapter's too, or unpacked."""
+    device = next(linear.parameters()).device
+    basis = torch.eye(cast(Any, linear).in_features, dtype=dtype, device=device)
+    training = [module for module in linear.modules() if module.training]
+    for module in training:  # an adapter's dropout
+        module.training = False
+    try:
+        return (linear.forward(basis) - linear.forward(-basis)).T / 2
+    finally:
+        for module in training:
+            module.training = True
+
+
 # The classes of attention whose forward pass fixes the number of key and value heads.
 FIXED_KEY_HEADS = ("FalconAttention", "GPTBigCodeAttention", "StableLmAttention")
 _ROWS: dict[Hashable, list[Tensor]] = {}  # rows of joint projections, by attention's kind and size
@@ -342,9 +366,8 @@ class BridgeLayer(Layer):
             return None  # it is removed with the other block's
         if not self.has_matrix(name):
             return "it is no separate matrix (as in multi-head latent attention)"
-        if not self.weight(name).is_floating_point():
-            return "quantisation packs its numbers: take the unquantised model"
-        n_rows = self.weight(name).numel() // self.d_model
+        linear = self._linear(name)
+        n_rows = getattr(linear, "out_features", None) or linear.weight.numel() // self.d_model
         if name == "w_q" and n_rows != self.n_heads * self.d_head:
             return "its matrix also makes the gates of attention's output"
         if name == "w_k" and self.n_kv_heads < self.n_heads and self._norms_all_keys:
@@ -373,8 +396,9 @@ class BridgeLayer(Layer):
         yield last(self.point(f"{norm}.hook_normalized"), keep)
         yield first(self.point(f"{norm}.hook_out"), write)
 
-    def weight(self, name: Projection) -> nn.Parameter:
-        return self._linear(name).weight
+    def weight(self, name: Projection) -> Tensor:
+        linear = self._linear(name)
+        return linear.weight if _is_plain(linear) else _multiplied_by(linear, self.dtype)
 
     def weight_per_head(self, name: Projection) -> Float[Tensor, "head rows cols"]:
         weight = self.weight(name).detach()

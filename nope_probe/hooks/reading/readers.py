@@ -284,7 +284,7 @@ class ReaderAccumulator(MeansAccumulator):
     ) -> None:
         super().__init__(model, layer, cut, per_head)
         self.residual = residual
-        eps = torch.finfo(next(layer.attn.parameters()).dtype).eps
+        eps = torch.finfo(layer.dtype).eps
         self.tolerance = max(MOST_ERROR, ROUNDINGS * eps)
         self.projection = projection_map(model, layer)
         if not per_head:

@@ -14,6 +14,7 @@ from support.tiny_models import D_VOCAB, ByName, distance, tokenizer, tokens
 from torch import Tensor, nn
 
 from nope_probe import (
+    Ablation,
     ablated,
     calibrate,
     capture_attention,
@@ -25,6 +26,7 @@ from nope_probe import (
 )
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.objects import checked_model, model_of
+from nope_probe.hooks.reading.readers import capture_positions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")  # peft's
 TOKENS = tokens(5, 11)
@@ -245,15 +247,40 @@ class Int8Linear(nn.Module):
         return nn.functional.linear(x, self.weight * self.scale, self.bias)
 
 
-def test_packed_weights_run_and_say_that_they_cannot_be_replaced(tiny: ByName) -> None:
+def test_packed_weights_are_removed_and_traced_as_what_they_multiply_by(tiny: ByName) -> None:
     hf, plain = deepcopy(tiny("llama").hf), deepcopy(tiny("llama").hf)
-    for path in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"):
+    for path in ("q_proj", "k_proj", "v_proj", "o_proj"):
         for layer, other in zip(hf.model.layers, plain.model.layers, strict=True):
-            packed = Int8Linear(layer.get_submodule(path))
-            layer.set_submodule(path, packed)
-            other.get_submodule(path).weight.data = packed.weight * packed.scale
-    for removed in ("mask", "rope", "mlp", "w_v"):
+            packed = Int8Linear(layer.self_attn.get_submodule(path))
+            layer.self_attn.set_submodule(path, packed)
+            other.self_attn.get_submodule(path).weight.data = packed.weight * packed.scale
+    weights = ["w_q", "w_k", "w_v", "w_o"]
+    removals = [
+        *(Ablation(remove=name, replacement="mean") for name in ("mask", "rope", *weights)),
+        Ablation(remove=weights, gain="norm"),
+        Ablation(remove="w_o", heads={0: [1, 4]}, replacement="zero"),
+        Ablation(remove=["w_q", "w_o"], replacement=lambda weight, place: weight / 2),
+    ]
+    for removed in removals:
         with ablated(hf, removed, tokens=TOKENS) as model, ablated(plain, removed, tokens=TOKENS):
             assert distance(capture_losses(model, TOKENS), capture_losses(plain, TOKENS)) <= NETWORK
-    with pytest.raises(ValueError, match="quantisation packs its numbers"), ablated(hf, "w_q"):
-        pass
+    traced, expected = (
+        capture_positions(load(model).model, TOKENS, n_folds=2).readers[1] for model in (hf, plain)
+    )
+    for name, of_writer in expected.keys.items():
+        assert distance(traced.keys[name], of_writer) <= NETWORK
+
+
+def test_an_adapter_in_a_bridge_that_the_user_made_is_part_of_its_weights(tiny: ByName) -> None:
+    from transformer_lens.model_bridge import TransformerBridge
+
+    llama = tiny("llama")
+    lora = LoraConfig(r=2, target_modules=["q_proj", "o_proj"], init_lora_weights=False)
+    tuned = get_peft_model(deepcopy(llama.hf), lora).eval()
+    merged = deepcopy(tuned).merge_and_unload()
+    tokenizer = load(str(llama.folder)).tokenizer
+    boot = TransformerBridge.boot_transformers
+    bridge = boot(str(llama.folder), hf_model=tuned.get_base_model(), tokenizer=tokenizer)
+    removed = Ablation(remove=["w_q", "w_o"], gain="norm")
+    with ablated(bridge, removed), ablated(merged, removed) as expected:
+        assert distance(capture_losses(bridge, TOKENS), capture_losses(expected, TOKENS)) <= NETWORK
