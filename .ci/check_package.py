@@ -32,8 +32,6 @@ NOT_CODE = (
     "figures/explorer.css",
     "figures/canvas.js",
     "figures/explorer.js",
-    "studies/paper/panels.safetensors",
-    "studies/paper/PANELS.md",
 )
 SMALL = ["--layers", "2", "--n-seqs", "8", "--seq-len", "16", "--folds", "4", "--device", "cpu"]
 RUNS = {

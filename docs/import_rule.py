@@ -123,8 +123,8 @@ def _is_up_within_hooks(module: str, imported: str) -> bool:
 def _is_across_commands(module: str, imported: str) -> bool:
     """Return whether the folder of one command imports that of another.
 
-    `paper` and `compare` run others.
+    `compare` reads the runs of others.
     """
     folders = [name.split(".")[2:-1] for name in (module, imported) if ".studies." in name]
-    allowed = (["paper"], ["compare"], folders[-1] if folders else [])
+    allowed = (["compare"], folders[-1] if folders else [])
     return len(folders) == 2 and [] not in folders and folders[0] not in allowed

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 OUT = Path(__file__).parent / "images" / "gallery"
+PAPER = Path(__file__).parents[1] / "recipes" / "paper"
 COMMANDS = {
     "figure2": "reproduce figure2",
     "figure4": "reproduce figure4",
@@ -21,7 +22,7 @@ def main(*names: str) -> None:
         command, *arguments = COMMANDS[name].split()
         image = ["--image", str(OUT / f"{name}.png")]
         subprocess.run(
-            [sys.executable, "-m", f"nope_probe.{command}", *arguments, *image], check=True
+            [sys.executable, str(PAPER / f"{command}.py"), *arguments, *image], check=True
         )
 
 

@@ -23,8 +23,11 @@ from nope_probe import figures, read_run
 from nope_probe.figures.intervals import interval_text
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.run.folder import Run
-from nope_probe.studies.paper.panels import published, resampled
-from nope_probe.studies.paper.settings import LANGUAGE_MODELS
+
+PAPER = Path(__file__).parents[1] / "recipes" / "paper"
+sys.path.insert(0, str(PAPER))
+from published_panels import published, resampled  # noqa: E402
+from reproduce_settings import LANGUAGE_MODELS  # noqa: E402
 
 Cells = Float[np.ndarray, "query_pos key_pos"]
 NAME, TITLE = "smollm2-135m", "SmolLM2-135M"
@@ -121,7 +124,9 @@ def finished(folder: Path, command: str) -> Run:
     if not (folder / "manifest.json").is_file():
         name, *arguments = shlex.split(command)
         arguments += ["--out", str(folder)]
-        subprocess.run([sys.executable, "-m", f"nope_probe.{name}", *arguments], check=True)
+        script = PAPER / f"{name}.py"
+        program = [str(script)] if script.is_file() else ["-m", f"nope_probe.{name}"]
+        subprocess.run([sys.executable, *program, *arguments], check=True)
     return read_run(folder)
 
 

@@ -11,7 +11,7 @@ import torch
 from support.command_line import run_command
 from support.tiny_models import tokenizer
 
-from nope_probe import files, simulate
+from nope_probe import ablate, files
 from nope_probe.cli import find_commands
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
@@ -22,7 +22,6 @@ COMMANDS = {name: import_module(f"nope_probe.{name}").Settings for name in find_
 # Flags that a command cannot do without, and further paths.
 GIVEN: dict[str, dict[str, Any]] = {
     "compare": {"runs": ("~/a", Path("b"))},
-    "reproduce": {"figure": "figure2"},
 }
 
 
@@ -47,9 +46,9 @@ def test_the_paths_of_every_command_are_absolute(command: str, home: Path) -> No
 
 
 def test_a_run_is_written_to_the_home_folder_that_no_shell_expanded(home: Path) -> None:
-    flags = ["--n-samples", 64, "--seq-len", 7, "--n-layers", 2, "--alpha", 0]
-    run_command(simulate, *flags, "--out=~/x")
-    assert len(read_run("~/x").tables["layers"]) == 2
+    flags = ["--remove", "none", "--layers", 2, "--n-seqs", 8, "--seq-len", 7, "--folds", 4]
+    run_command(ablate, *flags, "--out=~/x")
+    assert {*read_run("~/x").tables["pattern"]["layer"]} == {0, 1}
     assert sorted(path.name for path in home.iterdir()) == ["x"]
     assert list(Path.cwd().iterdir()) == []
 

@@ -27,7 +27,6 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
         ("run.session", "models.load", "ablate"),
         ("studies.circuit.study", "studies.engine", "studies.ablation.plan"),
         ("studies.explore", "studies.ablation.plan", "ablate"),
-        ("studies.paper.study", "studies.ablation.study", "cli"),
         ("figures", "studies.explore", ""),  # it lists what is public
         ("figures.maps", "maps.centred", "studies.explorer"),
         ("models", "hooks.ablation", "studies.explorer"),
@@ -112,8 +111,7 @@ def test_what_reads_and_prints_a_finished_run_needs_no_torch() -> None:
     folders = ("figures", "reports", "run.folder", "errors", "cli")
     starts = tuple(f"nope_probe.{folder}." for folder in folders)
     names = [name for name in modules() if f"{name}.".startswith(starts)]
-    # `compare` and `reproduce` read arrays of several runs.
-    others = ("nope_probe.studies.compare.page", "nope_probe.studies.paper.page")
+    others = ("nope_probe.studies.compare.page",)  # which reads arrays of several runs
     pages = [name for name in modules() if ".studies." in name and name.endswith(".page")]
     names += [name for name in pages if name not in others]
     loaded = imported("\n".join(f"import {name}" for name in names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -18,19 +19,21 @@ MEASURES = (
 )
 
 
-def how_to_read(page: str, **numbers: object) -> list[str]:
+def how_to_read(page: str | Sequence[str], **numbers: object) -> list[str]:
     """Return how to read a page's figures, a sentence or two each.
 
     Args:
-        page: a chapter of `how_to_read.txt`; a line of one word means the line of that word.
+        page: a chapter of `how_to_read.txt`, or the lines of one; a line of one word means the
+            line of that word.
         numbers: of the run, which its sentences name.
     """
     text = resources.files("nope_probe.reports").joinpath("how_to_read.txt").read_text("utf-8")
     chapters = map(str.splitlines, text.split("\n\n"))
     texts = {name[1:-1]: lines for name, *lines in chapters}
     lines = dict(line.split(": ", 1) for line in texts["words"])
+    lines_of_page = texts[page] if isinstance(page, str) else page
     limits = {"clipped": 100 / CLIPPED, **numbers}
-    return [lines.get(line, line).format_map(limits) for line in texts[page]]
+    return [lines.get(line, line).format_map(limits) for line in lines_of_page]
 
 
 def intervals_note(manifest: Manifest) -> list[str]:
@@ -163,7 +166,7 @@ def what_was_run(manifest: Manifest) -> dict[str, str]:
             or "in no layer",
             "largest errors": ", ".join(f"{e:.1g} of {name}" for name, e in model.parity.items()),
         }
-    if data.name:
+    if data.name and "data" in manifest.settings:
         rows |= {
             "texts": _texts_of(manifest),
             "documents": "" if documents is None else f"{documents:,}",

@@ -119,7 +119,7 @@ class BoundedSettings:
             if isinstance(value, bool):
                 words.append(flag_of(name if value else f"no_{name}"))
             elif tyro.conf.Positional in get_args(hints[name]):
-                words += map(str, value)
+                words += map(str, as_tuple(value))
             else:
                 words += [flag_of(name), *map(str, as_tuple(value))]
         return shlex.join(words)

@@ -151,10 +151,7 @@ def validate_one_process() -> None:
         UserError: if torchrun started several.
     """
     if process_count() > 1:
-        raise UserError(
-            "only ablate, attention, behaviour, trace and the figures of language models "
-            "run in several processes"
-        )
+        raise UserError("only ablate, attention, behaviour and trace run in several processes")
 
 
 def record_error(error: Exception) -> None:

@@ -96,7 +96,7 @@ class Session(Generic[Settings_co]):
         is_kept: bool = True,
     ) -> None:
         self.asked = asked or settings
-        self.typed = call or self.asked.typed("python", "-m", f"nope_probe.{command}")
+        self.typed = call or self.asked.typed(*self.asked.program(command))
         self.settings, self._command, self._load_model = settings, command, load
         self.in_memory, self.inputs, self.is_kept = model, inputs, is_kept
         self.recorded = settings.recorded() | self._given()

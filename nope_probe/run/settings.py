@@ -57,6 +57,10 @@ class SessionSettings(BoundedSettings):
         """What the default folder is named after."""
         return ""
 
+    def program(self, command: str) -> tuple[str, ...]:
+        """Return the words before the flags that run a command; a recipe is a script."""
+        return ("python", "-m", f"nope_probe.{command}")
+
     def validate(self) -> None:
         """Check without the model that a single process was started."""
         validate_one_process()

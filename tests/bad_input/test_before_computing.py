@@ -20,8 +20,6 @@ FREE = "--model parameter-free --data gaussian"
 COMPUTED = (
     "nope_probe.models.load.load",
     "nope_probe.models.parameter_free.build",
-    "nope_probe.studies.simulation.study.critical_alphas",
-    "nope_probe.studies.paper.study.run_experiments",
 )
 NUMBERS = [
     # What tyro refuses, in its own words: no number, no choice, no flag, nothing at all.
@@ -29,12 +27,9 @@ NUMBERS = [
     ("ablate --windows middle", "--windows"),
     ("ablate --n-seq 5", "did you mean --n-seqs?"),
     ("ablate extra", "extra"),
-    ("reproduce", "(see "),
     # Beyond the bounds of a flag.
     ("ablate --seed 18446744073709551616", "--seed 18446744073709551616: expected 0 <= seed"),
     (f"ablate {FREE} --alpha nan", "--alpha nan: expected 0 <= alpha < 1"),
-    ("simulate --target-se nan", "expected a --target-se that float32 resolves"),
-    ("simulate --alpha", "expected at least one --alpha"),
     # Numbers that do not fit each other.
     ("ablate --n-seqs 8 --folds 9", "8 sequences do not fill 9 folds"),
     ("ablate --skip-keys 62", "--skip-keys 62 leaves no keys of 64"),
@@ -44,17 +39,13 @@ NUMBERS = [
     ("trace --reader L01", "--reader L01: expected a layer or head, such as L2 or L2H1"),
     ("ablate --remove position[MLP١]", "unknown component 'position[MLP١]'"),
     ("behaviour --prefix 127", "expected a --prefix from 4 to 124 of 128 tokens"),
-    ("simulate --n-samples 100 --target-se 0.1", "--n-samples or --target-se, not both"),
-    ("simulate --alpha 0 -0.0", "two alphas are the same"),
     ("behaviour --measures bos --bos never", "--bos never: the measure bos needs sequences"),
-    ("simulate --d-model 65 --rope", "odd"),
     # Beyond the context that a config.json states.
     ("ablate --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
     (f"ablate {FREE} --seq-len 4097 --n-seqs 8", "is beyond the model's context 4096"),
     ("ablate --model short", "--seq-len 64 is beyond the model's context 31"),
     # What fits no machine.
     ("ablate --n-seqs 2000000000", "this needs at least 1.0 TB of memory"),
-    ("theory --seq-len 1000000", "this needs at least 1.5 PB of memory"),
     # Names of models, and devices.
     ("ablate --model nope-tiny/", "unknown model 'nope-tiny/'; the nearest names are nope-tiny"),
     ("ablate --model OLMo-2-1b", "allenai/OLMo-2-0425-1B is not in the local cache"),
@@ -88,10 +79,6 @@ WITHOUT_EFFECT = [
     ("behaviour --measures in-context --remove mlp --prefix 8", "--prefix has no effect where the"),
     ("behaviour --remove mask mask", "--remove names something twice"),
     ("behaviour --data random", "behaviour is measured on text"),
-    ("reproduce figure1 --seed 1", "figure1 takes no --seed"),
-    ("reproduce all --model nope-1.5b", "all takes no --model"),
-    ("reproduce figure1 --image x.png", "--image has no effect on figure1"),
-    ("reproduce figure5 --model rope-tiny --model ROPE-TINY", "--model names a model twice"),
 ]
 PLACES = [
     ("ablate --out .", "holds other files"),
@@ -160,6 +147,6 @@ def test_of_several_processes_the_first_says_it(
 def test_a_stdout_that_takes_nothing_ends_a_command_without_a_traceback(
     redirection: str, code: int, printed: str
 ) -> None:
-    line = f"{shlex.quote(sys.executable)} -m nope_probe.theory --help {redirection}"
+    line = f"{shlex.quote(sys.executable)} -m nope_probe.circuit --help {redirection}"
     ended = subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (code, printed)

@@ -248,8 +248,8 @@ def share_among(
 def prepare() -> None:
     """Import what commands need, so that their forks have it."""
     torch.set_num_threads(1)
-    names = ["ablate", "circuit", "simulate", "compare", "reproduce", "trace"]
-    studies = ("ablation", "behaviour", "circuit", "simulation", "trace")
+    names = ["ablate", "circuit", "compare", "trace"]
+    studies = ("ablation", "behaviour", "circuit", "trace")
     names += [f"studies.{name}.study" for name in studies]
     for name in names:
         import_module(f"nope_probe.{name}")

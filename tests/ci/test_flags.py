@@ -32,7 +32,6 @@ from support.tiny_models import CONFIGS, plain, smollm3_config, write_tiny
 
 from nope_probe.cli import find_commands, overview
 from nope_probe.models.names import FETCHED
-from nope_probe.studies.paper import settings as paper
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = tuple(find_commands())
@@ -45,8 +44,6 @@ SIZES: dict[str, dict[str, str]] = {
     "circuit": RUN_SIZES,
     "heads": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
     "behaviour": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
-    "simulate": {"--n-samples": "32", "--seq-len": "5", "--d-model": "8"},
-    "theory": {"--seq-len": "9"},
     "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
 }
 # Tokens that the tiny models' tokenizer lacks, and numbers of heads that they lack.
@@ -54,16 +51,6 @@ TINY = {(token,): ("<bos>",) for token in ("<|endoftext|>", "<|im_start|>")}
 TINY[("60", "100", "136")] = ("1", "2", "3")
 OF_WHY = {"--layers": "4", "--query": "1"}  # L3H3, in a text of two tokens
 OF_TEXTS = ("--n-seqs", "--seq-len")
-FIGURE_SIZES: dict[str, dict[str, str]] = {
-    "all": {"--n-samples": "32"},
-    **{name: {"--n-samples": "32"} for name, figure in paper.FIGURES.items() if figure.simulations},
-    **{name: {"--n-seqs": "8"} for name, figure in paper.FIGURES.items() if figure.is_of_nope},
-    **{
-        name: {"--n-seqs": "8", "--seq-len": "11", "--layers": "1"}
-        for name, figure in paper.FIGURES.items()
-        if figure.maps
-    },
-}
 TEXT, PACKED = "my.jsonl", "short.jsonl"
 # What stands for what cannot be run here, and why it cannot.
 SUBSTITUTES = {
@@ -159,16 +146,6 @@ behaviour --measures position bos --no-pack --no-shuffle --alpha 0 --remove mask
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 compare runs/one runs/two --out runs/compared --verbose
 compare runs/one runs/two --no-verbose
-layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
-    --verbose
-layers --model rope-tiny --layers 1 --seq-len 300 --beyond-context --allow-unused --json
-layers --model rope-tiny --layers 1 --seq-len 30 --no-beyond-context
-    --no-allow-unused --no-verbose
-simulate --alpha 0.1 --norm layernorm-d --no-rope --no-causal --no-control-variate --n-layers 2
-    --seed 3 --out runs/m --image m.svg --verbose
-simulate --rope --causal --control-variate --norm layernorm-sqrt-d --no-verbose --no-dry-run
-theory --d-model 8 --norm layernorm-d --rope --n-layers 2
-theory --d-model 7 --norm l2 --no-rope --alpha 0 0.9
 trace --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3
     --reader L1H1 --writers layers --beyond-context --allow-unused --query-rows 5
@@ -176,14 +153,10 @@ trace --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos
 trace --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-per-head
 trace --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --per-head
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
-reproduce figure9 --seed 3 --out runs/figure9 --image figure9.svg --verbose
-reproduce figure8 --model path/to/a/hugging-face-folder --data my.jsonl --windows random
-    --no-verbose
 attention --dry-run
 ablate --remove none --dry-run
 circuit --dry-run
 behaviour --dry-run
-simulate --dry-run
 trace --dry-run
 """
 
@@ -236,10 +209,6 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     """
     small = sizes_of(command, groups)
     reads_text = "--folds" in small and "--tokens" not in groups
-    if command == "reproduce":
-        (subject,) = groups[""]
-        small = FIGURE_SIZES.get(subject, {})
-        reads_text = "--n-seqs" in small
     defaults = DEFAULTS[command]
     chosen = {n: TINY.get(given, given) for n, given in groups.items() if given != defaults.get(n)}
     if chosen.get("--layers") == ("all",):
@@ -321,7 +290,7 @@ def in_new_ways(lines: Iterable[Line]) -> Iterator[Line]:
         seen |= {of_any_model, *names}
 
 
-PLAIN = ("ablate", "behaviour", "ablate --remove none --per-head", "simulate")
+PLAIN = ("ablate", "behaviour", "ablate --remove none --per-head")
 DOCUMENTED = [text for text in documented_text() if "--help" not in text]
 ROWS = TABLE.strip().replace("\n    ", " ").splitlines()
 WITH_REPEATS = list(dict.fromkeys(parsed(text) for text in [*DOCUMENTED, *ROWS]))
@@ -342,7 +311,6 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.delitem(FETCHED, "smollm2-135m")  # the tiny model stands for it
         draw_without_chrome(patch)
-        patch.setattr(paper, "N_SEQS", 8)  # of `reproduce all`, which has no flag for it
         made = {name: write_tiny(name, tmp_path_factory.mktemp("made")) for name in {*HUB.values()}}
         for name, tiny in HUB.items():
             put_into_cache(cache, name, made[tiny].folder)
@@ -414,11 +382,9 @@ def assert_finished(line: Line, end: Ended, folder: Path) -> None:
         assert re.search(r"^about \d+ s for \d+ passes, which begin after", end.out, re.MULTILINE)
         return
     assert not [*folder.rglob("*.unfinished*")]
-    if line.command != "theory":
-        page = re.findall(r"(?:open|report:) (.*report\.html)$", end.out, re.MULTILINE)[-1]
-        assert (folder / page).is_file()
-        files = {path.name for path in (folder / page).parent.iterdir()}
-        assert files & {"manifest.json", "figures.csv"}
+    page = re.findall(r"^open (.*report\.html)$", end.out, re.MULTILINE)[-1]
+    assert (folder / page).is_file()
+    assert (folder / page).with_name("manifest.json").is_file()
     for image in groups.get("--image", ()):
         assert (folder / image).is_file()
 

@@ -13,11 +13,9 @@ from nope_probe.cli import find_commands, one_line_errors
 # Of the commands without a session, the function in which each spends its time.
 ENTERED = {
     "compare": "nope_probe.studies.compare.study.read_members",
-    "theory": "nope_probe.studies.simulation.study.print_critical_alphas",
 }
 ARGUMENTS = {
     "compare": ["one", "two"],
-    "reproduce": ["figure2"],
 }
 
 

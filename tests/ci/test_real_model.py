@@ -6,16 +6,15 @@ from shutil import copy
 import pandas as pd
 import pytest
 import torch
-from support.command_line import refused, run_command
+from support.command_line import refused
 from support.decoder_errors import map_error
 from support.tiny_models import Tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nope_probe import (
+    ablate,
     capture_attention,
-    layers,
     load,
-    reproduce,
     run_ablations,
     run_attention,
     sequences,
@@ -122,21 +121,11 @@ def test_it_knows_the_capital_of_france() -> None:
     assert loaded.info.gguf.tensor_types == {"Q4_1": 210, "F32": 61, "Q8_0": 1}
 
 
-def test_figure_5_keeps_four_of_the_papers_six_claims(tmp_path: Path) -> None:
-    arguments = ("--model", "smollm2-135m", "--data", "shipped", "--n-seqs", 64, "--seq-len", 512)
-    run_command(reproduce, "figure5", *arguments, "--out", tmp_path / "figure5")
-    claims = pd.read_csv(tmp_path / "figure5" / "claims.csv")
-    assert len(claims) == 6
-    assert claims["reproduced"].sum() == 4
-    (page,) = tmp_path.glob("ablate-smollm2-135m-*/report.html")
-    assert "The attention scores of smollm2-135m by position" in page.read_text(encoding="utf-8")
-
-
 def test_half_of_the_file_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     half = tmp_path / "half.gguf"
     with FILE.open("rb") as file:
         half.write_bytes(file.read(FILE.stat().st_size // 2))
-    line = refused(capfd, tmp_path / "runs", layers, "--model", half)
+    line = refused(capfd, tmp_path / "runs", ablate, "--model", half)
     assert "half.gguf is broken or not whole, download it again" in line
 
 
@@ -148,5 +137,5 @@ def test_the_file_under_another_architecture_is_refused(
         place = file.read(4096).index(b"llama")  # the value of general.architecture
         file.seek(place)
         file.write(b"rwkv6")
-    line = refused(capfd, tmp_path / "runs", layers, "--model", other)
+    line = refused(capfd, tmp_path / "runs", ablate, "--model", other)
     assert "does not read the architecture rwkv6 from GGUF" in line

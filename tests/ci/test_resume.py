@@ -22,13 +22,12 @@ CHANGES = {
     "behaviour": "13,17,19",
     "trace": "13,17,19",
 }
-# Killed at random moments. Those of `reproduce` and `compare` share experiments and runs.
+# Killed at random moments. Those of `compare` share runs.
 LONG = {
     "ablate": SHORT["ablate"],
     "circuit": [*SHORT["circuit"], "--remove", "w_q", "mlp"],
     "behaviour": [*SHORT["behaviour"], "--measures", "copy", "position"],
     "trace": [*SHORT["trace"], "--confirm", "3"],
-    "reproduce": ["figure2", "--n-samples", "397"],
     "compare": ["one", "two"],
 }
 # Above 2,048 tokens, where maps have rows of chosen queries.

@@ -7,7 +7,6 @@ from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
 from nope_probe.analyses.parameter_free.simulation import Estimate
-from nope_probe.figures.curves import Curves, simulated_curves
 from nope_probe.figures.maps import score_maps, term_maps, unfold_layers
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
@@ -135,23 +134,6 @@ def test_noise_is_drawn_flat_and_a_pattern_is_not() -> None:
     assert clear.cmax - clear.cmin > 5
     behind_a_slider = score_maps(noise, noise=[0.01] * 2, multiples=0).layout.meta["scales"]
     assert behind_a_slider == [[flat.cmin, flat.cmax], [clear.cmin, clear.cmax]]
-
-
-def test_lines_of_theory_are_in_the_panel_of_their_layers_dots_and_noise_is_drawn_flat() -> None:
-    x = np.arange(5.0)
-    values = np.stack([1 + 1e-8 * np.arange(5), np.arange(5.0)])
-    curves = Curves(x=x, values=values, errors=np.full((2, 5), 2e-3), theory=values + 1e-3)
-    figure = simulated_curves({"alpha=0": curves}, title="", x_title="", y_title="")
-    line, dots = figure.data[2:]
-    assert (line.mode, dots.mode) == ("lines", "markers")
-    assert line.xaxis == dots.xaxis == "x2"
-    assert list(dots.error_y.array) == [2e-3] * 5
-    assert list(line.y - dots.y) == pytest.approx([1e-3] * 5)
-    low, high = figure.layout.yaxis.range
-    assert (high - low, (high + low) / 2) == pytest.approx((10 * 8 * 1e-3, 1), rel=1e-2)
-    assert figure.layout.yaxis2.range is None
-    assert [note.text for note in figure.layout.annotations] == ["L0: flat, within noise", "L1"]
-    assert figure.layout.xaxis2.matches == "x"
 
 
 TOKENS = torch.randint(1, 2048, (13, 11), generator=torch.Generator().manual_seed(0))

@@ -9,8 +9,6 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.run.paths import clear, locked
-from nope_probe.studies.simulation.settings import TheorySettings
-from nope_probe.studies.simulation.study import print_critical_alphas
 
 
 def lock_and_wait(folder: Path) -> int:
@@ -60,11 +58,3 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         locked(tmp_path / "file" / "run"),
     ):
         pass
-
-
-def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nope_probe.run.paths.free_memory", lambda: 16 * 10**9)
-    with pytest.raises(
-        UserError, match=r"at least 25\.1 GB of memory, and 16\.0 GB are free; lower"
-    ):
-        print_critical_alphas(TheorySettings(seq_len=4096))

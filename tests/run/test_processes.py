@@ -5,13 +5,12 @@ import signal
 import socket
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from support.command_line import refused
 
-from nope_probe import ablate, circuit, reproduce
+from nope_probe import ablate, circuit
 from nope_probe.errors import UserError
 from nope_probe.hooks.reading.streaming import batches_of
 from nope_probe.run import process_group
@@ -35,10 +34,7 @@ def test_a_process_without_a_batch_is_an_error():
         batches_of(14, 7, 2, 3)
 
 
-@pytest.mark.parametrize(("command", "arguments"), [(circuit, []), (reproduce, ["figure3"])])
 def test_a_command_for_one_process_is_refused_to_several(
-    command: Any,
-    arguments: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -46,11 +42,8 @@ def test_a_command_for_one_process_is_refused_to_several(
     torchrun = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
     for name, value in torchrun.items():
         monkeypatch.setenv(name, str(value))
-    line = refused(capfd, tmp_path, command, *arguments)
-    assert line == (
-        "only ablate, attention, behaviour, trace and the figures of language models "
-        "run in several processes"
-    )
+    line = refused(capfd, tmp_path, circuit)
+    assert line == "only ablate, attention, behaviour and trace run in several processes"
 
 
 def test_the_variables_of_torchrun_come_together(

@@ -11,7 +11,6 @@ from nope_probe.studies.page import (
     preferred_keys,
     rows_by_name,
 )
-from nope_probe.studies.simulation import page as simulation
 
 Estimate = tuple[float, float, float]
 CLEAR = (0.9, 0.8, 1.0)
@@ -58,14 +57,6 @@ def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero(
     stages: dict[str, Estimate], becomes: str
 ) -> None:
     assert inversion(stages) == becomes
-
-
-def test_a_simulation_tells_of_each_alpha_the_layers_in_which_nearer_keys_score_higher() -> None:
-    verdicts = ["flat", "increasing", "not increasing", "flat", "increasing", "increasing"]
-    layers = pd.DataFrame({"alpha": [0.0] * 3 + [0.2] * 3, "layer": [0, 1, 2] * 2})
-    lead = simulation.headline(layers.assign(verdict=verdicts))
-    assert lead.sentence == ("Nearer keys score higher in L1 at alpha = 0, L1, L2 at alpha = 0.2.")
-    assert lead.table.iloc[2].tolist() == ["in L2", "do not always score higher", "score higher"]
 
 
 def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:

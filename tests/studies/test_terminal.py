@@ -13,7 +13,7 @@ from rich.table import Table
 from support.command_line import refused, run_command
 from support.finished_runs import Finished
 
-from nope_probe import ablate, simulate
+from nope_probe import ablate
 from nope_probe.errors import printable
 from nope_probe.reports.page import Headline
 from nope_probe.run.manifest import Manifest
@@ -140,5 +140,5 @@ def test_hostile_names_of_folders_and_models_do_not_stop_a_command(
 def test_refusals_are_one_line_without_escapes(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert "\\x1b[2J" in refused(capfd, tmp_path, ablate, "--model", "no\x1b[2J\nsuch")
     (tmp_path / "a\nfile").write_text("")
-    line = refused(capfd, tmp_path, simulate, "--out", "a\nfile")
+    line = refused(capfd, tmp_path, ablate, "--out", "a\nfile")
     assert line == f"cannot write to {tmp_path}/a\\nfile: it is a file"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from nope_probe.cli import run_and_show
-from nope_probe.studies.simulation.settings import Settings
+from simulation_settings import Settings
 
 EXAMPLES = ("--alpha 0 0.2", "--rope --n-layers 3 --target-se 1e-4")
 

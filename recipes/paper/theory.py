@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nope_probe.cli import module_of, one_line_errors, parse
-from nope_probe.studies.simulation.settings import TheorySettings as Settings
+from simulation_settings import TheorySettings as Settings
 
 EXAMPLES = ("", "--seq-len 100 --alpha 0.1 0.2")
 

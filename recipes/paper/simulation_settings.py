@@ -75,6 +75,10 @@ class Settings(SessionSettings):
             d_model=self.d_model, norm=self.norm, rope=self.rope, causal=self.causal
         )
 
+    def program(self, command: str) -> tuple[str, ...]:
+        """Return the words before the flags: the script in a clone."""
+        return ("python", f"recipes/paper/{command}.py")
+
     def recorded(self) -> JsonObject:
         """Return the settings that a run's manifest records, which identify the run."""
         return super().recorded() | {"n_samples": self.samples}

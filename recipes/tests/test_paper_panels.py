@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.command_line import refused, run_command
+from support.manifests import manifest_of
 
-from nope_probe import read_run, reproduce
+import reproduce
+from nope_probe import read_run
 from nope_probe.run.folder import Run, read_manifest, write_run
 from nope_probe.studies.page import Report
-from nope_probe.studies.paper.analyse import print_index, verdicts
-from nope_probe.studies.paper.claims import Claim
-from nope_probe.studies.paper.page import report
-from nope_probe.studies.paper.panels import (
+from paper_claims import Claim
+from published_panels import (
     Pair,
     Published,
     agreements,
@@ -26,9 +26,10 @@ from nope_probe.studies.paper.panels import (
     resampled,
     verdict,
 )
-from nope_probe.studies.paper.settings import FIGURES, LANGUAGE_MODELS, Settings, experiments_of
-from nope_probe.studies.paper.study import run_all
-from tests.support.manifests import manifest_of
+from reproduce_analysis import print_index, verdicts
+from reproduce_page import report
+from reproduce_settings import FIGURES, LANGUAGE_MODELS, Settings, experiments_of
+from reproduce_study import run_all
 
 
 def test_the_packed_panels_are_all_that_the_paper_published_at_the_right_scale() -> None:
@@ -160,7 +161,7 @@ KINDS = ("score", "normalised")
 
 
 def test_a_language_models_layers_meet_their_own_panels() -> None:
-    maps = {"normalised": np.zeros((5, 1024, 1024), np.float32)}
+    maps = {"normalised/intact": np.zeros((5, 1024, 1024), np.float32)}
     runs = {name: Run(arrays={"maps": maps}) for name in LANGUAGE_MODELS[1:]}
     runs["rope-tiny"] = runs["phi-4"]
     pairs = pairs_of("figure5", runs)
@@ -268,13 +269,13 @@ def test_the_page_of_all_figures_names_what_was_not_run(
         write_run(settings.out, Run(manifest=manifest_of(**manifest)))
         return settings.out
 
-    monkeypatch.setattr("nope_probe.studies.paper.study.run_figure", write_claims)
+    monkeypatch.setattr("reproduce_study.run_figure", write_claims)
     folder = run_all(Settings(figure="all", out=tmp_path / "all"))
     table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
     missing = table[table["verdict"].str.contains("run\u00a0yet")]
     names = [figure.split(":")[0] for figure in missing["figure"]]
     assert names == [f"Figure {n}" for n in (5, *range(11, 17))]
-    assert missing["numbers"].iloc[0] == "run: python -m nope_probe.reproduce figure5"
+    assert missing["numbers"].iloc[0] == "run: python recipes/paper/reproduce.py figure5"
     page = (folder / "report.html").read_text()
     assert "9 of the paper&#x27;s 9 claims about its figures are reproduced." in page
     assert "have been run</th><td>9 of 16</td>" in page

@@ -11,10 +11,14 @@ from scipy import stats
 from support.command_line import refused, run_command
 from support.rounding import assert_same, rounding
 
-from nope_probe import simulate
+import simulate
+import simulation_study
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import theory_scores
-from nope_probe.studies.simulation import study as simulation_run
+from nope_probe.errors import UserError
+from simulated_curves import Curves, simulated_curves
+from simulation_page import headline
+from simulation_settings import TheorySettings
 
 SMALL = {"n_layers": 2, "seq_len": 11, "d_model": 6}
 
@@ -22,8 +26,10 @@ SMALL = {"n_layers": 2, "seq_len": 11, "d_model": 6}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "small"
-    settings = simulation_run.Settings(alpha=(0.0, 0.25), rope=True, n_samples=70, out=out, **SMALL)
-    return simulation_run.run(settings)
+    settings = simulation_study.Settings(
+        alpha=(0.0, 0.25), rope=True, n_samples=70, out=out, **SMALL
+    )
+    return simulation_study.run(settings)
 
 
 def test_a_run_holds_the_maps_of_theory_and_simulation_in_float32(folder):
@@ -67,10 +73,10 @@ def test_manifest_and_report_say_what_was_run_and_it_is_shown_again(folder, capf
 def test_every_number_of_a_layer_follows_from_its_maps(folder, tmp_path):
     """Without the control variate, the same samples have `se_plain`."""
     maps, spec = load_file(folder / "maps.safetensors"), ParameterFreeSpec(d_model=6, rope=True)
-    settings = simulation_run.Settings(
+    settings = simulation_study.Settings(
         alpha=(0.0, 0.25), rope=True, n_samples=70, control_variate=False, out=tmp_path, **SMALL
     )
-    plain = pd.read_csv(simulation_run.run(settings) / "layers.csv")
+    plain = pd.read_csv(simulation_study.run(settings) / "layers.csv")
     table, every_step = (pd.read_csv(folder / f"{name}.csv") for name in ("layers", "steps"))
     assert list(zip(table["alpha"], table["layer"], strict=True)) == [
         (alpha, layer) for alpha in (0.0, 0.25) for layer in (0, 1)
@@ -119,3 +125,36 @@ def test_every_number_of_a_layer_follows_from_its_maps(folder, tmp_path):
     assert table["falling_cells"].max() > 0
     assert (table["variance_ratio"] > 1).any()
     assert list(table["verdict"].isin(["flat", "not increasing"])) == [True] * 4
+
+
+def test_lines_of_theory_are_in_the_panel_of_their_layers_dots_and_noise_is_drawn_flat() -> None:
+    x = np.arange(5.0)
+    values = np.stack([1 + 1e-8 * np.arange(5), np.arange(5.0)])
+    curves = Curves(x=x, values=values, errors=np.full((2, 5), 2e-3), theory=values + 1e-3)
+    figure = simulated_curves({"alpha=0": curves}, title="", x_title="", y_title="")
+    line, dots = figure.data[2:]
+    assert (line.mode, dots.mode) == ("lines", "markers")
+    assert line.xaxis == dots.xaxis == "x2"
+    assert list(dots.error_y.array) == [2e-3] * 5
+    assert list(line.y - dots.y) == pytest.approx([1e-3] * 5)
+    low, high = figure.layout.yaxis.range
+    assert (high - low, (high + low) / 2) == pytest.approx((10 * 8 * 1e-3, 1), rel=1e-2)
+    assert figure.layout.yaxis2.range is None
+    assert [note.text for note in figure.layout.annotations] == ["L0: flat, within noise", "L1"]
+    assert figure.layout.xaxis2.matches == "x"
+
+
+def test_a_simulation_tells_of_each_alpha_the_layers_in_which_nearer_keys_score_higher() -> None:
+    verdicts = ["flat", "increasing", "not increasing", "flat", "increasing", "increasing"]
+    layers = pd.DataFrame({"alpha": [0.0] * 3 + [0.2] * 3, "layer": [0, 1, 2] * 2})
+    lead = headline(layers.assign(verdict=verdicts))
+    assert lead.sentence == ("Nearer keys score higher in L1 at alpha = 0, L1, L2 at alpha = 0.2.")
+    assert lead.table.iloc[2].tolist() == ["in L2", "do not always score higher", "score higher"]
+
+
+def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nope_probe.run.paths.free_memory", lambda: 16 * 10**9)
+    with pytest.raises(
+        UserError, match=r"at least 25\.1 GB of memory, and 16\.0 GB are free; lower"
+    ):
+        simulation_study.print_critical_alphas(TheorySettings(seq_len=4096))

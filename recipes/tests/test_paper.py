@@ -1,7 +1,9 @@
 """The paper's figures: their settings, and the claims about their maps."""
 
+import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from math import ceil, log
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,15 @@ import torch
 from ci.forks import forks
 from support.command_line import refused, run_command
 
-from nope_probe import reproduce
+import reproduce
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.run.folder import Run, read_manifest, read_run
+from nope_probe.run.manifest import Manifest
 from nope_probe.studies.ablation.settings import Settings as AblateSettings
-from nope_probe.studies.paper.claims import (
+from paper_claims import (
     Claim,
+    Reproduction,
     figure3,
     figure6,
     figure7,
@@ -28,7 +32,7 @@ from nope_probe.studies.paper.claims import (
     layer_values,
     score_claims,
 )
-from nope_probe.studies.paper.settings import Settings, experiments_of
+from reproduce_settings import Settings, experiments_of
 
 THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
 ORDER = (*(f"figure{number}" for number in range(1, 17)), "all")
@@ -237,3 +241,10 @@ def test_figure_7_depends_on_the_size_and_the_verdict_of_the_pattern_over_d(
     assert "".join("ny"[claim.reproduced] for claim in claims) == reproduced
     rms = np.concatenate([np.arange(i) - np.arange(i).mean() for i in range(1, 50)]).std()
     assert f"is {rms:.3f} nats against {factor * rms:.3f} over d" in claims[0].evidence
+
+
+def test_what_a_figures_run_found_is_read_back_from_its_manifest() -> None:
+    claim = Claim(paper="it rises", reproduced=True, evidence="1 < 2")
+    found = Reproduction(claims=(claim, replace(claim, reproduced=False)), notes=("a note",))
+    entries = json.loads(json.dumps(Manifest(results=asdict(found)).to_json()))
+    assert Manifest.of_json(entries).results_as(Reproduction) == found

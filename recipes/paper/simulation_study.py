@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.parameter_free.monotonicity import (
+from monotonicity import (
     MonotonicityTest,
     by_distance,
     mean_steps,
@@ -40,10 +40,10 @@ from nope_probe.run.paths import validate_memory
 from nope_probe.run.processes import Progress, status
 from nope_probe.run.session import Session
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.simulation.page import report
-from nope_probe.studies.simulation.settings import Settings, TheorySettings
 from nope_probe.studies.study import Pass, Results, Study, captured, run_study
 from nope_probe.studies.tables import TableRow, columns_of
+from simulation_page import report
+from simulation_settings import Settings, TheorySettings
 
 MapsByName = dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
 N_ALPHAS = 17  # alphas of the grid

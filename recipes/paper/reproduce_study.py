@@ -14,17 +14,17 @@ from nope_probe.run.processes import is_first_process
 from nope_probe.run.session import Session
 from nope_probe.studies.ablation.study import Ablate
 from nope_probe.studies.circuit.study import CaptureStages
-from nope_probe.studies.paper.analyse import analyse, print_index, write_index
-from nope_probe.studies.paper.page import draw, print_summary
-from nope_probe.studies.paper.settings import (
+from nope_probe.studies.study import Study, run_study
+from reproduce_analysis import analyse, print_index, write_index
+from reproduce_page import draw, print_summary
+from reproduce_settings import (
     FIGURES,
     ExperimentSettings,
     Settings,
     experiments_of,
     place,
 )
-from nope_probe.studies.simulation.study import Simulate
-from nope_probe.studies.study import Study, run_study
+from simulation_study import Simulate
 
 OF_FIGURES: tuple[type[Study[Any]], ...] = (Simulate, CaptureStages, Ablate)
 STUDIES = {study.settings_class(): study for study in OF_FIGURES}

@@ -26,7 +26,7 @@ from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.maps.centred import pattern_rms, row_centred
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.run.folder import Run
-from nope_probe.studies.paper.settings import FIGURES
+from reproduce_settings import FIGURES
 
 ModelMaps = Float[Tensor, "layer query_pos key_pos"]
 PerLayer = Float[Tensor, " layer"]

@@ -23,10 +23,10 @@ from nope_probe.run.paths import atomic_write
 from nope_probe.run.processes import command_line
 from nope_probe.run.session import Session
 from nope_probe.studies.page import PlainConsole, print_headline, print_lines
-from nope_probe.studies.paper.claims import Claim, PanelCounts, Reproduction, claims_of
-from nope_probe.studies.paper.page import report, verdict_mark
-from nope_probe.studies.paper.panels import agreements, pairs_of, verdict
-from nope_probe.studies.paper.settings import FIGURES, Settings, title_of
+from paper_claims import Claim, PanelCounts, Reproduction, claims_of
+from published_panels import agreements, pairs_of, verdict
+from reproduce_page import report, verdict_mark
+from reproduce_settings import FIGURES, Settings, title_of
 
 NOPE_NOTE = (
     "run on {model}; the paper used a 1.5B model (nope-1.5b), and the first 50 tokens of "
@@ -39,6 +39,11 @@ SCORES_NOTE = (
 TRUE_MEANS = (
     "the published Figures 11 to 16 are 50 times too small in scale (20 sequences, divided by 50); "
     "these maps are true means."
+)
+HOW_TO_READ_ALL = (
+    "A verdict is about the run that is linked; figures of trained models name theirs.",
+    "Published panels are compared cell by cell, in steps of their 256 colours.",
+    "A figure with several finished runs shows the run on the paper's models, or else the newest.",
 )
 INDEX_COLUMNS = ("figure", "the paper's claim", "verdict", "numbers")
 Runs = Mapping[str, tuple[Path, Manifest]]  # folder and manifest by figure
@@ -123,7 +128,7 @@ def write_index(folder: Path, new: Mapping[str, Path]) -> None:
     folders = {figure: str(run) for figure, (run, _) in runs.items()}
     manifest = Manifest(command=command_line(), versions=versions(), results={"figures": folders})
     lead = index_headline([manifest for _, manifest in runs.values()])
-    how_to_read = notes.how_to_read("reproduce all")
+    how_to_read = notes.how_to_read(HOW_TO_READ_ALL)
     html = page("The paper, reproduced", lead, [section], manifest, how_to_read)
     with atomic_write(folder / "report.html") as path:
         path.write_text(html, encoding="utf-8")
@@ -154,7 +159,7 @@ def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
     """Return the lines of a figure: a line per claim, and a line for its published panels."""
     title = f"{title_of(figure)}: {FIGURES[figure].shows}"
     if figure not in runs:
-        command = f"python -m nope_probe.reproduce {figure}"
+        command = f"python recipes/paper/reproduce.py {figure}"
         return [[title, "", "○\u00a0not\u00a0run\u00a0yet", f"run: {command}"]]
     folder, found = runs[figure][0], runs[figure][1].results_as(Reproduction)
     rows: list[list[Cell]] = []

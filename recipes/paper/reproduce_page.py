@@ -19,9 +19,9 @@ from nope_probe.reports.page import Cell, Headline, Link, Listing, Section
 from nope_probe.run.folder import Run, read_manifest, read_run
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.page import MOST_ROWS, PlainConsole, Report, print_headline, print_lines
-from nope_probe.studies.paper.claims import Reproduction
-from nope_probe.studies.paper.panels import Pair, agreements, pairs_of
-from nope_probe.studies.paper.settings import title_of
+from paper_claims import Reproduction
+from published_panels import Pair, agreements, pairs_of
+from reproduce_settings import title_of
 
 COMPARED = (
     "Differences are in steps of the panel's colours. The table has each panel's difference, "
@@ -30,6 +30,16 @@ COMPARED = (
 OTHER_MODEL = (
     "The reproduced map is another model's, with other colours, without the first key and the "
     "diagonal: values cannot be compared, shapes can."
+)
+HOW_TO_READ = (
+    "axes",  # a line of every page
+    "Published panels are the paper's figures read back into numbers. Each colour is one of 256 "
+    "steps between the ends of the panel's colour bar.",
+    "A difference is the reproduced map, clipped likewise, less the published panel, in these "
+    "steps. Rounding to colours alone makes differences of up to half a step.",
+    "Noise is the difference that two standard errors let expect, of the paper's 100,000 samples "
+    "and of the reproduced map.",
+    "The paper counts layers from 1, and this page from 0: the paper's layer 1 is L0.",
 )
 DRAWN = 128  # positions of a map on the page
 
@@ -46,7 +56,7 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
         title=f"{figure} of the paper, reproduced",
         headline=headline(manifest),
         sections=[*_figures(figure, pairs), _claims(manifest.results_as(Reproduction))],
-        how_to_read=notes.how_to_read("reproduce"),
+        how_to_read=notes.how_to_read(HOW_TO_READ),
     )
 
 

@@ -17,7 +17,7 @@ from nope_probe.run.paths import default_output_dir
 from nope_probe.run.settings import SessionSettings
 from nope_probe.studies.ablation.settings import Settings as Ablate
 from nope_probe.studies.circuit.settings import Settings as Circuit
-from nope_probe.studies.simulation.settings import Settings as Simulation
+from simulation_settings import Settings as Simulation
 
 # The trained NoPE model (section 4.2), and the language models (section 5.2 and appendix E).
 NOPE_MODEL, NOPE_STAND_IN, NOPE_TOKENS = "nope-1.5b", "nope-tiny", 50
@@ -120,7 +120,7 @@ class Settings(SessionSettings):
     samples have smaller errors than the paper's 100,000. Figures 3 and 8 show a trained model, by
     default the small shipped one. Figures 5 and 11 to 16 show the scores of language models, by
     default the paper's on 1,000 sequences of 1,024 tokens of fineweb-edu. `all` runs the simulated
-    figures and 3 and 8, and writes one page about all sixteen.
+    figures and 3 and 8, and writes one page about all sixteen. `--list` says what each shows.
 
     Attributes:
         figure: Which figure, or all.
@@ -171,6 +171,10 @@ class Settings(SessionSettings):
         given = (self.n_seqs, self.seq_len, self.data, self.windows, self.layers)
         same = all(papers_name(self.figure, model) for model in self.models)
         return not self.models or (same and given == (None,) * len(given))
+
+    def program(self, command: str) -> tuple[str, ...]:
+        """Return the words before the flags: the script in a clone."""
+        return ("python", f"recipes/paper/{command}.py")
 
     def recorded(self) -> JsonObject:
         """Return the settings that identify a figure's run: the settings of its experiments."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from safetensors import safe_open
 
 from nope_probe.run.folder import Run
-from nope_probe.studies.paper.settings import FIGURES, LANGUAGE_MODELS, papers_name
+from reproduce_settings import FIGURES, LANGUAGE_MODELS, papers_name
 
 COLOURS = 256
 PAPERS_SAMPLES = 100_000
@@ -66,8 +66,7 @@ def published(figure: str) -> dict[str, Published]:
         >>> panel.values.shape, panel.kind, published("figure11")
         ((50, 50), 'gram', {})
     """
-    file = resources.files("nope_probe.studies.paper") / "panels.safetensors"
-    with resources.as_file(file) as path, safe_open(path, "numpy") as packed:
+    with safe_open(Path(__file__).with_name("panels.safetensors"), "numpy") as packed:
         about = json.loads(packed.metadata()["panels"])
         keys = [key for key in about if key.startswith(f"{figure}/")]
         return {

@@ -1,6 +1,6 @@
-"""Pack the paper's published panels, read off its figures, into the package's data file.
+"""Pack the paper's published panels, read off its figures, into this folder's data file.
 
-    python docs/pack_published_panels.py panels.safetensors
+    python recipes/paper/pack_panels.py panels.safetensors
 
 A panel of 50 x 50 cells is kept as the number of each cell's colour in its colour bar, from 0 to
 255, which is exact; one of Figure 5 as means of 3 x 3 pixels, since its 312 pixels are blurred.
@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-TARGET = Path(__file__).parent.parent / "nope_probe/studies/paper/panels.safetensors"
+TARGET = Path(__file__).with_name("panels.safetensors")
 PROVENANCE = (
     "Kim et al., Behind RoPE: How Does Causal Mask Encode Positional Information?, arXiv "
     "2509.21042v1: colours of the published figures, turned back into values with each panel's "
@@ -25,7 +25,7 @@ COLOURS = 256
 
 
 def pack(source: Path, target: Path = TARGET) -> None:
-    """Write the panels of `source` into the package's data file."""
+    """Write the panels of `source` into this folder's data file."""
     arrays, about = {}, {}
     with safe_open(source, "numpy") as file:
         given = json.loads(file.metadata()["panels"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nope_probe.analyses.parameter_free.monotonicity import (
+from monotonicity import (
     by_distance,
     mean_steps,
     monotonicity_tests,

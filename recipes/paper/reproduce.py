@@ -1,0 +1,36 @@
+"""Run one of the paper's figures, and check the paper's claims."""
+
+from __future__ import annotations
+
+import sys
+
+from nope_probe.cli import (
+    IMAGE,
+    VERBOSE,
+    module_of,
+    one_line_errors,
+    parse_with,
+    typed_arguments,
+)
+from reproduce_settings import FIGURES, Settings
+
+ALL = "every figure that a laptop can run, and a page about all sixteen"
+EXAMPLES = ("figure2", "figure3", "--list")
+
+
+def main() -> None:
+    """Run the command line: a figure's experiments, its claims and the path of its page."""
+    with one_line_errors():
+        if typed_arguments() == ["--list"]:
+            shows = {name: figure.shows for name, figure in FIGURES.items()} | {"all": ALL}
+            sys.stdout.write("".join(f"{name:<9} {words}\n" for name, words in shows.items()))
+            return
+        settings, shown = parse_with(Settings, EXAMPLES, IMAGE, VERBOSE)
+        if shown["image"] is not None:
+            settings.validate_drawable()
+        settings.validate()
+        module_of(Settings, "study").run_and_show(settings, **shown)
+
+
+if __name__ == "__main__":
+    main()
