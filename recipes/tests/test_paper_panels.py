@@ -191,7 +191,7 @@ def test_figure_8_of_two_models_goes_into_two_folders(
     assert "figure8, rope-tiny, the paper: without RoPE" in capsys.readouterr().out
     figures = sorted(tmp_path.glob("runs/reproduce-figure8-*/manifest.json"))
     assert len(figures) == 2
-    assert len(list(tmp_path.glob("runs/scores-*-tiny-*/manifest.json"))) == 2
+    assert len(list(tmp_path.glob("runs/ablate-*-tiny-*/manifest.json"))) == 2
     manifest = read_manifest(figures[0].parent)
     assert manifest.results["panels"]["compared"] == 0
     (claim,) = manifest.results["claims"]
