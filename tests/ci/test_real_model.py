@@ -3,7 +3,6 @@
 from pathlib import Path
 from shutil import copy
 
-import pandas as pd
 import pytest
 import torch
 from support.command_line import refused
