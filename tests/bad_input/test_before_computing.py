@@ -59,10 +59,17 @@ WITHOUT_EFFECT = [
     (f"ablate {FREE} --shuffle", "--shuffle has no effect on --data gaussian"),
     ("ablate --data random --pack", "--pack joins documents, and --data random has none"),
     ("ablate --pack --windows start", "--pack begins sequences anywhere, --windows start where"),
-    ("ablate --model parameter-free", "parameter-free takes gaussian vectors, not --data shipped"),
+    (
+        "ablate --model parameter-free --data shipped",
+        "parameter-free takes gaussian vectors, not --data shipped",
+    ),
     ("ablate --data gaussian", "rope-tiny takes text or random tokens, not --data gaussian"),
     ("ablate --revision main", "--revision is for models on the Hub"),
     ("ablate --device cpu --device-map auto", "--device is for one device"),
+    ("heads --by positions", "--by positions: expected positional, others"),
+    ("heads --by nowhere.csv", "there is no such file"),
+    ("heads --data random", "tested on text"),
+    ("heads --remove rope --mean-seqs 40", "--mean-seqs has no effect"),
     ("ablate --remove sources --gain norm", "--gain has no effect where no weight is removed"),
     ("circuit --gain norm", "--gain has no effect where no weight is removed"),
     ("ablate --remove mlp+position[MLP0]", "--remove: mlp and position[MLP0] share the output"),
@@ -79,6 +86,31 @@ WITHOUT_EFFECT = [
     ("behaviour --measures in-context --remove mlp --prefix 8", "--prefix has no effect where the"),
     ("behaviour --remove mask mask", "--remove names something twice"),
     ("behaviour --data random", "behaviour is measured on text"),
+]
+WAYS_OUT = [  # what a line was meant to be is what it says to type
+    ("ablate rope-tiny", "rope-tiny needs its flag: --model rope-tiny"),
+    ("trace --model rope-tiny nope-tiny", "run each, then compare their folders"),
+    ("ablate --remove mask,rope", "spaces separate values: --remove mask rope"),
+    ("behaviour --remove rope 'mask; w_q'", "spaces separate values: --remove mask w_q"),
+    ("behaviour --measures=loss,copy", "spaces separate values: --measures loss copy"),
+    ("heads --k 1,2", "spaces separate values: --k 1 2"),
+    ("attention --remove rope --in-heads L0H1,L1H2", ": --in-heads L0H1 L1H2"),
+    ("ablate --remove mask + rope", "a union has no spaces, as mask+rope"),
+    ("ablate --text 'a b' --seed 3", "python -m nope_probe.attention --text 'a b' --seed 3"),
+    (
+        "attention --reader L2",
+        "--reader is a flag of trace: python -m nope_probe.trace --reader L2",
+    ),
+    ("circuit --layers 2", "did you mean --layer?"),
+    ("ablate --n-seqs many", "--n-seqs: expected a whole number, got 'many'"),
+    ("attention --layers L2", "a range (7:9 is L7 and L8), all or auto"),
+    ("trace --layers 3:3", "a range (7:9 is L7 and L8), all or auto"),
+    (
+        "ablate --seq-len 9",
+        "measures use queries that see 8 keys or more besides the first; take --seq-len 10 or more",
+    ),
+    ("attention --seq-len 7", "take --seq-len 8 or more"),
+    ("ablate --model ../no/model", "no/model does not exist"),
 ]
 PLACES = [
     ("ablate --out .", "holds other files"),
@@ -118,7 +150,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("typed", "fragment"), [*NUMBERS, *WITHOUT_EFFECT, *PLACES])
+@pytest.mark.parametrize(("typed", "fragment"), [*NUMBERS, *WITHOUT_EFFECT, *WAYS_OUT, *PLACES])
 def test_a_users_mistake_is_one_line_and_exit_code_2(
     typed: str, fragment: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
