@@ -33,7 +33,7 @@ MODEL ?= smollm2-135m
 TEXT ?= "Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."
 HEAD ?= L18H6
 
-.PHONY: ablate real test check ci recipes claims kernels shapes lint types docs package bench install versions models notebooks clean
+.PHONY: ablate real test check ci recipes size claims kernels shapes lint types docs package bench install versions models notebooks clean
 
 # The two models that ship, with RoPE and without a position encoding, and both side by side.
 TWINS := rope-tiny nope-tiny
@@ -105,6 +105,9 @@ models:  ## Every decoder on both versions of TransformerLens, into docs/models.
 
 bench: install  ## Measure every claim on a quiet machine, into build/bench.md (15 minutes)
 	$(BIN)/python -W ignore benchmarks/bench.py
+
+size:  ## The numbers of the budget: code lines of rooms and studies, flags, tables, lines of tests
+	PYTHONPATH=. $(BIN)/python benchmarks/size.py
 
 claims: install  ## Put what papers say of position to the test, into docs/claims.md (after make real)
 	$(BIN)/python -W ignore recipes/claims/page.py
