@@ -261,6 +261,8 @@ class AttentionMaps(TensorRecord):
         query_positions: the queries of the rows.
         scores: fold means of the scores, nats; NaN where the model masks. None if the capture left
             them out.
+        sinks: fold means of what each head's learned sink takes of a query's attention, a part of
+            1; None without sinks. The weights are those of the keys without it, and add up to 1.
     """
 
     weights: Float[Tensor, "fold layer head row key_pos"]
@@ -272,6 +274,7 @@ class AttentionMaps(TensorRecord):
     skip_keys: int
     query_positions: Int[Tensor, " row"]
     scores: Float[Tensor, "fold layer head row key_pos"] | None = None
+    sinks: Float[Tensor, "fold layer head"] | None = None
 
     def __repr__(self) -> str:
         """Return sizes, and how much data the means are taken over."""

@@ -45,8 +45,8 @@ def capture_attention(
     """Average the attention weights of each head over sequences, and their information.
 
     Weights are the softmax of the scores, or what hooks on `hook_pattern` made of it: a learned
-    sink outside the scores (as in gpt-oss) takes no part. `analyses.attention.split_attention`
-    splits the information into position and content.
+    sink outside the scores (as in gpt-oss) takes no part, and what it takes of all attention is
+    `sinks`. `analyses.attention.split_attention` splits the information into position and content.
 
     Args:
         model: in any form that `load` takes in memory, or what it returns, ablated or not.
@@ -152,6 +152,10 @@ class AttentionAccumulator(MapAccumulator):
         parts = defaultdict[str, list[FoldSum]](list)
         for group in self.groups:
             scores, visible = _scores(attention, group)
+            if attention.sinks is not None:
+                total = scores.masked_fill(~visible, -torch.inf).logsumexp(-1)
+                share = (attention.sinks[:, None].to(total) - total).sigmoid().double()
+                parts[f"sinks{group.name}"] = sum_parts(share, *folds)
             if self.keeps_scores:
                 parts[f"scores{group.name}"] = sum_parts(scores, *folds)
             hooked = attention.hooked_weights(group.queries)
@@ -164,6 +168,10 @@ class AttentionAccumulator(MapAccumulator):
             for name, rows in zip(("information", "others"), information, strict=True):
                 parts[name + group.name] = sum_parts(rows.double(), *folds)
         self.add(**parts)
+
+    @property
+    def _has_sinks(self) -> bool:
+        return any(name.startswith("sinks") for name in self.totals)
 
     def _measured(self, scores: Scores, visible: Visible) -> tuple[Scores, Tensor, Tensor]:
         """Return weights, KL(A, U) and (1 - a) KL(A', U'), nats; scores are overwritten.
@@ -216,6 +224,7 @@ class AttentionAccumulator(MapAccumulator):
             "information": rows("information"),
             "others": rows("others"),
             **({"scores": maps("scores")} if self.keeps_scores else {}),
+            **({"sinks": rows("sinks").mean(-1)} if self._has_sinks else {}),
         }
 
 

@@ -228,3 +228,17 @@ def test_known_positional_shares_of_the_shipped_models(name: str) -> None:
         batches = [plain(batch, output_attentions=True).attentions for batch in inputs.split(64)]
     weights = torch.stack([torch.stack(batch).sum(1) for batch in batches]).sum(0) / len(inputs)
     assert_same(pooled(maps.weights, maps.counts), weights, NETWORK)
+
+
+def test_what_sinks_take_is_what_plain_transformers_keys_do_not_get(tmp_path: Path) -> None:
+    tiny = write_decoder("gpt_oss", tmp_path)
+    model: Any = load(str(tiny.folder)).model
+    of_keys = tiny.hf(tiny.tokens, output_attentions=True).attentions
+    expected = torch.stack([1 - weights.sum(-1).mean((0, 2)) for weights in of_keys])
+    maps = capture_attention(model, tiny.tokens, n_folds=1)
+    assert maps.sinks is not None
+    assert_same(maps.sinks[0], expected.double(), NETWORK)
+    assert expected.min() > 0.01
+    assert_same(maps.weights.sum(-1), torch.ones(maps.weights.shape[:-1]), NETWORK)
+    with ablated(model, "sink"):
+        assert float(capture_attention(model, tiny.tokens, n_folds=1).sinks.abs().max()) == 0.0
