@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import Interval, jackknife, rms, share
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, along, jackknife, rms, share
 from nope_probe.analyses.pattern_rows import beyond_rounding, mean_squares
 from nope_probe.maps.estimates import Estimates, ProductSums, leave_one_out
 from nope_probe.maps.layers import Pattern, Question
@@ -133,11 +133,7 @@ class ContrastGram(Generic[Name]):
             name: the condition c.
             intact: the intact model.
         """
-        whole = self._square({intact: 1.0})
-        if not jackknife(whole).low > 0:
-            return None
-        sizes = whole.values.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
-        return self.product({name: 1.0}, {intact: 1.0}) / whole.with_values(sizes)
+        return along(self.product({name: 1.0}, {intact: 1.0}), self._square({intact: 1.0}))
 
     def mean(self, contrast: Mapping[Name, float]) -> Estimates:
         """Return the mean lead of a contrast, nats; 0 within rounding.
@@ -150,6 +146,18 @@ class ContrastGram(Generic[Name]):
         square = self._square(contrast)
         values = self.means @ self._coefficients(contrast)
         return square.with_values(values * bool(square.values.any()))
+
+    def part(self, term: Mapping[Name, float], whole: Mapping[Name, float]) -> Interval:
+        """Return how much of a whole lead or pattern V a term T has, nats.
+
+        Of a lead it is the term's mean lead, and of a pattern <T, V> / sqrt(<V, V>). It is
+        undefined where the whole is within its noise.
+        """
+        square = self._square(whole)
+        part = along(self.product(term, whole), square)
+        if part is None:
+            return UNDEFINED
+        return jackknife(part) if self.means is None else self.size(term)
 
     def _square(self, contrast: Mapping[Name, float]) -> Estimates:
         """Return the mean square of a contrast, 0 within the rounding of its conditions' scores."""

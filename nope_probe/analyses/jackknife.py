@@ -162,3 +162,18 @@ def rms_difference(one: Estimates, other: Estimates) -> Interval:
 def share(part: Estimates, whole: Estimates) -> Interval:
     """Return part / whole with its interval; undefined if the whole does not exceed its noise."""
     return jackknife(part / whole) if jackknife(whole).low > 0 else UNDEFINED
+
+
+def along(part: Estimates, whole: Estimates) -> Estimates | None:
+    """Return part / sqrt(whole): the nats of a pattern P that a map T has, <T, P> / sqrt(<P, P>).
+
+    None if the whole does not exceed its noise.
+
+    Args:
+        part: <T, P>, squared nats.
+        whole: <P, P>, squared nats.
+    """
+    if not jackknife(whole).low > 0:
+        return None
+    roots = whole.values.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+    return part / whole.with_values(roots)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, along, jackknife, rms, share
 from nope_probe.analyses.pattern_rows import beyond_rounding, non_relative
 from nope_probe.analyses.reader import PARTS, FoldVectors, Reader, ScoreRows, Side, Size
 from nope_probe.maps.estimates import Estimates
@@ -33,14 +33,15 @@ class PositionTerm:
 
     Attributes:
         size: the mean of the term's lead over queries, or the RMS of its pattern, nats.
-        share: share of the whole lead or pattern V, <term, V> / <V, V>.
+        part: how much of the whole V the term T has, nats: of a lead its mean over queries, of a
+            pattern <T, V> / sqrt(<V, V>). Undefined where V does not exceed its noise.
         relative_r2: share of a pattern's square that has the form a(i) + f(i - j); undefined for
             leads.
         non_relative: RMS of the rest, nats.
     """
 
     size: Interval
-    share: Interval
+    part: Interval
     relative_r2: Interval
     non_relative: Interval
 
@@ -48,7 +49,8 @@ class PositionTerm:
 def position_terms(reader: Reader) -> dict[str, PositionTerm]:
     """Return a lead's or pattern's terms: the whole, the mean term, its four parts, and the rest.
 
-    The four shares add up to the mean term's share; with the covariance term (and ALiBi), to 1.
+    The four parts add up to the mean term's part; with the covariance term (and ALiBi), to the
+    size of the whole.
     `norm` is a part of the written terms: what the norms make of vectors that know nothing of
     position, because their mean scale depends on the position.
     """
@@ -82,10 +84,24 @@ def _term(reader: Reader, product: Estimates, size: Size) -> PositionTerm:
         relative_r2, non_relative = share(size.square - size.rest, size.square), rms(size.rest)
     return PositionTerm(
         size=size.nats,
-        share=share(product * exceeds_rounding, reader.square),
+        part=_part(reader, product * exceeds_rounding, size),
         relative_r2=relative_r2,
         non_relative=non_relative,
     )
+
+
+def _part(reader: Reader, product: Estimates, size: Size) -> Interval:
+    """Return how much of the whole lead or pattern a term has, nats.
+
+    Args:
+        reader: the lead or pattern.
+        product: <term, whole>, 0 if the term is within rounding.
+        size: of the term.
+    """
+    part = along(product, reader.square)
+    if part is None:
+        return UNDEFINED
+    return jackknife(part) if reader.question == "pattern" else size.nats
 
 
 def _beyond_rounding(reader: Reader, size: Size) -> tuple[Size, float]:
@@ -100,21 +116,22 @@ class Written:
     """A writer's part of the keys or queries of a layer (or head).
 
     Attributes:
-        share: its share of the whole lead or pattern.
+        part: how much of the whole lead or pattern it writes, nats; see `PositionTerm`.
         size: the mean lead, or the RMS of the pattern, that the part makes with the other side,
             nats.
-        first_key: the share that a head gets from the first key; undefined for other writers.
+        from_first_key: the nats of `part` that a head gets from the first key; undefined for other
+            writers.
     """
 
-    share: Interval
+    part: Interval
     size: Interval
-    first_key: Interval
+    from_first_key: Interval
 
 
 def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
     """Return each writer's part of the written terms of keys or queries.
 
-    The key side is <R_i E q_i, R_j dk_j>, the query side <R_i dq_i, R_j k0>, so the shares of both
+    The key side is <R_i E q_i, R_j dk_j>, the query side <R_i dq_i, R_j k0>, so the parts of both
     sides add up to the three written terms.
     """
     sums = reader.sums
@@ -122,19 +139,18 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
         (sums.keys, sums.first_keys) if side == "key" else (sums.queries, sums.first_queries)
     )
     readings, terms = reader.readings(side), {}
-    for writer, x in brought.items():
+
+    def written_part(x: FoldVectors) -> tuple[Interval, Interval]:
         written = reader.part(x, "written")
         pair = (sums.q, written) if side == "key" else (written, reader.mean(sums.k))
-        of_pair = reader.pair_size(*pair)
-        size, exceeds_rounding = _beyond_rounding(reader, of_pair)
+        size, exceeds_rounding = _beyond_rounding(reader, reader.pair_size(*pair))
         product = reader.written_products(readings, x) * exceeds_rounding
-        from_first = UNDEFINED
-        if writer in first:
-            first_product = reader.written_products(readings, first[writer]) * exceeds_rounding
-            from_first = share(first_product, reader.square)
-        terms[writer] = Written(
-            share=share(product, reader.square), size=size.nats, first_key=from_first
-        )
+        return size.nats, _part(reader, product, size)
+
+    for writer, x in brought.items():
+        size, part = written_part(x)
+        from_first = written_part(first[writer])[1] if writer in first else UNDEFINED
+        terms[writer] = Written(part=part, size=size, from_first_key=from_first)
     return terms
 
 
@@ -148,16 +164,14 @@ def written_by(reader: Reader, writer: Writer) -> tuple[FoldVectors, FoldVectors
     return reader.part(query, "written"), reader.part(key, "written")
 
 
-def direct_share(reader: Reader, writer: Writer) -> Interval:
-    """Return the share of a lead or pattern lost when queries and keys lose a writer's position."""
+def direct_part(reader: Reader, writer: Writer) -> Interval:
+    """Return the nats of a lead or pattern lost when queries and keys lose a writer's position."""
     query, key = written_by(reader, writer)
-    q, k, values = reader.sums.q, reader.sums.k, reader.values
-    lost = (
-        reader.products(q, key, values)
-        + reader.products(query, k, values)
-        - reader.products(query, key, values)
-    )
-    return share(lost, reader.square)
+    q, k = reader.sums.q, reader.sums.k
+    # The vectors of the two halves of heads are multiplied in turn, and the products add up.
+    pair = torch.cat((q, query), 2), torch.cat((key, k - key), 2)
+    size = reader.pair_size(*pair) if reader.question == "lead" else Size(square=reader.square)
+    return _part(reader, reader.products(*pair, reader.values), size)
 
 
 def scores_without(reader: Reader, writer: Writer) -> ScoreRows:

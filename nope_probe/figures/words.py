@@ -144,13 +144,6 @@ def with_readers(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(reader=[reader_of(row) for row in table.to_dict("records")])
 
 
-def strongest_reader(terms: pd.DataFrame) -> str | None:
-    """Return the reader with the strongest lead or pattern of those that exceed their noise."""
-    above = whole_sizes(terms)
-    above = above[above["size_low"] > 0]
-    return None if above.empty else str(above.sort_values("size").iloc[-1]["reader"])
-
-
 def whole_sizes(terms: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `terms.csv` of whole leads and patterns, with their readers.
 

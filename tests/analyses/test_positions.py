@@ -9,11 +9,11 @@ import pytest
 import torch
 from support.dense_patterns import estimates
 
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, share
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, along, jackknife, rms, share
 from nope_probe.analyses.positions import (
     TERMS,
     clock,
-    direct_share,
+    direct_part,
     position_terms,
     term_maps,
     written_by,
@@ -80,11 +80,11 @@ def test_rope_on_constant_vectors_is_rotation_alone_in_closed_form() -> None:
     )
     reader = Reader(sums=sums_of(q, k, rope()), counts=EQUAL)
     terms = position_terms(reader)
-    assert terms["rotation"].share.value == pytest.approx(1, abs=1e-9)
+    assert terms["rotation"].part.value == pytest.approx(terms["all"].size.value, abs=1e-9)
     assert terms["rotation"].relative_r2.value == pytest.approx(1, abs=1e-9)
     assert terms["rotation"].non_relative.value == 0
     for name in (*TERMS[1:], "covariance"):
-        assert terms[name].share.value == pytest.approx(0, abs=1e-9)
+        assert terms[name].part.value == pytest.approx(0, abs=1e-9)
     (a, b), (c, d) = ((x[0, 0, 0, :3], x[0, 0, 0, 3:]) for x in (q, k))
     lengths = torch.hypot(a, b) * torch.hypot(c, d)
     phases = torch.atan2(b, a) - torch.atan2(d, c)
@@ -100,7 +100,7 @@ def test_rope_on_constant_vectors_is_rotation_alone_in_closed_form() -> None:
 @pytest.mark.parametrize("rotation", [NO_ROTATION, rope()])
 @pytest.mark.parametrize("counts", [EQUAL, torch.tensor([3, 9, 4, 5, 5, 2, 7])])
 @pytest.mark.parametrize("kept", [0, 1])
-def test_shares_of_terms_add_up_and_those_of_writers_to_what_is_written(
+def test_parts_of_terms_add_up_and_those_of_writers_to_what_is_written(
     rotation: Rotation, counts: torch.Tensor, kept: int
 ) -> None:
     """The lead's terms add up too where the first position keeps what is written there."""
@@ -116,13 +116,13 @@ def test_shares_of_terms_add_up_and_those_of_writers_to_what_is_written(
     assert [asked.question for asked in reader.questions()] == ["lead", "pattern"]
     for asked in reader.questions():
         terms = position_terms(asked)
-        shares = {name: term.share.value for name, term in terms.items()}
-        assert sum(shares[name] for name in TERMS) == pytest.approx(shares["mean"], abs=1e-9)
-        assert shares["mean"] + shares["covariance"] == pytest.approx(shares["all"], abs=1e-9)
-        assert shares["all"] == pytest.approx(1, abs=1e-12)
+        parts = {name: term.part.value for name, term in terms.items()}
+        assert sum(parts[name] for name in TERMS) == pytest.approx(parts["mean"], abs=1e-9)
+        assert parts["mean"] + parts["covariance"] == pytest.approx(parts["all"], abs=1e-9)
+        assert parts["all"] == pytest.approx(terms["all"].size.value, abs=1e-9)
         of_writers = table[table["of"] == asked.question]
-        written = sum(shares[name] for name in TERMS[1:])
-        assert of_writers["share"].sum() == pytest.approx(written, abs=1e-9)
+        written = sum(parts[name] for name in TERMS[1:])
+        assert of_writers["part"].sum() == pytest.approx(written, abs=1e-9)
         if asked.question == "lead":
             sizes = {name: term.size.value for name, term in terms.items()}
             assert sum(sizes[name] for name in TERMS) == pytest.approx(sizes["mean"], abs=1e-9)
@@ -224,6 +224,11 @@ def uneven(values: torch.Tensor) -> Estimates:
     return estimates(values, UNEVEN)
 
 
+def nats(product: torch.Tensor, square: torch.Tensor) -> Interval:
+    part = along(uneven(product), uneven(square))
+    return UNDEFINED if part is None else jackknife(part)
+
+
 def assert_equal(found: Interval, expected: Interval) -> None:
     for end in ("value", "low", "high"):
         assert getattr(found, end) == pytest.approx(getattr(expected, end), abs=1e-9, nan_ok=True)
@@ -279,11 +284,15 @@ def test_terms_are_products_of_different_folds_by_brute_force(
         products["covariance"] = products["covariance"] - products["alibi"]
     assert {*terms} == {*products}
     for name, term in terms.items():
-        assert_equal(term.share, share(uneven(products[name]), uneven(square)))
+        if question == "pattern":
+            assert_equal(term.part, nats(products[name], square))
         if name in vectors:
+            if question == "lead":
+                assert_equal(term.part, hand.size(*vectors[name]))
             assert_equal(term.size, hand.size(*vectors[name]))
     parts = ("mean", "covariance", *(["alibi"] if has_alibi else []))
-    assert sum(terms[name].share.value for name in parts) == pytest.approx(1, abs=1e-9)
+    added = sum(terms[name].part.value for name in parts)
+    assert added == pytest.approx(terms["all"].size.value, abs=1e-9)
     if question == "lead":
         assert_equal(terms["mean"].relative_r2, UNDEFINED)
         leads = torch.stack([hand.lead(fold).mean() for fold in with_bias])
@@ -347,6 +356,11 @@ def test_writers_are_products_of_different_folds_by_brute_force(
     def about_mean(x: torch.Tensor) -> torch.Tensor:
         return x - x[:, 1:].mean(1, keepdim=True)
 
+    def part_of(pair: tuple[torch.Tensor, torch.Tensor]) -> Interval:
+        if question == "lead":
+            return hand.size(*pair)
+        return nats(hand.crossed(hand.values, *pair, scores), square)
+
     mean_key = (sums.k - about_mean(sums.k)).expand_as(sums.k)
     for side, written, first in (
         ("key", sums.keys, sums.first_keys),
@@ -357,24 +371,23 @@ def test_writers_are_products_of_different_folds_by_brute_force(
         for writer, term in terms.items():
             x = about_mean(written[writer])
             pair = (sums.q, x) if side == "key" else (x, mean_key)
-            product = hand.crossed(hand.values, *pair, scores)
-            assert_equal(term.share, share(uneven(product), uneven(square)))
+            assert_equal(term.part, part_of(pair))
             assert_equal(term.size, hand.size(*pair))
             if writer not in first:
-                assert_equal(term.first_key, UNDEFINED)
+                assert_equal(term.from_first_key, UNDEFINED)
                 continue
             x = about_mean(first[writer])
             pair = (sums.q, x) if side == "key" else (x, mean_key)
-            product = hand.crossed(hand.values, *pair, scores)
-            assert_equal(term.first_key, share(uneven(product), uneven(square)))
+            assert_equal(term.from_first_key, part_of(pair))
     query, key = (about_mean(x["MLP0"]) for x in (sums.queries, sums.keys))
-    without, whole = (
-        hand.crossed(hand.values, *pair, scores)
-        for pair in ((sums.q - query, sums.k - key), (sums.q, sums.k))
-    )
-    assert_equal(
-        direct_share(reader, Writer("MLP0")), share(uneven(whole - without), uneven(square))
-    )
+    pairs = ((sums.q, sums.k), (sums.q - query, sums.k - key))
+    found = direct_part(reader, Writer("MLP0"))
+    if question == "lead":
+        whole, without = (hand.size(*pair).value for pair in pairs)
+        assert found.value == pytest.approx(whole - without, abs=1e-9)
+    else:
+        whole, without = (hand.crossed(hand.values, *pair, scores) for pair in pairs)
+        assert_equal(found, nats(whole - without, square))
 
 
 def test_queries_whose_window_hides_the_first_key_have_no_lead() -> None:
@@ -452,8 +465,8 @@ def test_the_norms_term_is_its_keys_before_all_queries_and_its_queries_before_th
     )
     maps, whole = (row_centred(x, skip_keys=1) for x in (maps, reader.mean_map(q, k)))
     kept = whole.isfinite()
-    share = float((maps * whole)[kept].sum() / whole[kept].square().sum())
-    assert term.share.value == pytest.approx(share, abs=1e-9)
+    part = float((maps * whole)[kept].mean() / whole[kept].square().mean().sqrt())
+    assert term.part.value == pytest.approx(part, abs=1e-9)
     assert term.size.value == pytest.approx(float(maps[kept].square().mean().sqrt()), rel=1e-9)
     assert "norm" not in position_terms(replace(reader, sums=sums_of(q, k, rope())))
 

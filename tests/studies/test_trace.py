@@ -20,7 +20,6 @@ from support.tiny_models import plain
 from nope_probe import load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
 from nope_probe.data.sequences import Sequences
-from nope_probe.figures.words import strongest_reader
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.names import CHECKPOINTS
@@ -100,7 +99,7 @@ def test_clocks_are_coordinates_of_mean_keys_and_queries_along_their_axes(done: 
     ):
         own = clocks[clocks["side"] == side]
         ranked = writers.query("layer == 2 and of == 'pattern' and side == @side")
-        ranked = ranked.set_index("writer")["share"]
+        ranked = ranked.set_index("writer")["part"]
         ranked = ranked.abs().sort_values(ascending=False)
         n_writers = own["writer"].nunique()
         assert list(own["writer"].unique()) == ["all", *ranked.index[: n_writers - 1]]
@@ -194,12 +193,13 @@ def test_a_finished_run_is_shown_again_with_its_answer(
     before = (done / "manifest.json").read_bytes()
     run_command(trace, *SMALL, "--layers", 3, "--out", done, "--confirm", 0, "--verbose")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "write the order of L2's other keys" in shown
-    assert "first_key" in shown
+    assert "nats in the order of L2's other keys" in shown
+    assert "from_first_key" in shown
+    assert "%" not in shown.replace("95%", "")
     assert "The exact terms of lead and pattern" in shown
     assert (done / "manifest.json").read_bytes() == before
     html = (done / "report.html").read_text()
-    assert "write the order of L2&#x27;s other keys" in html
+    assert "nats in the order of L2&#x27;s other keys" in html
     assert '"whole pattern"' in html
 
 
@@ -273,7 +273,7 @@ def run_of(
         "model": {"name": "mine", "depth": 4, "rope_layers": [False] * 4},
         "settings": settings,
         "layers": [1, 2, 3],
-        "reader": reader or strongest_reader(terms),
+        "reader": reader or page.strongest_reader(terms, ()),
         "skip_keys": 1,
     }
     return Run(manifest=manifest_of(**manifest), arrays={"maps": traced.maps()}, tables=tables)
@@ -286,73 +286,91 @@ def sentence(*tables: Any, **options: Any) -> str:
 def test_the_answer_names_the_main_writers_and_nothing_of_another_reader() -> None:
     terms, writers = traced.terms_table(), traced.writers_table()
     assert sentence(terms) == (
-        "At 48 tokens, L1H0 (92%) and L1H1 (67%) write the order of L2's other keys."
+        "At 48 tokens, L1H0 writes 7.0 and L1H1 5.1 of the 7.6 nats in the order of L2's other "
+        "keys."
     )
     assert (
         sentence(terms, reader="L1")
-        == "At 48 tokens, MLP0 (97%) writes the order of L1's other keys."
+        == "At 48 tokens, MLP0 writes 0.29 of the 0.30 nats in the order of L1's other keys."
     )
     learned = writers.replace({"writer": {"MLP0": "pos_embed"}})
-    assert sentence(terms, learned, reader="L1").startswith("At 48 tokens, pos_embed (97%) writes")
-    third = writers.query("layer == 2 and writer == 'L1H0'").assign(writer="L0H3", share=0.6)
-    assert "L1H1 (67%) and others write the order" in sentence(terms, pd.concat([writers, third]))
+    assert sentence(terms, learned, reader="L1").startswith(
+        "At 48 tokens, pos_embed writes 0.29 of"
+    )
+    third = writers.query("layer == 2 and writer == 'L1H0'").assign(writer="L0H3", part=4.6)
+    assert "writes 7.0, L1H1 5.1 and others the rest of the 7.6 nats" in sentence(
+        terms, pd.concat([writers, third])
+    )
 
 
 def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
-    """The layer is the one with the strongest lead or pattern of either sign."""
+    """The layer is the one with the largest lead, of either sign, and pattern together."""
     rotation = traced.terms_table("rope")
     lead = traced.terms_table().assign(of="lead")
     lead.loc[lead["term"] == "all", ["size", "size_low", "size_high"]] *= -1
-    written = pd.concat([traced.writers_table(), traced.writers_table().assign(of="lead")])
+    against = traced.writers_table().assign(of="lead")
+    for table in (lead, against):
+        ends = table[["part", "part_high", "part_low"]]
+        table[["part", "part_low", "part_high"]] = -ends.to_numpy()
+    written = pd.concat([traced.writers_table(), against])
     terms = pd.concat([lead, rotation])
     assert sentence(terms, written) == (
-        "At 48 tokens, RoPE's rotation makes the order of L2's other keys (103%); L1H0 (92%) and "
-        "L1H1 (67%) write the first key's lead."
+        "At 48 tokens, RoPE's rotation makes 1.9 of the 1.9 nats in the order of L2's other keys; "
+        "L1H0 writes -7.0 and L1H1 -5.1 of the -7.6 nats of the first key's lead."
     )
-    assert sentence(lead, written).endswith("write L2's lead of the first key.")
+    assert sentence(lead, written, reader="L2").endswith("of the -7.6 nats of L2's lead.")
     found = page.headline(run_of(terms, written, traced.effects_table()))
-    assert [*found.table] == ["L2 at 48 tokens", "first key", "other keys", "other keys, lost"]
-    table = found.table.set_index("L2 at 48 tokens")
-    assert [*table.index] == [
-        *("size", "RoPE's rotation", "L1H0", "MLP1", "L1H1", "MLP0", "other writers", "covariance")
+    assert [*found.table] == [
+        "L2 at 48 tokens, nats",
+        "first key",
+        "other keys",
+        "other keys, lost",
     ]
-    assert table.loc["size"].to_list() == ["-7.6 nats", "1.9 nats", ""]
-    assert table.loc["RoPE's rotation"].to_list() == ["0%", "103%", ""]
-    assert table.loc["MLP1"].to_list() == ["-72%", "-72%", "-63%"]
-    assert table.loc["L1H1", "other keys, lost"] == "", "it was not measured"
-    in_all = sum(float(text[:-1]) for text in table["first key"][1:])
-    assert in_all == pytest.approx(100, abs=3)
-    assert found.caption.startswith("L2 is the strongest of L1 to L3")
+    table = found.table.set_index("L2 at 48 tokens, nats")
+    assert [*table.index] == [
+        *("whole", "RoPE's rotation", "ATTN1", "· L1H0", "· L1H1", "MLP1"),
+        *("other writers", "covariance"),
+    ]
+    assert table.loc["whole"].to_list() == ["-7.60", "1.90", ""]
+    assert table.loc["RoPE's rotation"].to_list() == ["0.00", "1.95", ""]
+    assert table.loc["MLP1"].to_list() == ["5.47", "-5.47", "-4.79"]
+    assert table.loc["· L1H1", "other keys, lost"] == "", "it was not measured"
+    for column in ("first key", "other keys"):
+        whole, *parts = (
+            float(text) for name, text in table[column].items() if not name.startswith("·")
+        )
+        assert sum(parts) == pytest.approx(whole, abs=0.03), "heads are in their attention"
+    assert found.caption.startswith("L2 has the largest lead and pattern of L1 to L3 of 4. A head")
 
 
 def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None:
     """An attention counts with its heads, of which the table names some."""
     effects = traced.effects_table().query("layer == 2")
-    indirect = effects.iloc[:1].assign(writer="ATTN0", **traced.interval("total", 0.9))
-    whole = effects.iloc[:1].assign(writer="ATTN1", **traced.interval("total", 0.8))
-    faint = effects.iloc[:1].assign(writer="MLP9", **traced.interval("total", 0.02))
+    indirect = effects.iloc[:1].assign(writer="ATTN0", **traced.interval("total", 6.84))
+    whole = effects.iloc[:1].assign(writer="ATTN1", **traced.interval("total", 6.08))
+    faint = effects.iloc[:1].assign(writer="MLP9", **traced.interval("total", 0.2))
     writers = traced.writers_table()
     little = (
-        writers.query("layer == 2").iloc[:1].assign(writer="L0H0", **traced.interval("share", 0))
+        writers.query("layer == 2").iloc[:1].assign(writer="L0H0", **traced.interval("part", 0))
     )
     tables = traced.terms_table(), pd.concat([writers, little])
     found = page.headline(run_of(*tables, pd.concat([effects, indirect, whole, faint])))
-    table = found.table.set_index("L2 at 48 tokens")
-    assert table.loc["ATTN0"].to_list() == ["0%", "90%"]
-    assert table.loc["ATTN1"].to_list() == ["159%", "80%"]
+    table = found.table.set_index("L2 at 48 tokens, nats")
+    assert table.loc["ATTN0"].to_list() == ["0.00", "6.84"]
+    assert table.loc["ATTN1"].to_list() == ["12.08", "6.08"]
     assert [*table.index] == [
-        *("size", "ATTN1", "L1H0", "ATTN0", "MLP1", "L1H1", "other writers", "covariance")
+        *("whole", "ATTN1", "· L1H0", "· L1H1", "ATTN0", "MLP1", "other writers", "covariance")
     ]
-    assert table.loc["other writers", "other keys"] == "13%", "MLP0: written 99.9 less 159 and -72"
-    assert found.caption.endswith("Left out: 3 weaker writers.")
+    assert table.loc["other writers", "other keys"] == "0.98", "MLP0's 0.99, less the rounding"
+    assert found.caption.endswith("Weaker writers left out: 3.")
 
 
 def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
     writers = traced.writers_table()
     strongest = (writers["layer"] == 2) & (writers["writer"] == "L1H0")
-    writers.loc[strongest, ["share", "share_low", "share_high"]] = (1.9, -0.1, 3.9)
+    writers.loc[strongest, ["part", "part_low", "part_high"]] = (14.4, -0.8, 29.6)
     assert sentence(traced.terms_table(), writers, reader="L2") == (
-        "At 48 tokens, L1H1 (67%) writes the order of L2's other keys."
+        "At 48 tokens, L1H1 writes 5.1 of the 7.6 nats in the order of L2's other keys."
     )
 
 
@@ -360,7 +378,7 @@ def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_n
     noise = traced.terms_table("rope").assign(size_low=-1.0)
     assert sentence(noise) == page.NO_PATTERN
     assert page.headline(run_of(noise)).table.empty
-    undefined = noise.assign(share=np.nan)
+    undefined = noise.assign(part=np.nan)
     lead = page.headline(run_of(undefined, reader="L1"))
     assert lead.sentence == "L1 shows no lead or pattern that exceeds the noise."
     assert lead.table.empty
@@ -371,18 +389,20 @@ def with_shares(terms: pd.DataFrame, reader: int, half: float, **shares: float) 
     rows = terms.copy()
     for term, share in shares.items():
         of_term = (rows["layer"] == reader) & (rows["term"] == term)
-        rows.loc[of_term, ["share", "share_low", "share_high"]] = share, share - half, share + half
+        ends = np.array([share, share - half, share + half])
+        size = rows.loc[(rows["layer"] == reader) & (rows["term"] == "all"), "size"].item()
+        rows.loc[of_term, ["part", "part_low", "part_high"]] = ends * size
     return rows
 
 
 def test_a_term_is_the_answer_only_where_the_intervals_say_so_of_all_terms() -> None:
     shares = {"rotation": 0.55, "written_key": 0.95, "written_both": 0.0, "covariance": -0.5}
     terms = with_shares(traced.terms_table(), 1, 0.01, **shares)
-    assert sentence(terms, reader="L1").startswith("At 48 tokens, MLP0 (97%) writes")
+    assert sentence(terms, reader="L1").startswith("At 48 tokens, MLP0 writes 0.29 of")
     shares |= {"rotation": 0.6, "written_key": 0.4, "written_query": 0.0, "covariance": 0.0}
     terms = with_shares(traced.terms_table(), 1, 2.6, **shares)
     terms = with_shares(terms, 1, 0.0, written_both=0.0, written_query=0.0)
-    unclear = "At 48 tokens, no single term makes the order of L1's other keys."
+    unclear = "At 48 tokens, no single term makes the 0.30 nats in the order of L1's other keys."
     assert sentence(terms, reader="L1") == unclear
 
 
@@ -390,18 +410,20 @@ def test_a_writer_that_takes_from_queries_what_it_gives_to_keys_is_no_main_write
     terms, writers = traced.terms_table(), traced.writers_table()
     labels = {"layer": 2, "of": "pattern", "writer": "L0H1"}
     both = [
-        {**labels, "side": side, **traced.interval("share", share)}
-        for side, share in (("key", 0.90), ("query", -0.95))
+        {**labels, "side": side, **traced.interval("part", part)}
+        for side, part in (("key", 6.8), ("query", -7.2))
     ]
-    main = "At 48 tokens, L1H0 (92%) and L1H1 (67%) write the order of L2's other keys."
+    main = sentence(terms, writers)
+    assert "L1H0 writes 7.0 and L1H1 5.1 of" in main
     assert sentence(terms, pd.concat([writers, pd.DataFrame(both)])) == main
-    halves = writers.assign(share=writers["share"] / 2, share_low=writers["share_low"] / 2)
+    halves = writers.assign(part=writers["part"] / 2, part_low=writers["part_low"] / 2)
     assert (
         sentence(terms, pd.concat([halves.assign(side=side) for side in ("key", "query")])) == main
     )
-    wide = writers.assign(share_low=writers["share"] - 1.0)
+    wide = writers.assign(part_low=writers["part"] - 7.6)
     assert sentence(terms, wide).endswith(
-        "no single writer makes the order of L2's other keys, which was written (100%)."
+        "no single writer makes the 7.6 nats in the order of L2's other keys, of which 7.6 were "
+        "written."
     )
 
 
@@ -426,7 +448,7 @@ def test_of_many_heads_the_strongest_are_shown() -> None:
 def test_a_report_has_the_losses_that_were_measured_and_four_writers_of_each_reader() -> None:
     writers, effects = traced.writers_table(), traced.effects_table()
     weakest = writers.query("layer == 2 and writer == 'MLP0'").assign(
-        writer="embed", share=0.05, share_low=0.04, share_high=0.06
+        writer="embed", part=0.5, part_low=0.4, part_high=0.6
     )
     both = pd.concat([weakest, writers], ignore_index=True)
     whole = page.report(run_of(traced.terms_table(), both, effects))
@@ -435,7 +457,8 @@ def test_a_report_has_the_losses_that_were_measured_and_four_writers_of_each_rea
     assert (len([*whole.headline.table]), len([*without.headline.table])) == (3, 2)
     shown = effects.drop(columns=["predicted", "predicted_low", "predicted_high"])
     pd.testing.assert_frame_equal(whole.sections[2].table, shown)
-    pd.testing.assert_frame_equal(whole.sections[0].table, traced.terms_table())
+    shown = traced.terms_table().filter(regex="^(?!relative_r2)")
+    pd.testing.assert_frame_equal(whole.sections[0].table, shown)
     assert "embed" in set(whole.sections[1].table["writer"])
     assert "Who writes position in mine" in whole.title
 

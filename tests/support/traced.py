@@ -55,7 +55,7 @@ def terms_table(model: str = "nope") -> pd.DataFrame:
             width = 0.0 if share == 0 else 0.004
             numbers = {
                 **interval("size", size * abs(share) ** 0.5),
-                **interval("share", share, width),
+                **interval("part", share * size, width * size),
             }
             relative = interval("relative_r2", 1.0 if term == "rotation" else 0.4)
             other = interval("non_relative", 0.0 if term == "rotation" else 0.1)
@@ -71,9 +71,9 @@ def writers_table() -> pd.DataFrame:
             "of": "pattern",
             "side": "key",
             "writer": writer,
-            **interval("share", share),
+            **interval("part", share * TERMS["nope"][reader][0]),
             **interval("size", abs(share)),
-            **interval("first_key", share * FIRST_KEY.get(writer, np.nan), abs(share) / 20),
+            **interval("from_first_key", share * FIRST_KEY.get(writer, np.nan), abs(share) / 20),
         }
         for reader, shares in WRITERS.items()
         for writer, share in shares.items()
@@ -87,13 +87,14 @@ def effects_table() -> pd.DataFrame:
             **layer_of(reader),
             "of": "pattern",
             "writer": writer,
-            **interval("predicted", predicted),
-            **interval("held", predicted),
-            **interval("direct", direct),
-            **interval("norm", direct - predicted),
-            **interval("total", total, 0.02),
+            **interval("predicted", size * predicted),
+            **interval("held", size * predicted),
+            **interval("direct", size * direct),
+            **interval("norm", size * (direct - predicted)),
+            **interval("total", size * total, size * 0.02),
         }
         for reader, writer, predicted, direct, total in EFFECTS
+        for size in [TERMS["nope"][reader][0]]
     )
 
 

@@ -25,7 +25,7 @@ from nope_probe.studies.page import MOST_ROWS, Report
 Tables = Mapping[str, pd.DataFrame]
 HEADING = 13  # characters in a line of a column's heading on the terminal
 LEADING = {  # measures of the first table, the most telling first, and their names in a sentence
-    "loss_suffix": "loss",
+    "loss_suffix": "suffix loss",
     "copy_text_second": "loss of a text's second copy",
     "position": "error of a decoded position",
     "order": "sensitivity to the prefix's order",

@@ -74,7 +74,7 @@ QUANTITIES: dict[str, Quantity] = {
     "loss": Quantity("loss", "loss", "mean loss per token of the text.", unmasked=IN_SIGHT),
     "loss_suffix": Quantity(
         "loss",
-        "loss, suffix",
+        "suffix loss",
         "mean loss of the tokens after the prefix (bidirectional without the mask).",
     ),
     "in_context": Quantity(

@@ -1,6 +1,6 @@
 """From the writers' parts of each reader to tables, maps and a run, on disk or in memory.
 
-The exact share of a writer is its direct path, through the reader's norm, W_Q and W_K, with the
+The exact part of a writer is its direct path, through the reader's norm, W_Q and W_K, with the
 norm's scale of every token kept. `measure_effects` runs the model without the writer's
 position, so that the blocks between the writer and the reader respond.
 """
@@ -16,7 +16,7 @@ import pandas as pd
 
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.positions import clock, direct_share, readers, scores_without, term_maps
+from nope_probe.analyses.positions import clock, direct_part, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
 from nope_probe.figures.words import reader_of
 from nope_probe.hooks.ablation import directly_ablated
@@ -33,7 +33,7 @@ from nope_probe.studies.trace.settings import numbers_of
 EFFECTS = ("predicted", "held", "direct", "norm", "total")  # columns of `effects.csv`
 EFFECTS_COLUMNS = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
 ALL, CLOCKS = "all", 4  # writers with a clock: all together, and the strongest of them
-MATTERS = 0.05  # of a lead or pattern: what a removal takes, or a writer's direct share
+MATTERS = 0.05  # of a lead or pattern: what a removal takes, or what a writer writes
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def measure_effects(
     """Return what a reader's lead and pattern lose without the position of each writer.
 
     The position of every earlier attention and MLP, and of the embeddings, is taken away in turn.
-    The heads of an attention are taken one by one if the attention matters: if the reader loses 5%
-    or more without it, or if the direct share of one of its heads is as large. A run without a
+    The heads of an attention are taken one by one if the attention matters: if the reader loses a
+    twentieth or more without it, or if one of its heads writes as much. A run without a
     writer's position serves lead and pattern, and so does a run without its direct path.
 
     Args:
@@ -76,13 +76,13 @@ def measure_effects(
         sums: the readers' sums, on the same sequences in the same folds.
         writers: the `writer_table` of the sums.
         reader: the layer (L2) or head (L2H1).
-        n_heads: how many heads to take one by one, those with the largest direct shares first, then
-            those whose mean output varies most with the position.
+        n_heads: how many heads to take one by one, those that write most first, then those whose
+            mean output varies most with the position.
 
     Returns:
         A row for each writer, of the lead and of the pattern: `layer`, `head` if heads are readers,
-        `of`, `writer`, and with their intervals `predicted`, the exact share of queries and keys
-        together; `held`, the loss if only the reader's input loses the writer's position and
+        `of`, `writer`, and in nats with their intervals `predicted`, the exact part in queries and
+        keys together; `held`, the loss if only the reader's input loses the writer's position and
         the scales of its norms stay; `direct`, the loss if the scales follow, as in the model;
         `norm`, direct less held; and `total`, the loss if all blocks after the writer lose the
         position. There are no rows of the lead where the first position keeps what is written
@@ -91,6 +91,10 @@ def measure_effects(
     place = ReaderPlace(*numbers_of(reader))
     read, known = place.reader(sums), place.rows(writers)
     names = {Writer(name) for name in read.sums.keys if name != "bias"}
+    least = {
+        asked.question: MATTERS * abs(asked.size_of(asked.scores).nats.value)
+        for asked in read.questions()
+    }
     intact = place.maps(engine, "intact")
 
     def measured(engine: Engine, removed: Iterable[Writer]) -> Iterator[TableRow]:
@@ -104,9 +108,11 @@ def measure_effects(
 
     whole = sorted({writer.whole for writer in names}, key=lambda writer: writer.order)
     rows = [*measured(with_positions(engine, "blocks", whole), whole)]
-    direct = direct_shares(known)
+    direct = direct_parts(known, least)
     matter = {writer.whole for writer in direct} | {
-        row["writer"] for row in rows if could_matter(row["total_low"], row["total_high"])
+        row["writer"]
+        for row in rows
+        if could_matter(row["total_low"], row["total_high"], least[row["of"]])
     }
     heads = sorted(name for name in names if name.head is not None and name.whole in matter)
     if heads and n_heads:
@@ -130,34 +136,34 @@ def written_positions(engine: Engine) -> Mapping[str, WrittenPosition]:
     return {} if engine.calibration is None else engine.calibration.positions
 
 
-def could_matter(low: float, high: float) -> bool:
-    """Return whether a share between these bounds could be 5% or more, of either sign."""
-    return bool(max(abs(low), abs(high)) >= MATTERS)
+def could_matter(low: float, high: float, least: float) -> bool:
+    """Return whether what is between these bounds could be as large as the least that matters."""
+    return bool(max(abs(low), abs(high)) >= least)
 
 
-def direct_shares(writers: pd.DataFrame) -> dict[Writer, float]:
-    """Return the writers whose direct share could matter, with its size.
+def direct_parts(writers: pd.DataFrame, least: Mapping[Question, float]) -> dict[Writer, float]:
+    """Return the writers whose part could matter, with its size over the least that matters.
 
-    The share is that of keys and queries together, of the lead or of the pattern.
+    A part is that in keys and queries together, of the lead or of the pattern.
 
     Args:
         writers: one reader's rows of `writers.csv`.
+        least: the least part that matters of the lead and of the pattern, nats.
     """
-    columns = ["share", "share_low", "share_high"]
+    columns = ["part", "part_low", "part_high"]
     sums = writers.dropna(subset=columns).groupby(["of", "writer"], sort=False)[columns].sum()
-    shares: dict[Writer, float] = {}
-    for name, (share, low, high) in zip(
-        sums.index.get_level_values("writer"), sums.to_numpy(), strict=True
-    ):
-        if could_matter(low, high):
-            shares[Writer(name)] = max(abs(share), shares.get(Writer(name), 0.0))
-    return shares
+    sizes: dict[Writer, float] = {}
+    for (question, name), (part, low, high) in zip(sums.index, sums.to_numpy(), strict=True):
+        if could_matter(low, high, least[question]):
+            size = abs(part) / least[question]
+            sizes[Writer(name)] = max(size, sizes.get(Writer(name), 0.0))
+    return sizes
 
 
 def losses(
     intact: LayerMaps, direct: LayerMaps, total: LayerMaps, reader: Reader, writer: Writer
 ) -> dict[Question, dict[str, Interval]]:
-    """Return the shares of a reader's lead and pattern that are lost without a writer's position.
+    """Return the nats of a reader's lead and pattern that are lost without a writer's position.
 
     Args:
         intact: the reader's scores.
@@ -176,11 +182,11 @@ def losses(
     whole = {"intact": 1.0}
     return {
         asked.question: {
-            "predicted": direct_share(asked, writer),
-            "held": gram.share({"linear": 1.0, "held": -1.0}, whole),
-            "direct": gram.share({"intact": 1.0, "direct": -1.0}, whole),
-            "norm": gram.share({"intact": 1.0, "direct": -1.0, "linear": -1.0, "held": 1.0}, whole),
-            "total": gram.share({"intact": 1.0, "total": -1.0}, whole),
+            "predicted": direct_part(asked, writer),
+            "held": gram.part({"linear": 1.0, "held": -1.0}, whole),
+            "direct": gram.part({"intact": 1.0, "direct": -1.0}, whole),
+            "norm": gram.part({"intact": 1.0, "direct": -1.0, "linear": -1.0, "held": 1.0}, whole),
+            "total": gram.part({"intact": 1.0, "total": -1.0}, whole),
         }
         for asked in reader.questions()
         if asked.question == "pattern" or not reader.kept_positions
@@ -241,7 +247,7 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
         for side in get_args(Side):
             hands = clock(reader, side)
             rows = of_pattern[of_pattern["side"] == side]
-            order = rows["share"].abs().sort_values(ascending=False).index
+            order = rows["part"].abs().sort_values(ascending=False).index
             strongest = rows.loc[order, "writer"][: CLOCKS - 1]
             for writer in (ALL, *strongest):
                 points = (hands.whole if writer == ALL else hands.writers[writer])[kept:]

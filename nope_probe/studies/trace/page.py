@@ -15,7 +15,7 @@ from nope_probe.figures.intervals import ValueAndBounds, excludes_zero, interval
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.names import OTHERS
 from nope_probe.figures.panels import RowMaps
-from nope_probe.figures.words import listed, shown_readers, whole_sizes, with_readers
+from nope_probe.figures.words import listed, shown_readers, with_readers
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section
@@ -30,18 +30,20 @@ TERMS = ("all", "rotation", "alibi", *WRITTEN, "covariance")  # in the order of 
 DRAWN = 0.01  # of the largest cell of a reader's map: smaller terms have no panel
 MOST_WRITERS = 12  # of a reader, in the table of writers
 NAMED = 2  # writers of a lead or a pattern in the sentence
-LEAST = 0.05  # of a lead or pattern, which a writer in the first table has or takes away
+LEAST = 0.05  # of a lead or pattern, which a writer in the first table writes or takes away
+INDENT = "· "  # before a head, whose nats its attention's row counts
 NO_PATTERN = "No layer or head shows a lead or pattern that exceeds the noise."
 MADE_BY = {  # by the term that surely is most of a lead or pattern
-    "rotation": "RoPE's rotation makes {what} ({share})",
-    "alibi": "ALiBi makes {what} ({share})",
-    "covariance": "covariance, which no mean vector carries, makes {what} ({share})",
-    "written": "{writers} {write} {what}",
-    "noisy": "no single writer makes {what}, which was written ({share})",
-    "none": "no single term makes {what}",
+    "rotation": "RoPE's rotation makes {part} of {whole}",
+    "alibi": "ALiBi makes {part} of {whole}",
+    "covariance": "covariance, which no mean vector carries, makes {part} of {whole}",
+    "written": "{writers} of {whole}",
+    "noisy": "no single writer makes {whole}, of which {part} were written",
+    "none": "no single term makes {whole}",
 }
 ENCODINGS = {"rotation": "RoPE's rotation", "alibi": "ALiBi"}  # rows of the first table
 LOST = "Lost: on all paths, without its position{kept}."
+OF_HEADS = "A head's nats are counted in the row of its attention, above it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,23 +78,23 @@ def _sections(run: Run) -> Iterator[Section]:
     yield Section(
         title="The exact terms of lead and pattern",
         figure=partial(draw_terms, run, traced.reader) if traced.reader else None,
-        caption="The four terms of the mean and the covariance term add up to the whole; the norm "
-        "is a part of the written terms. A relative R² of 100% means that a term depends on "
-        "distance alone. Terms that are 0 have no map.",
-        table=tables["terms"],
+        caption="Part, nats: what a term makes of the whole. The four terms of the mean and the "
+        "covariance term add up to the whole; the norm is a part of the written terms. Size: the "
+        "term alone. Non-relative: of it, what does not depend on distance alone.",
+        table=tables["terms"].filter(regex="^(?!relative_r2)"),
     )
     yield Section(
         title="Who writes position, and who reads it",
-        caption="Each reader's strongest writers: what they add to its lead or pattern on the "
-        "direct path into its keys or queries.",
+        caption="Part, nats: what each reader's strongest writers make of its lead or pattern, on "
+        "the direct path into its keys or queries.",
         table=rows_of_strongest_writers(tables, MOST_WRITERS).drop(columns="reader"),
     )
     if len(tables["effects"]):
         kept = " The first token keeps its position: no rows of the lead."
         yield Section(
             title="What is lost without a writer's position",
-            caption="Held, direct: lost on the direct path with the norm's scale kept, and as it "
-            "follows; norm is their difference. Total: on all paths."
+            caption="Nats. Held, direct: lost on the direct path with the norm's scale kept, and "
+            "as it follows; norm is their difference. Total: on all paths."
             + (kept if traced.kept_positions else ""),
             table=tables["effects"].filter(regex="^(?!predicted)"),
         )
@@ -120,14 +122,14 @@ def draw_terms(run: Run, reader: str) -> go.Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shares:
-    """What makes a reader's lead or pattern, and what it loses, as fractions of it.
+class Answer:
+    """What makes a reader's lead or pattern, and what it loses, nats.
 
     Attributes:
-        size: the mean lead, or the RMS of the pattern, nats.
+        size: the mean lead, or the RMS of the pattern.
         terms: of rotation, written position, covariance and ALiBi, where it is.
         writers: of each writer, in keys and queries together.
-        attentions: of each attention whose heads write one by one, the sum of their shares.
+        attentions: of each attention whose heads write one by one, the sum of their parts.
         lost: without the position of each writer that was measured, on all paths.
     """
 
@@ -138,42 +140,50 @@ class Shares:
     lost: Mapping[str, ValueAndBounds]
 
     @classmethod
-    def of(cls, tables: Mapping[str, pd.DataFrame], reader: str, question: str) -> Shares | None:
-        """Return the shares of a lead or pattern; None where it does not exceed its noise."""
+    def of(cls, tables: Mapping[str, pd.DataFrame], reader: str, question: str) -> Answer | None:
+        """Return the parts of a lead or pattern; None where it does not exceed its noise."""
         terms, of_writers, effects = (
             _rows_of(tables[name], reader, question) for name in ("terms", "writers", "effects")
         )
-        whole = [row for row in terms if row["term"] == "all" and row["share"] == row["share"]]
+        whole = [row for row in terms if row["term"] == "all" and row["part"] == row["part"]]
         if not whole:
             return None
-        writers = writer_shares(of_writers)
-        lost = {str(row["writer"]): interval_of(row, "total") for row in effects}
-        attentions = {
-            name: summed(share for head, share in writers.items() if Writer(head).whole == name)
-            for name in {str(Writer(head).whole) for head in writers} - {*writers}
-        }
+        sides: dict[str, list[ValueAndBounds]] = {}
+        for row in of_writers:
+            sides.setdefault(row["writer"], []).append(interval_of(row, "part"))
+        writers = {writer: summed(parts) for writer, parts in sides.items()}
         return cls(
             size=whole[0]["size"],
-            terms=term_shares(terms),
+            terms=term_parts(terms),
             writers=writers,
-            attentions=attentions,
-            lost=lost,
+            attentions={
+                name: summed(part for head, part in writers.items() if Writer(head).whole == name)
+                for name in {str(Writer(head).whole) for head in writers} - {*writers}
+            },
+            lost={str(row["writer"]): interval_of(row, "total") for row in effects},
         )
 
     @property
     def direct(self) -> dict[str, ValueAndBounds]:
-        """The shares of all writers, and of attentions."""
+        """The parts of all writers, and of attentions."""
         return {**self.writers, **self.attentions}
 
-    def strength(self, writer: str) -> float:
-        """Return the larger of a writer's share and of what is lost, where its sign is clear."""
-        found = (shares[writer] for shares in (self.direct, self.lost) if writer in shares)
-        return max((abs(value) for value, low, high in found if low * high > 0), default=0.0)
+    def over_size(self, parts: Mapping[str, ValueAndBounds]) -> dict[str, ValueAndBounds]:
+        """Return parts over the size of the whole, which is below 0 where other keys lead."""
+        return {
+            name: (value / self.size, min(ends), max(ends))
+            for name, (value, low, high) in parts.items()
+            for ends in [(low / self.size, high / self.size)]
+        }
 
-    def share_of_others(self, writers: Sequence[str]) -> float:
-        """Return the share of all writers but some, of which an attention includes its heads."""
-        counted = [name for name in writers if Writer(name).whole not in {*writers} - {name}]
-        return self.terms["written"][0] - sum(self.direct[name][0] for name in counted)
+    def strength(self, writer: str) -> float:
+        """Return the larger of a writer's part and of what is lost, over the size of the whole.
+
+        Only what has a clear sign counts.
+        """
+        found = (parts[writer] for parts in (self.direct, self.lost) if writer in parts)
+        clear = (abs(value) for value, low, high in found if low * high > 0)
+        return max(clear, default=0.0) / abs(self.size)
 
 
 def headline(run: Run) -> Headline:
@@ -183,26 +193,26 @@ def headline(run: Run) -> Headline:
         run: its tables `terms`, `writers` and `effects`, and its manifest with the `reader`.
     """
     tables, manifest, traced = run.tables, run.manifest, run.manifest.results_as(Traced)
-    chosen = manifest.settings.get("reader")
-    sizes = whole_sizes(tables["terms"])
-    if not chosen and strongest_row(sizes, manifest.fold_sizes, "size") is None:
+    if traced.reader is None:
         return Headline(sentence=NO_PATTERN)
-    reader = str(traced.reader)
-    shares = {
+    reader = traced.reader
+    answers = {
         question: found
         for question in QUESTIONS
-        if (found := Shares.of(tables, reader, question)) is not None
+        if (found := Answer.of(tables, reader, question)) is not None
     }
-    if not shares:
+    if not answers:
         return Headline(sentence=f"{reader} shows no lead or pattern that exceeds the noise.")
     kept = ", which the first token keeps" if traced.kept_positions else ""
     length = f"{manifest.seq_len:,} tokens"
-    clauses = [_clause(name, shares, reader) for name in ("pattern", "lead") if name in shares]
-    table, n_left_out = _table(f"{reader} at {length}", shares)
+    clauses = [_clause(name, answers, reader) for name in ("pattern", "lead") if name in answers]
+    table, n_left_out = _table(f"{reader} at {length}, nats", answers)
+    rule = f"{reader} has the largest lead and pattern of {notes.layers_of_run(manifest)}."
     parts = [
-        "" if chosen else f"{reader} is the strongest of {notes.layers_of_run(manifest)}.",
-        LOST.format(kept=kept) if any(answer.lost for answer in shares.values()) else "",
-        f"Left out: {n_left_out} weaker writers." if n_left_out else "",
+        "" if manifest.settings.get("reader") else rule,
+        OF_HEADS if any(name.startswith(INDENT) for name in table.iloc[:, 0]) else "",
+        LOST.format(kept=kept) if any(answer.lost for answer in answers.values()) else "",
+        f"Weaker writers left out: {n_left_out}." if n_left_out else "",
     ]
     return Headline(
         sentence=f"At {length}, {'; '.join(clauses)}.",
@@ -211,60 +221,83 @@ def headline(run: Run) -> Headline:
     )
 
 
-def _clause(question: str, shares: Mapping[str, Shares], reader: str) -> str:
+def _clause(question: str, answers: Mapping[str, Answer], reader: str) -> str:
     """Return a clause on the main term of a lead or a pattern."""
-    answer, what = shares[question], f"the order of {reader}'s other keys"
+    answer, what = answers[question], f"in the order of {reader}'s other keys"
     if question == "lead":
-        what = "the first key's lead" if len(shares) > 1 else f"{reader}'s lead of the first key"
-    most = most_of(answer.terms) or "none"
-    main = main_writers(answer.writers)
-    named = [f"{name} ({percent_text(answer.writers[name])})" for name in main[:NAMED]]
-    named += ["others"] if len(main) > NAMED else []
+        what = "of the first key's lead" if len(answers) > 1 else f"of {reader}'s lead"
+    style = "z.1f" if abs(answer.size) >= 1 else "z.2f"
+    most = most_of(answer.over_size(answer.terms)) or "none"
+    main = main_writers(answer.over_size(answer.writers))
+    verbs = ["writes ", *[""] * len(main)]
+    named = [
+        f"{name} {verb}{answer.writers[name][0]:{style}}"
+        for name, verb in zip(main[:NAMED], verbs, strict=False)
+    ]
+    named += ["others the rest"] if len(main) > NAMED else []
     return MADE_BY["noisy" if most == "written" and not main else most].format(
-        what=what,
-        share=percent_text(answer.terms.get(most, (0.0, 0.0, 0.0))),
+        whole=f"the {answer.size:{style}} nats {what}",
+        part=f"{answer.terms.get(most, (0.0,))[0]:{style}}",
         writers=listed(named) if named else "",
-        write="writes" if len(main) == 1 else "write",
     )
 
 
-def _table(name: str, shares: Mapping[str, Shares]) -> tuple[pd.DataFrame, int]:
-    """Return the first table, and how many writers it leaves out."""
-    named = (name for answer in shares.values() for name in (*answer.writers, *answer.lost))
-    writers = dict.fromkeys(name for name in named if name != "bias")
-    strengths = {
-        writer: max(answer.strength(writer) for answer in shares.values()) for writer in writers
-    }
+def _table(name: str, answers: Mapping[str, Answer]) -> tuple[pd.DataFrame, int]:
+    """Return the first table, and how many writers it leaves out.
+
+    Its rows but those of heads under their attention add up to the whole.
+    """
     encodings = [
         term
         for term in ENCODINGS
-        if any(abs(answer.terms.get(term, (0.0,))[0]) >= LEAST / 10 for answer in shares.values())
+        if any(
+            abs(answer.terms.get(term, (0.0,))[0]) >= LEAST / 10 * abs(answer.size)
+            for answer in answers.values()
+        )
     ]
-    order = sorted(
-        (-strength, Writer(writer).order, writer) for writer, strength in strengths.items()
-    )
-    n_rows = MOST_ROWS - 3 - len(encodings)
-    top = [writer for strength, _, writer in order if -strength >= LEAST][:n_rows]
+    top, n_left_out = _shown_writers(answers, MOST_ROWS - 3 - len(encodings))
+    wholes = [writer for writer in top if Writer(writer).whole == writer]
     columns = {}
-    for question, answer in shares.items():
-        label = QUESTIONS[question]
+    for question, answer in answers.items():
+        label, others = QUESTIONS[question], answer.terms["written"][0]
         parts = {ENCODINGS[term]: answer.terms.get(term) for term in encodings}
         parts |= {writer: answer.direct.get(writer) for writer in top}
         parts["covariance"] = answer.terms["covariance"]
-        columns[label] = {
-            "size": f"{answer.size:z.2g} nats",
-            OTHERS: f"{100 * answer.share_of_others(top):z.0f}%",
-            **{name: percent_text(part) for name, part in parts.items() if part is not None},
-        }
+        others -= sum(answer.direct[whole][0] for whole in wholes if whole in answer.direct)
+        numbers = {name: part[0] for name, part in parts.items() if part is not None}
+        columns[label] = {"whole": answer.size, **numbers, OTHERS: others}
         if answer.lost:
             columns[f"{label}, lost"] = {
-                writer: percent_text(answer.lost[writer]) for writer in top if writer in answer.lost
+                writer: answer.lost[writer][0] for writer in top if writer in answer.lost
             }
-    rows = [*("size", *(ENCODINGS[term] for term in encodings), *top, OTHERS, "covariance")]
-    table = {name: rows} | {
-        label: [cells.get(row, "") for row in rows] for label, cells in columns.items()
+    rows = ["whole", *(ENCODINGS[term] for term in encodings), *top, OTHERS, "covariance"]
+    labels = [INDENT + row if row in top and row not in wholes else row for row in rows]
+    table = {name: labels} | {
+        label: [f"{cells[row]:z.2f}" if row in cells else "" for row in rows]
+        for label, cells in columns.items()
     }
-    return pd.DataFrame(table), len(writers) - len(top)
+    return pd.DataFrame(table), n_left_out
+
+
+def _shown_writers(answers: Mapping[str, Answer], n_rows: int) -> tuple[list[str], int]:
+    """Return the strongest writers, heads after their attention, and how many others there are."""
+    named = (name for answer in answers.values() for name in (*answer.direct, *answer.lost))
+    writers = dict.fromkeys(name for name in named if name != "bias")
+    strengths = {
+        writer: max(answer.strength(writer) for answer in answers.values()) for writer in writers
+    }
+    heads: dict[str, list[str]] = {}
+    n_shown = 0
+    for writer in sorted(strengths, key=lambda name: (-strengths[name], Writer(name).order)):
+        whole = str(Writer(writer).whole)
+        n_new = 1 + (writer != whole and whole not in heads)
+        if strengths[writer] < LEAST or n_shown + n_new > n_rows or writer in heads:
+            continue
+        of_whole = heads.setdefault(whole, [])
+        of_whole += [writer] if writer != whole else []
+        n_shown += n_new
+    top = [name for whole, of_whole in heads.items() for name in (whole, *of_whole)]
+    return top, len(writers) - len(top)
 
 
 def _rows_of(table: pd.DataFrame, reader: str, question: str) -> list[dict[Any, Any]]:
@@ -275,43 +308,45 @@ def _rows_of(table: pd.DataFrame, reader: str, question: str) -> list[dict[Any, 
     return rows[(rows["reader"] == reader) & (rows["of"] == question)].to_dict("records")
 
 
-def term_shares(terms: Sequence[Mapping[Any, Any]]) -> dict[str, ValueAndBounds]:
-    """Return the shares of rotation, written position, covariance and ALiBi, where it is.
+def term_parts(terms: Sequence[Mapping[Any, Any]]) -> dict[str, ValueAndBounds]:
+    """Return the parts of rotation, written position, covariance and ALiBi, where it is, nats.
 
     Args:
         terms: the rows of `terms.csv` of one lead or pattern.
     """
-    rows = {row["term"]: interval_of(row, "share") for row in terms}
-    shares = {
+    rows = {row["term"]: interval_of(row, "part") for row in terms}
+    parts = {
         "rotation": rows["rotation"],
         "written": summed(rows[name] for name in WRITTEN),
         "covariance": rows["covariance"],
     }
-    return shares | ({"alibi": rows["alibi"]} if "alibi" in rows else {})
+    return parts | ({"alibi": rows["alibi"]} if "alibi" in rows else {})
 
 
-def writer_shares(writers: Sequence[Mapping[Any, Any]]) -> dict[str, ValueAndBounds]:
-    """Return each writer's share, in keys and queries together.
+def strongest_reader(terms: pd.DataFrame, fold_sizes: Sequence[int]) -> str | None:
+    """Return the reader with the largest lead and pattern together, by the rule of all pages.
 
     Args:
-        writers: the rows of `writers.csv` of one lead or pattern.
+        terms: `terms.csv`.
+        fold_sizes: sequences per fold.
+
+    Returns:
+        None if no pattern exceeds the noise.
     """
-    sides: dict[str, list[ValueAndBounds]] = {}
-    for row in writers:
-        sides.setdefault(row["writer"], []).append(interval_of(row, "share"))
-    return {writer: summed(shares) for writer, shares in sides.items()}
+    whole = with_readers(terms[terms["term"] == "all"]).set_index("reader")
+    rows = whole[whole["of"] == "pattern"].rename(
+        columns=lambda name: name.replace("size", "amplitude")
+    )
+    rows = rows.assign(lead=whole[whole["of"] == "lead"]["size"])
+    row = strongest_row(rows, fold_sizes)
+    return None if row is None else str(row.name)
 
 
 def rows_of_strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> pd.DataFrame:
     """Return the rows of the strongest writers of the shown readers, if they differ from zero."""
     rows = with_readers(tables["writers"])
     rows = rows[rows["reader"].isin(shown_readers(tables["terms"]))]
-    rows = rows[excludes_zero(rows, "share")]
-    order = rows["share"].abs().sort_values(ascending=False).index
+    rows = rows[excludes_zero(rows, "part")]
+    order = rows["part"].abs().sort_values(ascending=False).index
     rows = rows.loc[order].groupby(["reader", "of"], sort=False).head(most)
     return rows.sort_values(["layer", "of"], kind="stable")
-
-
-def percent_text(share: ValueAndBounds) -> str:
-    """Return a fraction in percent, without decimals."""
-    return f"{100 * share[0]:z.0f}%"

@@ -26,7 +26,7 @@ class Settings(RunSettings):
 
     Attributes:
         reader: The layer (L2) or head (L2H1) that the headline, the maps and --confirm are about
-            [the one with the strongest pattern]; a head turns --per-head on.
+            [the one with the largest lead and pattern]; a head turns --per-head on.
         writers: Whether heads write one by one, or each block's attention as a whole.
         per_head: Trace what each head reads, instead of each layer.
         confirm: How many heads lose their position, one at a time and after each earlier attention

@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 
 from nope_probe.errors import UserError
-from nope_probe.figures.words import strongest_reader
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.positions import PositionSums
@@ -29,7 +28,7 @@ from nope_probe.studies.trace.analyse import (
     measure_effects,
     sorted_writers,
 )
-from nope_probe.studies.trace.page import Traced, report
+from nope_probe.studies.trace.page import Traced, report, strongest_reader
 from nope_probe.studies.trace.settings import Settings
 
 
@@ -65,15 +64,15 @@ class TracePosition(Study[Settings]):
         with self._traceable():
             sums = self._read_positions(engine, "positions", ablation)
             terms, writers = term_table(sums), sorted_writers(sums)
-            reader, n_heads = self._reader(terms), self.settings.confirm
+            reader, n_heads = self._reader(terms, sums), self.settings.confirm
             effects = pd.DataFrame(columns=EFFECTS_COLUMNS)
             if reader is not None and n_heads:
                 effects = measure_effects(engine, sums, writers, reader, n_heads=n_heads)
         return {"terms": terms, "writers": writers, "effects": effects}
 
-    def _reader(self, terms: pd.DataFrame) -> str | None:
-        """Return the layer or head of the headline: by default, that of the strongest pattern."""
-        return self.settings.reader or strongest_reader(terms)
+    def _reader(self, terms: pd.DataFrame, sums: PositionSums) -> str | None:
+        """Return the layer or head of the headline, by default the strongest."""
+        return self.settings.reader or strongest_reader(terms, sums.counts.tolist())
 
     @contextmanager
     def _traceable(self) -> Iterator[None]:
@@ -91,7 +90,7 @@ class TracePosition(Study[Settings]):
         manifest = replace(
             session.manifest_of(inputs),
             layers=tuple(sorted(int(layer) for layer in terms["layer"].unique())),
-            results=asdict(Traced(kept_positions=kept, reader=self._reader(terms))),
+            results=asdict(Traced(kept_positions=kept, reader=self._reader(terms, sums))),
         )
         run = Run(
             manifest=manifest,
@@ -122,8 +121,8 @@ def run_trace(
         >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
         >>> trace = run_trace(loaded, data, confirm=0)
         >>> of_pattern = trace.tables["writers"].query("layer == 2 and of == 'pattern'")
-        >>> shares = of_pattern.groupby("writer")["share"].sum()
-        >>> sorted(shares[shares > 0.5].index)
+        >>> parts = of_pattern.groupby("writer")["part"].sum()
+        >>> sorted(parts[parts > 1.5].index)
         ['L1H0', 'L1H1']
     """
     return run_of(TracePosition, model, inputs, out, options)
