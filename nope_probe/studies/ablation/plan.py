@@ -181,7 +181,6 @@ def make_plan(
     ablations: Sequence[Ablation] = (Ablation(),),
     layers: Sequence[int] = (0,),
     bands: Sequence[str] = (),
-    parameter_free: bool = False,
     left_out: Mapping[str, str] | None = None,
     per_head: bool = False,
 ) -> AblationPlan:
@@ -195,12 +194,11 @@ def make_plan(
         ablations: for each replacement of removed weights, an ablation that removes nothing yet.
         layers: the numbers of the layers to map.
         bands: bands of RoPE that are removed in turn as well.
-        parameter_free: whether the weights are identities already, which nothing replaces.
         left_out: components that are no source, and removed only where they are named, and why.
         per_head: whether to keep the maps of heads too.
 
     Raises:
-        UserError: for a name that does not exist, or a weight of a parameter-free model.
+        UserError: for a name that does not exist.
     """
     is_intact = remove is not None and not remove
     if "mask" not in has and not is_intact:
@@ -210,15 +208,12 @@ def make_plan(
     sources = () if is_intact else sources
     if remove is None:
         there = {*has} - {*left_out}
-        replaced = [name for name in DEFAULT_WEIGHTS if {*name.split(UNION)} <= there]
-        names = [] if parameter_free else replaced
+        names = [name for name in DEFAULT_WEIGHTS if {*name.split(UNION)} <= there]
     else:
         names = [name for name in remove if name != "sources"]
-    if remove is not None or parameter_free:  # where weights are named, or never removed
+    if remove is not None:  # where weights are named
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
     removed = [*map(parse_removed, (*names, *bands))]
-    if parameter_free and any(condition.weights for condition in removed):
-        raise UserError("the weights of a parameter-free model are identities already: name others")
     return AblationPlan(
         sources=sources,
         removed=tuple(c for c in dict.fromkeys(removed) if not c <= {*sources}),
@@ -253,7 +248,6 @@ def plan_of(
     plan = make_plan(
         components(model),
         remove,
-        parameter_free=loaded.info.parameter_free,
         layers=layers,
         left_out=irreplaceable(model) | idle_sources(model, inputs, len(layers)),
         **options,
