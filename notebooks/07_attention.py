@@ -36,11 +36,12 @@ text = "def area(width, height):\n    return width * height"
 options = {"text": text, "n_seqs": 128, "seq_len": 48}
 
 # %% [markdown]
-# ## Which heads' attention is position
+# ## The first key, and position among the other keys
 #
-# Colour is the positional share: 0% where position says nothing of where the head looks, 100%
-# where the text says nothing. Area is information: how far the weights are from uniform, in nats.
-# The ring is the weight of the first key.
+# There are two questions. What does the first key get? The ring is its weight. And where a head
+# looks among the other keys: how much of that is position? It is the colour: 0% where position says
+# nothing of where the head looks, 100% where the text says nothing. Area is information: how far
+# the weights are from uniform, in nats.
 
 # %%
 query = 15  # the second " he"
@@ -48,14 +49,15 @@ rope = run_attention("rope-tiny", why="L3H3", query=query, **options)
 figures.attention_heads(rope.tables["attention"])
 
 # %% [markdown]
-# L1H3 is nearly all position. L3H3 looks at BOS wherever it finds nothing else, and that is
-# position too; among the keys after BOS (`others_share`) it is nearly all content:
+# L1H3 hardly looks at BOS, and among the other keys it is nearly all position. L3H3 looks at BOS
+# wherever it finds nothing else; among the keys after BOS (`others_share`) it is nearly all
+# content:
 
 # %%
 heads = rope.tables["attention"].set_index(["layer", "head"])
 columns = [
     "information",
-    "positional_share",
+    "first_weight",
     "others_share",
     "others_share_low",
     "others_share_high",

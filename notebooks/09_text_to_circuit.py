@@ -42,7 +42,7 @@ text = "def area(width, height): return width * height"
 
 # %%
 run = run_attention("rope-tiny", text=text, n_seqs=128, seq_len=32)
-why = run.why("L3H3", query=14, steps=2, confirm=1)
+why = run.why("L3H3", query=14, steps=2)
 display(why.graph)
 
 # %%
@@ -52,32 +52,31 @@ strongest.head(8)
 
 # %% [markdown]
 # L1H3 looked at the token before, by rotation, and moved it. That is induction, found from one
-# pass. Without the moved part, in the model, the weight of L3H3 and the next token's probability
-# fall:
+# pass. The term is direct. With the moved part taken out of the model, and all later blocks
+# responding, the score of L3H3 falls by the effect:
 
 # %%
-display(why.removals)
+display(why.moved)
 
 # %% [markdown]
 # ## What the circuit's first head is for
 #
-# L1H3 is the most positional head of the model. RoPE is removed from each of the four most
-# positional heads alone. A second copy of random tokens costs more without that of L1H3, in nats
-# per token, and hardly more without that of the others:
+# L1H3 is the head with the most position among its other keys. RoPE is removed from it, and from
+# every head alone. A second copy of random tokens costs more without that of L1H3, in nats per
+# token, and hardly more without that of any other head:
 
 # %%
-tested = run_heads("rope-tiny", remove="rope", k=[4], draws=2, single=True, n_seqs=32, seq_len=32)
+tested = run_heads("rope-tiny", remove="rope", k=[1], n_seqs=32, seq_len=32, mean_seqs=128)
 alone = tested.tables["single"]
-display(
-    alone[alone["measure"] == "copy_random"][["layer", "head", "cost", "cost_low", "cost_high"]]
-)
+alone = alone[alone["measure"] == "copy_random"]
+display(alone.nlargest(4, "cost")[["layer", "head", "cost", "cost_low", "cost_high"]])
 
 # %% [markdown]
 # **Exercise.** Does the content of L1H3's attention matter as its RoPE does?
 #
 # <details><summary>Answer</summary>
 #
-# `run_heads("rope-tiny", remove="content", k=[1], draws=2, n_seqs=32, seq_len=32)`: hardly. L1H3
-# looks at the token before in every text, so its mean attention does nearly the same.
+# `run_heads("rope-tiny", remove="content", k=[1], n_seqs=32, seq_len=32)`: hardly. L1H3 looks at
+# the token before in every text, so its mean attention does nearly the same.
 #
 # </details>

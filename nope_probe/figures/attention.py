@@ -29,41 +29,39 @@ KEYS, ROW = 12, 30  # keys with a bar, and px of a bar
 LEAST_TERM = 0.01  # of the largest term of the shown keys: smaller terms have no bar
 REST = "#9aa0a6"
 UNIFORM = 0.01  # nats of information: with less, a head attends uniformly
-HOVER = (
-    "L%{y}H%{x}<br>%{customdata[0]:.2f} nats above uniform attention<br>positional share "
-    "%{customdata[1]:.0%} [%{customdata[2]:.0%}, %{customdata[3]:.0%}], among the other keys "
-    "%{customdata[4]:.0%}<br>first key %{customdata[5]:.0%} of the weight<extra></extra>"
+FIRST = (
+    "L%{y}H%{x}<br>%{customdata[0]:.2f} nats above uniform attention<br>first key "
+    "%{customdata[1]:.0%} of the weight<br>among the other keys "
 )
-UNKNOWN = (
-    "L%{y}H%{x}<br>%{customdata[0]:.2f} nats above uniform attention<br>no positional share<br>"
-    "first key %{customdata[5]:.0%} of the weight<extra></extra>"
+HOVER = FIRST + (
+    "%{customdata[2]:.0%} [%{customdata[3]:.0%}, %{customdata[4]:.0%}] is position<extra></extra>"
 )
+UNKNOWN = FIRST + "no share is given<extra></extra>"
 
 
 def attention_heads(table: pd.DataFrame) -> go.Figure:
-    """Draw all heads, layer by head: where they look, and how much of it is position.
+    """Draw all heads, layer by head: what the first key gets, and position among the other keys.
 
-    A head's colour is the positional share of its information, its area the information, and the
-    width of its ring the first key's weight. Heads without a share are grey: of a text alone, of
-    too few texts, or uniform. Heads that see fewer than 8 keys at a time are left out.
+    The width of a head's ring is the first key's weight, its colour the share of position in its
+    information among the other keys, its area all of its information. Heads without a share are
+    grey: of a text alone, of too few texts, or uniform. Heads that see fewer than 8 keys at a time
+    are left out.
 
     Args:
-        table: `attention.csv`: layer, head, information (nats), positional_share, others_share and
-            first_weight.
+        table: `attention.csv`: layer, head, information (nats), others_share and first_weight.
     """
     known = table.dropna(subset=["information"])
     information = known["information"].to_numpy(float).clip(0)
     first = known["first_weight"].to_numpy(float).clip(0, 1)
-    share, low, high = estimates_of(known, "positional_share")
+    share, low, high = estimates_of(known, "others_share")
     sizes = SMALLEST + (LARGEST - SMALLEST) * np.sqrt(information / reach_of(information))
-    others = known["others_share"].to_numpy(float)
     classed = np.isfinite(share) & (information >= UNIFORM)
     heads = {
         "type": "scatter",
         "mode": "markers",
         "x": known["head"].to_numpy(int),
         "y": known["layer"].to_numpy(int),
-        "customdata": np.stack([information, share, low, high, others, first], -1),
+        "customdata": np.stack([information, first, share, low, high], -1),
         "hovertemplate": np.where(classed, HOVER, UNKNOWN),
         "marker": {
             "size": sizes,
@@ -83,12 +81,12 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
         },
     }
     n_layers, n_heads = table[["layer", "head"]].nunique()
-    title = "Position in each head's attention"
+    title = "The first key, and position among the other keys"
     figure = layers_by_heads(title, [rings, heads], n_layers, n_heads, CELL)
     figure.update_xaxes(range=[-0.7, int(table["head"].max()) + 0.7])
     figure.update_yaxes(range=[int(table["layer"].max()) + 0.7, int(table["layer"].min()) - 0.7])
     return figure.update_layout(
-        coloraxis=colour_axis((0.0, 1.0), "positional share", tickformat=".0%"),
+        coloraxis=colour_axis((0.0, 1.0), "position among the others", tickformat=".0%"),
         meta={"opens_heads": True},
         showlegend=False,
     )
@@ -156,22 +154,39 @@ class Why:
         table: `why.csv`, a row for each key and term: key, its token, attention weight and score,
             and the term's side, name and nats. The terms of a key add up to its score.
         steps: `why_steps.csv`, the terms of the most attended key, and those of the looks that
-            moved them there; None of a single step.
-        removals: `why_confirm.csv`, what the model does without moved parts; None if none was
-            taken out.
+            moved them there, with what a score loses without each moved part; None of a single
+            step.
     """
 
     head: str
     query: int
     table: pd.DataFrame = field(repr=False)
     steps: pd.DataFrame | None = field(repr=False, default=None)
-    removals: pd.DataFrame | None = field(repr=False, default=None)
 
     @property
     def figure(self) -> go.Figure:
         """The terms of the most attended keys as bars, and their sums."""
         title = f"Why {self.head} looks there from token {self.query}"
         return why_bars(self.table, title)
+
+    @property
+    def moved(self) -> str:
+        """The largest moved part in a sentence, its term and its effect; empty without one.
+
+        The term is direct; the effect is what the score loses where later blocks respond.
+        """
+        if self.steps is None or self.steps["moved_from"].isna().all():
+            return ""
+        moved = self.steps[(self.steps["step"] == 1) & self.steps["moved_from"].notna()]
+        row = max(moved.to_dict("records"), key=lambda row: abs(row["nats"]))
+        tokens = dict(zip(self.table["key"], self.table["token"], strict=True))
+        places = int(row[row["side"]]), int(row["moved_from"])
+        to, start = (f"{plain(tokens[place])} {place}" for place in places)
+        return (
+            f"{row['writer']} moved {row['nats']:+.1f} nats to token {to} from token {start}; "
+            f"taken out of the model, the score falls by {row['effect']:.1f} nats, and the weight "
+            f"from {row['weight']:.0%} to {row['weight_without']:.0%}."
+        )
 
     @property
     def graph(self) -> go.Figure:

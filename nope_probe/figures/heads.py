@@ -25,7 +25,7 @@ COSTS = {
 def cost_by_k(costs: pd.DataFrame, tests: pd.DataFrame) -> go.Figure:
     """Draw what removals cost against the number of heads, a line for each order.
 
-    Bands are where 95% of as many heads drawn from the same layers are expected.
+    Bands reach from the lowest to the highest of as many other heads.
 
     Args:
         costs: `cost.csv`: removed, order, k, draw, measure, cost with its bounds.
@@ -42,7 +42,7 @@ def cost_by_k(costs: pd.DataFrame, tests: pd.DataFrame) -> go.Figure:
             traces += curve_in_band(
                 chances["k"].to_numpy(),
                 estimates_of(chances, "chance"),
-                label=f"heads of the same layers as {order}",
+                label=f"other heads than by {order}",
                 hover=f"%{{x}} heads: %{{y:+.3g}} {BOUNDS}",
                 line={"color": ink, "dash": "dot", "width": 1},
             )
@@ -74,15 +74,10 @@ def single_costs(rows: pd.DataFrame, title: str) -> go.Figure:
     """Draw what each head alone costs on the second copy of random tokens.
 
     Args:
-        rows: `single.csv` of one removal and order: layer, head, measure, and cost (nats) with its
-            bounds.
+        rows: `single.csv` of one removal: layer, head, measure, cost (nats) with its bounds.
         title: the figure's title.
     """
-    names = ["layer", "head"]
-    every_head = pd.MultiIndex.from_product([range(n) for n in rows[names].max() + 1], names=names)
-    shown = rows[rows["measure"] == "copy_random"].set_index(names).reindex(every_head)
-    cells = cells_of_heads(
-        shown.reset_index(), "cost", f"%{{z:+.3g}} nats {BOUNDS}<extra>second copy</extra>"
-    )
+    shown = rows[rows["measure"] == "copy_random"]
+    cells = cells_of_heads(shown, "cost", f"%{{z:+.3g}} nats {BOUNDS}<extra>second copy</extra>")
     top = reach_of(shown["cost"].to_numpy(float))
     return heat_of_heads(cells, title, (-top, top), "second copy of random tokens, nats")

@@ -57,7 +57,7 @@ root.querySelector(".reading").append(panel);
 
 const list = element("div", "list");
 list.setAttribute("role", "group");
-list.setAttribute("aria-label", "heads, from the most information to the least");
+list.setAttribute("aria-label", compared ? "heads, by position among their other keys" : "heads, from the most information to the least");
 const buttons = heads.map((one, index) => {
   const button = element("button", "", one.name + " ");
   Object.assign(button, { type: "button", tabIndex: -1 });
@@ -76,7 +76,7 @@ list.addEventListener("keydown", (event) => {
   buttons[head].focus();
 });
 chooser.append(
-  element("p", "about", (compared ? "A head, with its positional share: its colour goes from dark (content) to yellow (position). " : "") + "The heads with the most information come first."),
+  element("p", "about", compared ? "A head, with what is position among its keys after the first, the most first: its colour goes from dark (content) to yellow (position)." : "The heads with the most information come first."),
   list, switches,
 );
 
@@ -158,7 +158,7 @@ function drawTerms() {
     row.firstChild.scope = "row";
   }
   panel.replaceChildren(table);
-  for (const move of backFrom(look)) panel.append(leading(move, `Why ${move.name} moved ${nats(move.nats)} nats from ${token(move.key)} to ${token(move.query)}`));
+  for (const move of backFrom(look)) panel.append(leading(move, `Why ${move.name} moved ${nats(move.nats)} nats from ${token(move.key)} to ${token(move.query)}; without it the score falls by ${move.effect.toFixed(1)}`));
   if (look !== looks[0]) panel.append(leading(looks[0], `Back to ${looks[0].name}, query ${looks[0].query}`));
 }
 

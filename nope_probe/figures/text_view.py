@@ -45,7 +45,7 @@ class TextView:
         names: what to show in place of pieces that cannot be seen, by the token's position; by
             default a sign for each space, and code points.
         why: the terms of the scores of one head and query, which the view opens with.
-        heads: `attention.csv`: layer, head, information (nats) and positional_share.
+        heads: `attention.csv`: layer, head, information (nats) and others_share.
         weights: the attention weights in the text.
         position: the mean weights over other texts at the same positions; None without other texts.
         content: the relative entropy of the weights to the mean weights, nats; without other texts,
@@ -70,7 +70,7 @@ class TextView:
         """
         n_heads, n, looks = len(self.heads), len(self.pieces), self._looks()
         packed = self._packed(max_bytes, {self._place(look["name"]) for look in looks})
-        places = [place for place in self.order if place in packed]
+        places = self._by_share(packed)
         if self.why is None:
             strongest, query, _ = self.strongest_look(places)
         else:
@@ -114,7 +114,7 @@ class TextView:
             maps = (x.reshape(n_heads, n, n)[place].T for x in kept)
             codes = np.rint(STEPS * np.stack([*maps])).astype(np.uint8)
             row = self.heads.iloc[place]
-            share = row["positional_share"]
+            share = row["others_share"]
             packed[place] = {
                 "name": reader_of(row),
                 "share": None if np.isnan(share) else round(float(share), 3),
@@ -135,6 +135,11 @@ class TextView:
         """The places of the heads in the table, from the most information to the least."""
         information = self.heads["information"].to_numpy(float)
         return np.argsort(-np.nan_to_num(information, nan=-1), kind="stable").tolist()
+
+    def _by_share(self, places: Collection[int]) -> list[int]:
+        """Return places of heads by position among the other keys; without shares, in order."""
+        shares = self.heads["others_share"].fillna(-1)
+        return sorted([x for x in self.order if x in places], key=lambda x: -shares.iloc[x])
 
     def _place(self, head: str) -> int:
         return [reader_of(row) for row in self.heads.to_dict("records")].index(head)
@@ -158,6 +163,7 @@ class TextView:
             looks[look] = _look(*look, rows)
         for row in steps[steps["moved_from"].notna()].to_dict("records"):
             moved = {"name": row["writer"], "query": row[row["side"]], "nats": row["nats"]}
+            moved["effect"] = row["effect"]
             move = {**moved, "key": int(row["moved_from"]), "from": row["key"]}
             looks[f"L{row['layer']}H{row['head']}", row["query"]]["back"].append(move)
         return [*looks.values()]

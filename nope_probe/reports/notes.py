@@ -105,8 +105,9 @@ def run_notes(manifest: Manifest) -> list[str]:
     }
     if (few := manifest.too_few) is not None:
         notes[
-            f"No positional share is given of {few.n_heads} heads: their bounds from {n:,} "
-            f"sequences differ by more than 50 points. Take --n-seqs {few.n_seqs} or more."
+            f"No share of position among the other keys is given of {few.n_heads} heads: its "
+            f"bounds from {n:,} sequences differ by more than 50 points. Take --n-seqs "
+            f"{few.n_seqs} or more."
         ] = True
     of_text = () if manifest.text is None else manifest.text.notes
     said = [note for note, is_true in notes.items() if is_true]

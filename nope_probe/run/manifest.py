@@ -71,7 +71,7 @@ class TooFew:
     """Heads that need more sequences.
 
     Attributes:
-        n_heads: how many heads have no positional share.
+        n_heads: how many heads have no share of position among their other keys.
         n_seqs: how many sequences would do.
     """
 
@@ -111,7 +111,7 @@ class Manifest:
         replacements: of removed weights, the first being that of the headline.
         left_out: components that are not removed by default, with reasons.
         text: the text that is shown.
-        too_few: how many heads have no positional share, and how many sequences would do.
+        too_few: how many heads have no share of position, and how many sequences would do.
         results: further entries, the command's.
         checksums: of the run's files, by name.
     """

@@ -62,7 +62,7 @@ def test_a_head_and_a_query_are_chosen_on_the_page(tmp_path: Path) -> None:
     found = dict(re.findall(r'data-(\w+)="([^"]*)"', re.findall(r"<body[^>]*>", elements)[0]))
     assert json.loads(unescape(found["text"])) == TEXT.replace("\r", "\n")  # as HTML reads it
     run = read_run(folder)
-    table = run.tables["attention"].sort_values("information", ascending=False)
+    table = run.tables["attention"].sort_values(["others_share", "information"], ascending=False)
     row = table.iloc[1]
     assert found["said"].startswith(f"L{row['layer']:.0f}H{row['head']:.0f}, query 9 ")
     place = int(row["layer"]), int(row["head"]), 9, 3

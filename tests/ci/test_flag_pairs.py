@@ -37,7 +37,7 @@ BASE: dict[str, dict[str, str]] = {n: MAPPED for n in find_commands()} | {
     "behaviour": {**MAPPED, "max_len": "24"},
     "circuit": ON_MODEL,
     "compare": {"runs": "runs/one runs/two"},
-    "heads": {**MAPPED, "remove": "rope", "k": "1", "draws": "2"},
+    "heads": {**MAPPED, "remove": "rope", "k": "1", "draws": "2", "mean_seqs": "16"},
     "trace": {**MAPPED, "confirm": "1"},
 }
 # Values of flags that have no choices, in words; of a command alone where the key has its name.

@@ -39,11 +39,12 @@ COMMANDS = tuple(find_commands())
 # What every line is made small by: the flags that take the place of a documented line's own.
 SMALL_RUN = {"--n-seqs": "4", "--seq-len": "11", "--folds": "4"}
 RUN_SIZES = {**SMALL_RUN, "--batch-size": "4"}
+ON_TEXT = {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"}
 MAPPED = {**RUN_SIZES, "--layers": "1"}  # of commands that have these flags and no row
 SIZES: dict[str, dict[str, str]] = {
     "circuit": RUN_SIZES,
-    "heads": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
-    "behaviour": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
+    "heads": {**ON_TEXT, "--mean-seqs": "16"},
+    "behaviour": ON_TEXT,
     "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
 }
 # Tokens that the tiny models' tokenizer lacks, and numbers of heads that they lack.
@@ -92,10 +93,10 @@ attention --remove content w_q --in-heads L0H1 L0H3
 circuit --remove content --in-heads L0H1
 heads --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
     --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3
-    --by others lowest-induction order.csv --remove rope content mask --k 1 2 --draws 2 --single
+    --by others lowest-induction order.csv --remove rope content mask --k 1 2 --draws 2
     --mean-seqs 16 --layers 1 --beyond-context --allow-unused --query-rows 5 --out runs/f
     --image f.svg --verbose
-heads --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-single --no-shuffle
+heads --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-shuffle
     --no-beyond-context --no-allow-unused --no-verbose --remove mask
 heads --no-dry-run --no-pack --remove rope --alpha 0
 heads --dry-run --remove rope
@@ -193,13 +194,10 @@ def defaults_of(command: str) -> dict[str, tuple[str, ...]]:
 DEFAULTS = {command: defaults_of(command) for command in COMMANDS}
 
 
-def sizes_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def sizes_of(command: str) -> dict[str, str]:
     """Return the flags that make a line small."""
     mapped = MAPPED if {*MAPPED} <= {*DEFAULTS[command]} else {}
-    small = SIZES.get(command, mapped)
-    if command == "heads" and "content" in groups.get("--remove", ("content",)):
-        return {**small, "--mean-seqs": "16"}
-    return small
+    return SIZES.get(command, mapped)
 
 
 def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
@@ -207,7 +205,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
 
     All removals and measures are of the plain `ablate` and `behaviour`; with flags, they are few.
     """
-    small = sizes_of(command, groups)
+    small = sizes_of(command)
     reads_text = "--folds" in small and "--tokens" not in groups
     defaults = DEFAULTS[command]
     chosen = {n: TINY.get(given, given) for n, given in groups.items() if given != defaults.get(n)}

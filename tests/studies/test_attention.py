@@ -134,35 +134,41 @@ def made(**columns: list[float]) -> pd.DataFrame:
 HEADS = {
     "information": [2.0, 1.0, 1.0, 0.002],
     "first_position": [0.3, 0.4, 0.1, 0.001],
-    "others_position": [1.5, 0.1, 0.0, 0.001],
+    "first_content": [0.1, 0.1, 0.7, 0.0],
+    "others_position": [1.2, 0.1, 0.0, 0.001],
+    "others_content": [0.4, 0.4, 0.2, 0.0],
     "positional_share": [0.9, 0.5, 0.1, 1.0],
-    "others_share": [0.8, 0.2, float("nan"), 1.0],
-    "first_weight": [0.2, 0.6, 0.4, 0.1],
+    "others_share": [0.75, 0.1, float("nan"), 1.0],
+    "first_weight": [0.2, 0.6, 0.4, 0.08],
     "pattern_missed": [0.1, 0.7, 0.9, 0.5],
 }
 
 
-def test_the_lead_says_how_much_is_position_and_in_how_many_heads() -> None:
+def test_the_lead_says_what_the_first_key_gets_and_then_what_is_position_among_the_others() -> None:
     lead = page.headline("m", made(**HEADS), text="In the text L1H0 looks back.")
-    assert lead.sentence == (
-        "60% of the information in m's attention is position: 2 of 4 heads at 50% or more, 1 below "
-        "20%, 1 uniform."
+    others = (
+        "Among the other keys, 57% of the information (0.33 of 0.58 nats) is position: 1 of 4 "
+        "heads at 50% or more, 1 below 20%, 1 uniform."
     )
+    assert lead.sentence == (
+        "The first key gets 32% of the attention of m's heads, and 0.43 of its 1.00 nats above "
+        f"uniform. {others}"
+    )
+    assert page.headline("m", made(**HEADS), skip_keys=0).sentence == others
     assert lead.also == "In the text L1H0 looks back."
     assert lead.table.to_dict("list") == {
-        "head": ["L1H0", "L1H1", "L1H2"],
-        "nats above uniform": ["2.00", "1.00", "1.00"],
-        "positional": ["90% [89, 91]", "50% [49, 51]", "10% [9, 11]"],
-        "among others": ["80% [79, 81]", "20% [19, 21]", "no share"],
-        "on first key": ["20% [19, 21]", "60% [59, 61]", "40% [39, 41]"],
-        "missed": ["10% [9, 11]", "70% [69, 71]", "90% [89, 91]"],
+        "head": ["L1H0", "L1H1"],
+        "first key": ["20% [19, 21]", "60% [59, 61]"],
+        "first, nats": ["0.40", "0.50"],
+        "others, nats": ["1.60", "0.50"],
+        "position": ["75% [74, 76]", "10% [9, 11]"],
     }
 
 
-def test_the_table_has_both_ends_of_the_positional_shares() -> None:
+def test_the_table_has_both_ends_of_the_shares_among_the_other_keys() -> None:
     shares = [0.1, 0.9, 0.3, 0.8, 0.2, 0.7, 0.4, 0.6, 0.5, 0.55]
     heads = made(**{name: [values[0]] * 10 for name, values in HEADS.items()})
-    ends = page.headline("m", heads.assign(positional_share=shares)).table["head"]
+    ends = page.headline("m", heads.assign(others_share=shares)).table["head"]
     assert ends.tolist() == [f"L1H{head}" for head in (1, 3, 5, 7, 6, 2, 4, 0)]
 
 
@@ -179,30 +185,29 @@ def test_uniform_heads_are_not_classed() -> None:
 
 
 def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> None:
-    table = made(**HEADS).assign(positional_share_gap=[0.4, 0.55, 1.2, 9.0])
+    table = made(**HEADS).assign(others_share_gap=[0.4, 0.55, 1.2, 9.0])
     assert analyse.too_few_sequences(table, 32) == TooFew(n_heads=2, n_seqs=200)
     assert analyse.too_few_sequences(table[:1], 32) is None
     manifest = manifest_of(fold_sizes=[4] * 8, too_few={"n_heads": 2, "n_seqs": 200})
     assert notes.run_notes(manifest) == [
-        "No positional share is given of 2 heads: their bounds from 32 sequences differ by more "
-        "than 50 points. Take --n-seqs 200 or more."
+        "No share of position among the other keys is given of 2 heads: its bounds from 32 "
+        "sequences differ by more than 50 points. Take --n-seqs 200 or more."
     ]
-    unknown = made(**HEADS).assign(positional_share=float("nan"))
+    unknown = made(**HEADS).assign(others_share=float("nan"))
     assert "too few" in page.headline("m", unknown).sentence
 
 
 def test_the_map_draws_share_information_and_the_first_key() -> None:
     heads = made(
         information=[4.0, 1.0, 1.0],
-        positional_share=[0.9, 0.0, float("nan")],
-        others_share=[0.5, float("nan"), float("nan")],
+        others_share=[0.9, 0.0, float("nan")],
         first_weight=[0.0, 0.5, 0.5],
     )
     rings, dots = attention_heads(heads).data
     assert dots.x.tolist() == [0, 1, 2]
     assert dots.y.tolist() == [1, 1, 1]
     np.testing.assert_array_equal(np.array(dots.marker.color, float), [0.9, 0.0, np.nan])
-    assert ["no positional share" in text for text in dots.hovertemplate] == [False, False, True]
+    assert ["no share is given" in text for text in dots.hovertemplate] == [False, False, True]
     sizes = np.array(dots.marker.size) - 4  # of the smallest head
     assert sizes[0] == pytest.approx(2 * sizes[1])  # areas as information
     assert rings.marker.line.width.tolist() == [0, 2, 2]

@@ -1,5 +1,6 @@
 """The heads command: orders, draws, costs against plain passes, files of one's own, refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import norm, t
 from support.command_line import refused
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ModelOf
@@ -29,6 +29,7 @@ from nope_probe.figures.heads import COSTS, cost_by_k
 from nope_probe.hooks.layers.entry import entered, logits_from, run_to_enter
 from nope_probe.hooks.layers.model import logits_of
 from nope_probe.studies.heads.orders import HeadCondition, read_order
+from nope_probe.studies.heads.page import NOTHING, headline
 from nope_probe.studies.heads.study import against_chance
 
 SMALL: dict[str, Any] = {"n_seqs": 24, "seq_len": 20, "folds": 5, "draws": 3, "k": [1, 5]}
@@ -37,7 +38,7 @@ SMALL: dict[str, Any] = {"n_seqs": 24, "seq_len": 20, "folds": 5, "draws": 3, "k
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("runs") / "heads"
-    return run_heads("rope-tiny", mean_seqs=32, single=True, out=out, **SMALL)
+    return run_heads("rope-tiny", mean_seqs=32, out=out, **SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def data(loaded: Any) -> Any:
     return sequences("shipped", tokenizer=loaded.tokenizer, n_seqs=24, seq_len=20)
 
 
-def first_heads(run: Any, k: int, order: str = "positional") -> dict[int, list[int]]:
+def first_heads(run: Any, k: int, order: str = "others") -> dict[int, list[int]]:
     rows = run.tables["order"]
     chosen = rows[(rows["order"] == order) & (rows["rank"] < k)]
     return {int(layer): [*map(int, of)] for layer, of in chosen.groupby("layer")["head"]}
@@ -85,87 +86,109 @@ def test_costs_are_drawn_against_the_number_of_heads(run: Any) -> None:
     [line] = [
         trace
         for trace in figure.data
-        if trace.xaxis == "x" and trace.name == "first heads by positional"
+        if trace.xaxis == "x" and trace.name == "first heads by others"
     ]
     removed, measure = run.tables["cost"]["removed"].iloc[0], next(iter(COSTS))
-    expected = costs.loc[removed, "positional", measure]["cost"]
+    expected = costs.loc[removed, "others", measure]["cost"]
     assert [*line.y] == [*expected.loc[SMALL["k"]]]
 
 
-def test_the_order_is_that_of_the_positional_share(loaded: Any) -> None:
-    kept = {"n_seqs": 24, "seq_len": 20, "folds": 5}
-    ordered = run_heads(loaded, remove="mask", by=["positional", "lowest-information"], k=1,
-                        draws=2, **kept).tables["order"]  # fmt: skip
-    table = run_attention(loaded, **kept).tables["attention"].set_index(["layer", "head"])
-    position = (table["first_position"] + table["others_position"]) / table["information"]
-    rows = ordered[ordered["order"] == "positional"]
-    assert [*zip(rows["layer"], rows["head"], strict=True)] == [
-        *position.sort_values(ascending=False).index
-    ]
-    assert rows["value"].to_numpy() == pytest.approx(np.sort(position)[::-1], abs=1e-6)
+def test_orders_are_those_of_attention_on_other_sequences(loaded: Any) -> None:
+    kept = {"seq_len": 20, "folds": 5}
+    ordered = run_heads(loaded, remove="mask", by=["others", "positional", "lowest-information"],
+                        k=1, n_seqs=11, mean_seqs=24, **kept).tables["order"]  # fmt: skip
+    table = run_attention(loaded, n_seqs=24, seed=1, **kept).tables["attention"]
+    table = table.set_index(["layer", "head"])
+    position = table["first_position"] + table["others_position"]
+    others = table["others_position"] + table["others_content"]
+    expected = {
+        "others": table["others_position"] / others,
+        "positional": position / table["information"],
+    }
+    for order, values in expected.items():
+        rows = ordered[ordered["order"] == order]
+        assert [*zip(rows["layer"], rows["head"], strict=True)] == [
+            *values.sort_values(ascending=False).index
+        ]
+        assert rows["value"].to_numpy() == pytest.approx(np.sort(values)[::-1], abs=1e-6)
     lowest = ordered[ordered["order"] == "lowest-information"].iloc[0]
     assert (lowest["layer"], lowest["head"]) == table["information"].idxmin()
 
 
-def test_measures_of_single_heads_are_those_of_head_scores(loaded: Any, data: Any) -> None:
-    orders = run_heads(
-        loaded, remove="rope", by=["first_key", "previous_token"], **{**SMALL, "k": [1]}
-    ).tables["order"]
+def test_measures_of_single_heads_are_those_of_head_scores(loaded: Any) -> None:
+    by = ["first_key", "previous_token"]
+    options = {**SMALL, "k": [1], "n_seqs": 11}
+    orders = run_heads(loaded, remove="rope", by=by, mean_seqs=24, **options).tables["order"]
+    data = sequences("shipped", tokenizer=loaded.tokenizer, n_seqs=24, seq_len=20, seed=1)
     expected = head_scores(loaded.model, data).set_index(["layer", "head"])
-    for name in ("first_key", "previous_token"):
+    for name in by:
         rows = orders[orders["order"] == name].set_index(["layer", "head"])["value"]
         assert rows.sort_index().to_numpy() == pytest.approx(expected[name].to_numpy(), abs=1e-5)
 
 
-def test_draws_are_as_many_heads_of_the_same_layers() -> None:
-    ranked = [(2, 1), (0, 3), (2, 0), (1, 1), (0, 0)]
-    drawn = [
-        HeadCondition(removed="rope", order="x", k=3, draw=draw).heads(ranked, 5, seed=0)
-        for draw in range(40)
+def test_draws_are_as_many_other_heads_of_the_same_layers_while_these_have_any() -> None:
+    places = [(layer, head) for layer in range(4) for head in range(3)]
+    ranked = [(2, 1), (0, 2), (2, 0), (2, 2)]
+    for k, of_layers in ((2, [0, 2]), (3, [0, 2])):
+        drawn = [
+            HeadCondition(removed="rope", order="x", k=k, draw=draw).heads(ranked, places, seed=0)
+            for draw in range(40)
+        ]
+        for heads_of_draw in drawn:
+            assert len({*heads_of_draw}) == k
+            assert not {*heads_of_draw} & {*ranked[:k]}
+            assert {layer for layer, _ in heads_of_draw} >= {*of_layers}
+        seen = {head for heads_of_draw in drawn for head in heads_of_draw}
+        assert seen >= {(0, 0), (0, 1), (2, 2)}
+        if k == 3:  # L2 has one other head in place of two
+            assert (1, 0) in seen
+            assert all((2, 2) in heads_of_draw for heads_of_draw in drawn)
+    first = HeadCondition(removed="rope", order="x", k=3)
+    assert first.heads(ranked, places, seed=0) == ranked[:3]
+    assert HeadCondition(removed="rope", alone=(3, 1)).heads([], places, seed=0) == [(3, 1)]
+
+
+def test_a_cost_is_ranked_among_distinct_draws_or_among_all_other_heads_alone() -> None:
+    half, columns = 0.25, ["k", "draw", "heads", "cost"]
+    rows: list[tuple[int, Any, str, float]] = [
+        *((1, pd.NA, "L1H0", 2.0), (2, pd.NA, "L0H0 L1H0", 0.5)),
+        *((2, 0, "L0H1 L1H1", 0.1), (2, 1, "L0H1 L1H1", 0.1), (2, 2, "L0H1 L1H2", 0.4)),
     ]
-    for heads_of_draw in drawn:
-        assert sorted(layer for layer, _ in heads_of_draw) == [0, 2, 2]
-        assert len({*heads_of_draw}) == 3
-    assert {head for one in drawn for _, head in one} == {0, 1, 2, 3, 4}
-    assert HeadCondition(removed="rope", order="x", k=3).heads(ranked, 5, seed=0) == ranked[:3]
-
-
-def test_an_order_is_tested_as_one_more_draw() -> None:
-    draws = [0.1, 0.3, 0.2]
-    rows = [
-        {
-            "removed": "rope",
-            "order": "x",
-            "k": 1,
-            "measure": "text",
-            "draw": draw,
-            "cost": cost,
-            "cost_low": cost - 0.2,
-            "cost_high": cost + 0.2,
-        }
-        for draw, cost in [(pd.NA, 2.0), *enumerate(draws)]
+    labels = {"removed": "rope", "order": "x", "measure": "text"}
+    costs = pd.DataFrame(rows, columns=columns).astype({"draw": "Int64"}).assign(**labels)
+    single = pd.DataFrame(
+        [(0, 0, -1.0), (0, 1, 1.5), (1, 0, 2.0)], columns=["layer", "head", "cost"]
+    ).assign(removed="rope", measure="text")
+    bounds = {"cost_low": costs["cost"] - half, "cost_high": costs["cost"] + half}
+    table = against_chance(costs.assign(**bounds), single)
+    names = ["k", "cost", "chance", "chance_low", "chance_high", "rank", "of", "beyond"]
+    assert table[names].to_numpy().tolist() == [
+        [1, 2.0, 0.25, -1.0, 1.5, 1, 3, True],
+        [2, 0.5, 0.25, 0.1, 0.4, 1, 3, False],
     ]
-    table = against_chance(pd.DataFrame(rows).astype({"draw": "Int64"})).iloc[0]
-    spread = np.std(draws, ddof=1) * (4 / 3) ** 0.5
-    error = np.hypot(spread, 0.2 / norm.ppf(0.975))
-    assert table["p_holm"] == pytest.approx(2 * t.sf((2.0 - 0.2) / error, 2))
-    assert table["chance_high"] == pytest.approx(0.2 + t.ppf(0.975, 2) * spread)
-    assert table["differs"]
+    lower = costs.assign(cost=[-3.0, *costs["cost"][1:]])
+    bounds = {"cost_low": lower["cost"] - half, "cost_high": lower["cost"] + half}
+    first = against_chance(lower.assign(**bounds), single).iloc[0]
+    assert (first["rank"], bool(first["beyond"])) == (3, True)
 
 
-def test_heads_like_all_others_are_named_in_at_most_one_family_of_twenty() -> None:
-    generator = np.random.default_rng(0)
-    named = 0
-    for _ in range(60):
-        rows = [
-            {"removed": removed, "order": "x", "k": 5, "measure": measure, "draw": draw,
-             "cost": norm.rvs(random_state=generator), "cost_low": 0.0, "cost_high": 0.0}
-            for removed in ("rope", "content")
-            for measure in ("text", "copy_random", "copy_text", "induction")
-            for draw in (pd.NA, 0, 1, 2, 3, 4, 5, 6, 7)
-        ]  # fmt: skip
-        named += against_chance(pd.DataFrame(rows).astype({"draw": "Int64"}))["differs"].any()
-    assert named <= 9  # 3 expected; 10 or more have a probability below 0.001
+def test_the_lead_names_what_was_beyond_all_others_and_for_which_k(run: Any) -> None:
+    tests = run.tables["tests"].query("removed == 'rope'")
+    found = tests[tests["beyond"] & (tests["measure"] == "copy_random")]["k"].tolist()
+    assert found == [1, 5], "L1H3's rotation carries copying"
+    lead = headline(run).sentence
+    assert lead.endswith(" So it is for k = 1 and 5.")
+    k = 1 if "L1H3" in lead else 5
+    row = tests[(tests["measure"] == "copy_random") & (tests["k"] == k)].iloc[0]
+    assert f"a second copy of random tokens costs {row['cost']:+.2f} nats; " in lead
+    assert f"at most {row['chance_high']:+.2f}" in lead
+    only = run.tables["tests"].assign(beyond=run.tables["tests"].index == tests.index[1])
+    sentence = headline(replace(run, tables={**run.tables, "tests": only})).sentence
+    assert sentence.startswith("Without RoPE in L1H3, the first of 16 heads by position among ")
+    assert "in any other of the 16 heads alone, at most" in sentence
+    assert sentence.endswith(" So it is for k = 1 alone.")
+    none = run.tables["tests"].assign(beyond=False)
+    assert headline(replace(run, tables={**run.tables, "tests": none})).sentence == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -207,7 +230,10 @@ def test_a_file_of_ones_own_is_an_order(loaded: Any, tmp_path: Path) -> None:
 
 def test_the_run_names_its_means_single_heads_and_method(run: Any) -> None:
     single = run.tables["single"]
-    assert len(single) == 2 * 5 * 4
+    assert len(single) == 2 * 16 * 4
+    alone = single.query("removed == 'rope' and layer == 1 and head == 3 and measure == 'text'")
+    first = run.tables["cost"].query("removed == 'rope' and k == 1 and measure == 'text'")
+    assert alone["cost"].item() == pytest.approx(first["cost"].item(), abs=1e-6)
     assert len(run.manifest.results["cost_of_means"]) == 2
     assert "draws=3" in run.manifest.command
 
@@ -215,8 +241,8 @@ def test_the_run_names_its_means_single_heads_and_method(run: Any) -> None:
 def test_more_heads_than_there_are_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(capfd, tmp_path, heads, "--n-seqs", 16, "--k", 17)
-    assert "--k 17: there are 16 heads" in said
+    said = refused(capfd, tmp_path, heads, "--n-seqs", 16, "--k", 9)
+    assert "--k 9: there are 16 heads, and chance takes as many others: take up to 8" in said
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_text_alone_is_read_without_other_texts(
         weights = view.weights[layer, head, query, : query + 1]
         expected = sum(float(a) * log(a * (query + 1)) for a in weights if a > 0)
         assert view.content[layer, head, query] == pytest.approx(expected, abs=1e-5)
-    table = text_alone.attention
+    table = text_alone.tables["attention"]
     rows = table.set_index(["layer", "head"])
     assert rows.loc[(1, 2), "information"] == pytest.approx(view.content[1, 2, 7:].mean(), rel=1e-5)
     assert rows.loc[(1, 2), "first_weight"] == pytest.approx(view.weights[1, 2, 7:, 0].mean())
@@ -187,11 +187,15 @@ def packed(html: str) -> dict[str, Any]:
     return dict(json.loads(data))
 
 
-def test_the_page_holds_every_heads_weights_by_information(study: AttentionStudy) -> None:
-    view, table = (
-        study.on_text,
-        study.tables["attention"].sort_values("information", ascending=False),
-    )
+def by_share(table: pd.DataFrame) -> pd.DataFrame:
+    """Return heads by position among the other keys; then, and without a share, by information."""
+    return table.sort_values(["others_share", "information"], ascending=False)
+
+
+def test_the_page_holds_every_heads_weights_by_position_among_the_others(
+    study: AttentionStudy,
+) -> None:
+    view, table = study.on_text, by_share(study.tables["attention"])
     data, n = packed(view.html()), len(view.pieces)
     names = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
     assert [head["name"] for head in data["heads"]] == names
@@ -208,9 +212,12 @@ def test_the_page_holds_every_heads_weights_by_information(study: AttentionStudy
 def test_heads_beyond_the_size_are_left_out_with_a_word(study: AttentionStudy) -> None:
     whole = packed(study.on_text.html())["heads"]
     assert "The 8 heads" not in study.on_text.html()
-    size = sum(len(head["maps"]) + len(head["content"]) for head in whole[:3])
+    table = study.tables["attention"].nlargest(3, "information")
+    most = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
+    kept = [head for head in whole if head["name"] in most]
+    size = sum(len(head["maps"]) + len(head["content"]) for head in kept)
     smaller = study.on_text.html(max_bytes=size)
-    assert packed(smaller)["heads"] == whole[:3]
+    assert packed(smaller)["heads"] == kept
     assert "<p>The 3 heads with the most information, of 8.</p>" in smaller
 
 
@@ -513,11 +520,6 @@ def test_why_loads_a_model_that_was_named_whose_sequences_were_given(
         (["--why", "L0H1"], "--why asks about a text"),
         (["--query", 3], "--query asks about a head"),
         (["--steps", 2], "--steps asks about a head: name it with --why"),
-        (["--text", "a", "--why", "L0H1", "--confirm", 1], "take --steps 2 or more"),
-        (
-            ["--text", "a", "--why", "L0H1", "--steps", 2, "--confirm", 1],
-            "--confirm measures the next token, by all layers: leave out --layers",
-        ),
         (["--text", "a", "--why", "MLP1"], "--why MLP1: expected a head, such as L1H3"),
         (["--text", "a", "--why", "L0H4"], "--why L0H4: there are L0 to L0, with the heads H0"),
         (["--text", "a", "--why", "L0H1", "--query", 9], "the text has 2 tokens, 0 to 1"),

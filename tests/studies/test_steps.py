@@ -12,6 +12,7 @@ import pytest
 import torch
 from ci.chromium import needs_chromium, opened
 from support.induction import N_VOCAB, induction_model
+from support.plain_attention import plain_scores
 from support.rounding import NETWORK
 from transformers import AutoModelForCausalLM
 
@@ -23,7 +24,7 @@ from nope_probe.studies.attention.study import AttentionStudy
 from nope_probe.studies.engine import Engine
 
 TEXT, QUERY, KEY = "def area(width, height):\n    return width * height", 15, 8
-ASKED: dict[str, Any] = {"why": "L3H3", "query": QUERY, "steps": 3, "confirm": 2}
+ASKED: dict[str, Any] = {"why": "L3H3", "query": QUERY, "steps": 3}
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +37,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> AttentionStudy:
 def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() -> None:
     text, query = torch.tensor([[0, 3, 5, 1, 2, 6, 4, 0, 2, 3, 5]]), 9
     inputs = (text + torch.arange(N_VOCAB)[:, None]) % N_VOCAB  # every token once at each position
-    steps = LookSteps(first=Look(Writer("L1H0"), query), text=text, n_steps=3, n_removed=9)
+    steps = LookSteps(first=Look(Writer("L1H0"), query), text=text, n_steps=3)
     engine = Engine(model=induction_model(text.shape[1]), inputs=inputs, batch_size=3)
     for step in (1, 2, 3):
         steps.read(engine, "why", None, step)
+    [removed] = steps.read_effects(engine, "why", None)["measured"].tolist()
     shown = steps.table[steps.table["nats"].abs() > 1e-4]
     place = ["step", "layer", "head", "query", "key", "writer", "side"]
     rows = [tuple(row) for row in shown[[*place, "moved_from"]].astype(object).to_numpy()]
@@ -48,11 +50,10 @@ def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() 
     assert rows[2] == (*look, "L0H0", "mean", pd.NA)
     assert {(*row[:5], row[6]) for row in rows[3:]} == {(*before, "position")}
     assert shown["nats"].iloc[1] == pytest.approx(3), "the whole score, less nothing"
-    [removed] = steps.read_removals(engine, "why", None)["measured"]
-    assert removed[:, 1].tolist() == pytest.approx([3, 0]), "scores"
+    assert removed[0] == pytest.approx(3), "without it, nothing of the score is left"
     seen = [3.0 * (text[0, key - 1] == 3) for key in range(1, query + 1)]
     weight = np.exp(3) / (1 + np.exp(seen).sum())
-    assert removed[0, 0] == pytest.approx(weight, abs=1e-5)
+    assert removed[1] == pytest.approx(weight, abs=1e-5)
 
 
 def test_the_terms_of_every_look_add_up_to_its_score_and_are_those_of_why(
@@ -85,7 +86,9 @@ def test_the_terms_of_every_look_add_up_to_its_score_and_are_those_of_why(
 def test_without_a_moved_part_the_model_is_plain_transformers_without_it(
     study: AttentionStudy,
 ) -> None:
-    [row] = study.tables["why_confirm"].to_dict("records")
+    table = study.tables["why_steps"]
+    [row] = table[table["moved_from"].notna()].to_dict("records")
+    assert table["effect"].notna().equals(table["moved_from"].notna())
     plain = AutoModelForCausalLM.from_pretrained(
         path_of("rope-tiny"), attn_implementation="eager", dtype=torch.float32
     )
@@ -95,7 +98,7 @@ def test_without_a_moved_part_the_model_is_plain_transformers_without_it(
         3,
         plain.model.layers[1].self_attn.head_dim,
     )
-    values: list[torch.Tensor] = []
+    before, values = plain_scores(plain, tokens), list[torch.Tensor]()
     hook = attention.v_proj.register_forward_hook(lambda *args: values.append(args[-1]))
     with torch.inference_mode():
         intact = plain(tokens, output_attentions=True)
@@ -112,20 +115,20 @@ def test_without_a_moved_part_the_model_is_plain_transformers_without_it(
         after = plain(tokens, output_attentions=True)
     for end, found in (("", intact), ("_without", after)):
         weight = float(found.attentions[3][0, 3, QUERY, KEY])
-        probability = float(found.logits[0, QUERY].softmax(-1)[tokens[0, QUERY + 1]])
         assert row[f"weight{end}"] == pytest.approx(weight, rel=NETWORK)
-        assert row[f"probability{end}"] == pytest.approx(probability, rel=NETWORK)
     assert row["weight"] > 0.9 > 0.1 > row["weight_without"]
+    fall = float((before - plain_scores(plain, tokens))[3, 0, 3, QUERY, KEY])
+    assert row["effect"] == pytest.approx(fall, rel=NETWORK)
+    assert 0.5 * row["nats"] < fall < row["nats"]
 
 
 def test_steps_of_a_finished_run_are_those_of_the_run_that_asks(study: AttentionStudy) -> None:
-    kept = study.why("L3H3", query=QUERY, steps=3, confirm=2)
+    kept = study.why("L3H3", query=QUERY, steps=3)
     assert kept.steps is study.tables["why_steps"]
     two = study.why("L3H3", query=QUERY, steps=2)
-    assert two.removals is None
     expected = study.tables["why_steps"]
     columns = [*expected.columns]
-    rows = expected.merge(two.steps, on=columns[:-1], how="inner")
+    rows = expected.merge(two.steps, on=columns[: columns.index("nats")], how="inner")
     assert len(rows) == len(two.steps)
     np.testing.assert_allclose(rows["nats_x"], rows["nats_y"], atol=1e-5)
     with pytest.raises(ValueError, match="ask for steps=2 or more"):
@@ -133,7 +136,7 @@ def test_steps_of_a_finished_run_are_those_of_the_run_that_asks(study: Attention
 
 
 def test_the_graph_has_heads_at_their_queries_and_edges_in_nats(study: AttentionStudy) -> None:
-    figure = study.why("L3H3", query=QUERY, steps=3, confirm=2).graph
+    figure = study.why("L3H3", query=QUERY, steps=3).graph
     traces = {trace.name: trace for trace in figure.data}
     [heads] = [trace for trace in figure.data if trace.hovertext is not None]
     where = dict(zip(heads.hovertext, zip(heads.x, heads.y, strict=True), strict=True))
@@ -170,7 +173,13 @@ def test_the_text_view_has_the_terms_of_each_step_and_the_way_there(study: Atten
     [move] = first["back"]
     assert (move["name"], move["query"], move["key"]) == (second["name"], KEY, KEY - 1)
     assert (second["name"], second["query"], second["key"]) == ("L1H3", KEY, KEY - 1)
-    assert move["nats"] == pytest.approx(table["nats"][table["moved_from"].notna()].item())
+    [row] = table[table["moved_from"].notna()].to_dict("records")
+    assert (move["nats"], move["effect"]) == pytest.approx((row["nats"], row["effect"]))
+    assert study.why("L3H3", query=QUERY, steps=3).moved == (
+        f"L1H3 moved {row['nats']:+.1f} nats to token ight 8 from token he 7; taken out of the "
+        f"model, the score falls by {row['effect']:.1f} nats, and the weight from "
+        f"{row['weight']:.0%} to {row['weight_without']:.0%}."
+    )
 
 
 CLICKS = """<script>setTimeout(() => {

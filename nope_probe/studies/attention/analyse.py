@@ -191,14 +191,14 @@ def _text_table(manifest: Manifest, read: State) -> pd.DataFrame:
 
 
 def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:
-    """Return how many heads have no share, and how many sequences would do; None if all have one.
+    """Return how many heads have no `others_share`, and how many sequences would do; or None.
 
     Args:
         table: of attention.
         n_seqs: how many sequences the run has.
     """
     informed = table[table["information"] >= UNIFORM]
-    gaps = informed["positional_share_gap"]
+    gaps = informed["others_share_gap"]
     if not (gaps > LARGEST_GAP).any():
         return None
     needed = gaps.max() / GAP_TO_REACH * n_seqs

@@ -58,14 +58,13 @@ def why_of(asked: Asked, tables: Mapping[str, pd.DataFrame]) -> Why:
 
     Args:
         asked: the look.
-        tables: `why`, and `why_steps` and `why_confirm` if there are any.
+        tables: `why`, and `why_steps` if there is one.
     """
     return Why(
         head=asked.head,
         query=asked.query,
         table=tables["why"],
         steps=tables.get("why_steps"),
-        removals=tables.get("why_confirm"),
     )
 
 

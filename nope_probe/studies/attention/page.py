@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from nope_probe.run.folder import Run
 from nope_probe.studies.attention.on_text import has_other_texts, stored_why, text_view
 from nope_probe.studies.page import MOST_ROWS, Report
 
-MOSTLY, HARDLY = 0.5, 0.2  # of a head's information
+MOSTLY, HARDLY = 0.5, 0.2  # of a head's information among the other keys
 AT_AN_END = MOST_ROWS // 2  # heads in the lead's table: the most and the least positional
 MAPS_BYTES = 1_600_000  # of the heads' mean maps next to a text
 
@@ -39,7 +40,9 @@ def report(run: Run) -> Report:
     subject = f"ablated {name}" if removed else name
     return Report(
         title=f"Position and content in the attention of {full}",
-        headline=headline(subject, table, text_line(run)) if has_other_texts(run) else alone(run),
+        headline=headline(subject, table, run.manifest.skip_keys, text_line(run))
+        if has_other_texts(run)
+        else alone(run),
         sections=[*_head_sections(run), *text_sections(run), *why_sections(run), *_maps(run)],
         how_to_read=notes.how_to_read("attention"),
     )
@@ -50,22 +53,23 @@ def _head_sections(run: Run) -> Iterator[Section]:
     table, compared = run.tables["attention"], has_other_texts(run)
     if not compared and table["information"].isna().all():
         return
-    colour = "Colour: the positional share. " if compared else ""
+    colour = "Colour: position among the other keys. " if compared else ""
     yield Section(
-        title="All heads: position, information, first key",
+        title="All heads: the first key, and position among the others",
         figure=partial(attention_heads, table),
-        caption=f"{colour}Area: the information. Ring: the first key's weight. Grey: no share is "
+        caption=f"Ring: the first key's weight. {colour}Area: all information. Grey: no share is "
         "given. A click on a head opens its map below.",
         table=table.dropna(axis=1, how="all"),
     )
 
 
-def headline(subject: str, table: pd.DataFrame, text: str = "") -> Headline:
-    """Return how much of a model's attention is position, and its most and least positional heads.
+def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1, text: str = "") -> Headline:
+    """Return what the first key gets, and how much is position among the other keys.
 
     Args:
         subject: the model.
         table: `attention.csv`.
+        skip_keys: how many keys count as first.
         text: a line on the run's text.
     """
     known = table.dropna(subset=["information"])
@@ -81,44 +85,59 @@ def headline(subject: str, table: pd.DataFrame, text: str = "") -> Headline:
             f"most {most:.1g} nats above uniform, and no head is classed.",
             also=text,
         )
-    share = informed["positional_share"]
+    share = informed["others_share"]
     if share.isna().all():
         return Headline(
             sentence=f"These sequences are too few to say how much of {subject}'s attention is "
             "position.",
             also=text,
         )
-    position = known["first_position"] + known["others_position"]
-    whole = position.sum() / known["information"].sum()
-    uniform = len(known) - len(informed)
+    others, uniform = nats_of(known, "others"), len(known) - len(informed)
+    first = ""
+    if skip_keys:
+        keys = "first key gets" if skip_keys == 1 else f"first {skip_keys} keys get"
+        first = (
+            f"The {keys} {known['first_weight'].mean():.0%} of the attention of {subject}'s heads, "
+            f"and {nats_of(known, 'first').mean():.2f} of its {known['information'].mean():.2f} "
+            "nats above uniform. "
+        )
     return Headline(
-        sentence=f"{whole:.0%} of the information in {subject}'s attention is position: "
+        sentence=f"{first}Among the other keys, "
+        f"{known['others_position'].sum() / others.sum():.0%} of the information "
+        f"({known['others_position'].mean():.2f} of {others.mean():.2f} nats) is position: "
         f"{(share >= MOSTLY).sum()} of {len(known)} heads at {MOSTLY:.0%} or more, "
         f"{(share < HARDLY).sum()} below {HARDLY:.0%}{f', {uniform} uniform' * (uniform > 0)}.",
-        table=_most_and_least(informed.dropna(subset=["positional_share"])),
-        caption="The most and the least positional heads, by the share of their information that "
-        "is the same in every text. Among others: the same among the keys after the first. "
-        "Missed: by the softmax of mean scores.",
+        table=_most_and_least(informed.dropna(subset=["others_share"])),
+        caption="The heads whose attention among the other keys is most and least position, the "
+        "same in every text. Weight and nats above uniform of the first key; nats of the other "
+        "keys, and how much of them is position.",
         also=text,
     )
 
 
+def nats_of(heads: pd.DataFrame, keys: Literal["first", "others"]) -> pd.Series[float]:
+    """Return each head's information about the first key, or among the other keys, nats."""
+    return heads[f"{keys}_position"] + heads[f"{keys}_content"]
+
+
 def _most_and_least(heads: pd.DataFrame) -> pd.DataFrame:
-    """Return the heads with the largest and the smallest positional shares, as text."""
-    ordered = heads.sort_values("positional_share", ascending=False, kind="stable")
-    ends = ordered.iloc[:AT_AN_END], ordered.iloc[AT_AN_END:][-AT_AN_END:]
-    rows = pd.concat(ends).to_dict("records")
-    columns = {
-        "positional": "positional_share",
-        "among others": "others_share",
-        "on first key": "first_weight",
-        "missed": "pattern_missed",
-    }
-    cells = {"head": [reader_of(row) for row in rows]}
-    cells["nats above uniform"] = [f"{row['information']:.2f}" for row in rows]
-    for heading, column in columns.items():
-        cells[heading] = [estimate_text(row, column, "z.0f") for row in rows]
-    return pd.DataFrame(cells)
+    """Return the heads with the most and the least position among the other keys, as text."""
+    ordered = heads.sort_values("others_share", ascending=False, kind="stable")
+    ends = pd.concat((ordered.iloc[:AT_AN_END], ordered.iloc[AT_AN_END:][-AT_AN_END:]))
+    rows = ends.to_dict("records")
+
+    def estimates(column: str) -> list[str]:
+        return [estimate_text(row, column, "z.0f") for row in rows]
+
+    return pd.DataFrame(
+        {
+            "head": [reader_of(row) for row in rows],
+            "first key": estimates("first_weight"),
+            "first, nats": [f"{nats:.2f}" for nats in nats_of(ends, "first")],
+            "others, nats": [f"{nats:.2f}" for nats in nats_of(ends, "others")],
+            "position": estimates("others_share"),
+        }
+    )
 
 
 def alone(run: Run) -> Headline:
@@ -150,7 +169,8 @@ def text_line(run: Run) -> str:
         name = term_styles(why.table)[term["side"], term["term"]][0]
         nats = f"{term['nats']:+.1f} of {term['score']:+.1f} nats"
         looks_at = looks(view, why.head, why.query, term["key"])
-        return f"In the text {looks_at}: the largest term is {name} ({nats})."
+        said = f"In the text {looks_at}: the largest term is {name} ({nats})."
+        return f"{said} {why.moved}".strip()
     head, query, key = view.strongest_look()
     compared = ""
     if view.position is not None:
@@ -201,16 +221,9 @@ def why_sections(run: Run) -> Iterator[Section]:
                 title="Why, steps back",
                 figure=lambda: why.graph,
                 caption="Nats of the score of the most attended key, and of the looks by which "
-                "heads moved what they wrote (squares). Dashed: what a head moved from a token.",
+                f"heads moved what they wrote (squares). Dashed: what a head moved. {why.moved} "
+                "The term is direct; with its effect, all later blocks respond.",
                 table=why.steps,
-            )
-        if why.removals is not None:
-            yield Section(
-                title="Without what a head moved",
-                caption="A moved part is taken out of the head's output at one token, and all "
-                "later blocks respond: the look's attention weight and score, and the probability "
-                "of the token after the query, as they are and without it.",
-                table=why.removals,
             )
 
 

@@ -44,9 +44,8 @@ class Settings(RemovingSettings):
             position and by what each earlier component wrote.
         query: The token of the text that --why asks about: its number (-1 is the last), or a word.
         steps: Steps back from --why: 2 also says from which tokens the heads that wrote the most
-            attended key, or the query, moved it, and why they looked there.
-        confirm: How many of the parts that heads moved in --steps to remove, one at a time, the
-            largest first, to measure what changes.
+            attended key, or the query, moved it, and why they looked there; what each moved is
+            taken out of the model too, to measure what the score loses.
     """
 
     # None becomes a value as soon as settings are made: a text that comes alone is read alone.
@@ -60,7 +59,6 @@ class Settings(RemovingSettings):
     why: str | None = None
     query: int | str = -1
     steps: Annotated[int, Bounds(1, 100)] = 1
-    confirm: Annotated[int, Bounds(0, 1000)] = 0
 
     def __post_init__(self) -> None:
         is_alone = self._has_text and self.data is None and self.n_seqs is None
@@ -101,8 +99,6 @@ class Settings(RemovingSettings):
         for flag, is_given in (("--query", self.query != -1), ("--steps", self.steps > 1)):
             if self.why is None and is_given:
                 raise UserError(f"{flag} asks about a head: name it with --why")
-        if self.confirm and self.steps == 1:
-            raise UserError("--confirm takes out what --steps finds: take --steps 2 or more")
 
     def _validate_text(self, text: str) -> None:
         if self.text is not None and self.text_file is not None:
@@ -153,8 +149,6 @@ class Settings(RemovingSettings):
                 f"--why {self.why}: there are L{layers[0]} to L{layers[-1]}, with the heads H0 to "
                 f"H{info.n_heads - 1}"
             )
-        if self.confirm and info.n_layers < info.depth:
-            raise UserError("--confirm measures the next token, by all layers: leave out --layers")
 
     @property
     def shown_text(self) -> str | None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import nan
 from typing import Any, get_args
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.analyses.one_text import Side, moved_terms, query_terms
@@ -23,7 +24,7 @@ from nope_probe.figures.names import OTHERS
 from nope_probe.hooks.layers.attention import Attention, repeat_heads, upcast
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
-from nope_probe.hooks.layers.model import attention_read, logits_of, numbered_layers
+from nope_probe.hooks.layers.model import numbered_layers, read_attention
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
@@ -38,7 +39,7 @@ LEAST_WRITTEN, MOST_WRITERS = 0.1, 3  # of a look's score; shown writers of its 
 LEAST_MOVED, MOST_MOVED = 0.2, 2  # of a writer's term; tokens that the writer moved it from
 SIDES: tuple[Side, ...] = get_args(Side)
 COLUMNS = ["step", "layer", "head", "query", "key", "writer", "side", "moved_from", "nats"]
-MEASURED = ["weight", "score", "probability"]  # of a look, and of the token after the first query
+MEASURED = ["effect", "weight", "weight_without"]  # of a moved part that is taken out of the model
 
 
 @dataclass(frozen=True)
@@ -107,28 +108,26 @@ class LookSteps:
         first: the look.
         text: the tokens.
         n_steps: how many steps there are.
-        n_removed: how many moved parts are taken out, one at a time.
         looks: the looks of each step, with their terms by name.
-        removed: what `captured_removals` measured.
+        effects: what `captured_effects` measured of each moved part.
     """
 
     first: Look
     text: Int[Tensor, "1 pos"]
     n_steps: int = 1
-    n_removed: int = 0
     looks: list[tuple[list[Look], State]] = field(default_factory=list)
-    removed: State = field(default_factory=dict)
+    effects: State = field(default_factory=dict)
 
     def passes(self, engine: Engine, ablation: Ablation | None) -> Iterator[Pass]:
-        """Yield a pass for each step, and one that takes out moved parts if some are."""
+        """Yield a pass for each step, and one that takes out the moved parts of all steps."""
         first = partial(self.read, step=1)
         one = Pass(key="why", engine=engine, read=first, ablation=ablation)
         yield one
         for step in range(2, self.n_steps + 1):  # whose layers the step before finds
             read = partial(self.read, step=step)
             yield replace(one, key=f"why-{step}", read=read, n_seqs=0)
-        if self.n_removed:
-            yield replace(one, key="why-confirm", read=self.read_removals, n_seqs=0)
+        if self.n_steps > 1:
+            yield replace(one, key="why-effects", read=self.read_effects, n_seqs=0)
 
     def read(self, engine: Engine, key: str, ablation: Ablation | None, step: int) -> State:
         """Return the terms of a step's looks, which the step before has found."""
@@ -145,13 +144,11 @@ class LookSteps:
         self.looks.append(([look.with_key(state) for look in looks], state))
         return state
 
-    def read_removals(self, engine: Engine, key: str, ablation: Ablation | None) -> State:
-        """Return what the model does without the largest moved parts."""
-        capture = partial(
-            captured_removals, moves=self.strongest_moves, text=self.text, query=self.first.query
-        )
-        self.removed = engine.load_or_compute(key, capture, ablation)
-        return self.removed
+    def read_effects(self, engine: Engine, key: str, ablation: Ablation | None) -> State:
+        """Return what each look does without what was moved for it."""
+        capture = partial(captured_effects, moves=self.moved, text=self.text)
+        self.effects = engine.load_or_compute(key, capture, ablation)
+        return self.effects
 
     @property
     def asked(self) -> Asked:
@@ -169,31 +166,18 @@ class LookSteps:
         ]
 
     @property
-    def strongest_moves(self) -> list[Moved]:
-        """The moved parts that are taken out, the largest term first."""
-        return sorted(self.moved, key=lambda move: -abs(move.nats))[: self.n_removed]
-
-    @property
     def table(self) -> pd.DataFrame:
         """`why_steps.csv`: the rows of each look that are of no moved part add up to its score."""
+        places = [(move.look, str(move.writer), move.side, move.token) for move in self.moved]
+        effects: dict[tuple[Look, str, str, int | None], list[float]]
+        effects = dict(zip(places, self.effects["measured"].tolist(), strict=True))
         rows = [
-            [step, *look.cells, *row]
+            [step, *look.cells, *row, *effects.get((look, *row[:3]), [nan] * len(MEASURED))]
             for step, (looks, state) in enumerate(self.looks, 1)
             for look in looks
             for row in step_rows(look, state)
         ]
-        return pd.DataFrame(rows, columns=COLUMNS).astype({"moved_from": "Int64"})
-
-    @property
-    def removals(self) -> pd.DataFrame:
-        """`why_confirm.csv`: a row for each moved part that was taken out."""
-        measured = self.removed["measured"].flatten(1).tolist()
-        rows = [
-            [move.step, *move.look.cells, move.writer, move.side, move.token, move.nats, *values]
-            for move, values in zip(self.strongest_moves, measured, strict=True)
-        ]
-        without = [f"{name}_without" for name in MEASURED]
-        return pd.DataFrame(rows, columns=[*COLUMNS, *MEASURED, *without])
+        return pd.DataFrame(rows, columns=[*COLUMNS, *MEASURED]).astype({"moved_from": "Int64"})
 
 
 def captured_looks(
@@ -325,35 +309,30 @@ def step_rows(look: Look, state: State) -> Iterator[tuple[str, str, int | None, 
     yield OTHERS, "other", None, rest
 
 
-def captured_removals(
+def captured_effects(
     engine: Engine,
     stream: StreamCheckpoint | None,
     *,
     moves: Sequence[Moved],
     text: Int[Tensor, "1 pos"],
-    query: int,
 ) -> State:
-    """Return the `MEASURED` of looks as they are and without what they read of a head.
+    """Return the `MEASURED` of looks without what was moved for them, one moved part at a time.
 
     What the head moved from the token is taken out of its output at the token that it wrote into,
-    and all later blocks respond.
+    and all later blocks respond. The effect is what the look's score loses, nats.
 
     Args:
         engine: the model.
         stream: unused: a text is one batch.
-        moves: the moved parts, which are taken out one at a time.
+        moves: the moved parts.
         text: the tokens.
-        query: the token whose next token's probability is measured; of the last token, that of the
-            token that the model expects next.
     """
-    measured = [_without(engine.model, text, move, query) for move in moves]
-    return {"measured": torch.tensor(measured, dtype=torch.float64).view(-1, 2, len(MEASURED))}
+    measured = [_without(engine.model, text, move) for move in moves]
+    return {"measured": torch.tensor(measured, dtype=torch.float64).view(-1, len(MEASURED))}
 
 
-def _without(
-    model: HookedModel, text: Int[Tensor, "1 pos"], move: Moved, query: int
-) -> list[list[float]]:
-    """Return the `MEASURED` as they are, and without a moved part."""
+def _without(model: HookedModel, text: Int[Tensor, "1 pos"], move: Moved) -> list[float]:
+    """Return the `MEASURED` of a look without a moved part."""
     before, look = move.before, move.look
     [writing] = numbered_layers(model, [move.writer.block])
 
@@ -371,20 +350,17 @@ def _without(
         cells = upcast(weights), upcast(attention.scores(row))
         return torch.stack([x[0, look.head, 0, look.key] for x in cells])
 
-    def run(hooks: Sequence[Attachment]) -> tuple[list[Tensor], Float[Tensor, " d_vocab"]]:
-        with torch.inference_mode(), hooks_attached(hooks), attention_read(model, read) as readings:
-            logits = logits_of(model, text)[0, query]
-        return [x for x in readings if x is not None], logits.softmax(-1, dtype=torch.float64)
+    def run(hooks: Sequence[Attachment]) -> list[Tensor]:
+        with torch.inference_mode(), hooks_attached(hooks):
+            readings = read_attention(model, text, read)
+        return [x for x in readings if x is not None]
 
     def take_out(z: Tensor, hook: HookPoint) -> Tensor:
         left = writing.by_head(z).clone()
         left[0, before.query, before.head] -= share.to(left)
         return left.reshape(z.shape)
 
-    (share, intact), probabilities = run([])
-    (_, without), after = run([(writing.point("attn.hook_z"), take_out)])
-    following = int(probabilities.argmax()) if query + 1 == text.shape[1] else text[0, query + 1]
-    return [
-        [*cells.tolist(), float(found[following])]
-        for cells, found in ((intact, probabilities), (without, after))
-    ]
+    share, intact = run([])
+    _, without = run([(writing.point("attn.hook_z"), take_out)])
+    (weight, score), (weight_without, score_without) = intact.tolist(), without.tolist()
+    return [score - score_without, weight, weight_without]

@@ -58,7 +58,7 @@ class AttentionStudy(Run):
             raise UserError("the run has no text: run_attention(model, text=...) shows one")
         return view
 
-    def why(self, head: str, query: int | str = -1, steps: int = 1, confirm: int = 0) -> Why:
+    def why(self, head: str, query: int | str = -1, steps: int = 1) -> Why:
         """Return why a head looks where it looks from a token of the run's text.
 
         The terms are exact, and computed from the run's sequences and text with the model of the
@@ -68,7 +68,6 @@ class AttentionStudy(Run):
             head: the head, such as `L1H3`.
             query: the token's position in the text, -1 is the last; or a word of the text.
             steps: how many steps back to go.
-            confirm: how many of the moved parts that the steps find to take out, one at a time.
 
         Raises:
             UserError: for a run without a text, a head or token that does not exist, a model that
@@ -85,9 +84,9 @@ class AttentionStudy(Run):
         place = query_in(query, self.on_text.pieces)
         recorded = {k: v for k, v in self.manifest.settings.items() if k not in UNNAMED}
         of_run = settings_from(Settings, recorded)
-        settings = replace(of_run, why=head, query=place, steps=steps, confirm=confirm)
+        settings = replace(of_run, why=head, query=place, steps=steps)
         kept = stored_why(self)
-        is_same = (of_run.steps, of_run.confirm) == (steps, confirm)
+        is_same = of_run.steps == steps
         if kept is not None and (kept.head, kept.query) == (head, place) and is_same:
             return kept
         settings.validate()

@@ -116,13 +116,13 @@ def steps_of(settings: Settings, text: Int[Tensor, "1 pos"], pieces: Sequence[st
         UserError: for a token that the text does not have.
     """
     look = Look(Writer(str(settings.why)), query_in(settings.query, pieces))
-    return LookSteps(first=look, text=text, n_steps=settings.steps, n_removed=settings.confirm)
+    return LookSteps(first=look, text=text, n_steps=settings.steps)
 
 
 def why_tables(
     steps: LookSteps, weights: Float[Tensor, " key_pos"], pieces: Sequence[str]
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables of steps by name: of the first look, of all steps, and of the removals.
+    """Return the tables of steps by name: of the first look, and of all steps.
 
     Args:
         steps: which have been read.
@@ -133,8 +133,6 @@ def why_tables(
     tables = {"why": why_table(terms, weights, pieces)}
     if steps.n_steps > 1:
         tables["why_steps"] = steps.table
-    if steps.n_removed:
-        tables["why_confirm"] = steps.removals
     return tables
 
 

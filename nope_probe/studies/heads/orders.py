@@ -41,37 +41,42 @@ class HeadCondition:
 
     Attributes:
         removed: rope, content or mask.
-        order: the order whose first heads lose it, or from whose layers heads are drawn.
+        order: the order whose first heads lose it, or next to whose first heads others are drawn.
         k: how many heads.
         draw: the number of the draw; None for the first heads of the order.
-        rank: of the only head that loses it; None for the first k.
+        alone: the only head that loses it, whatever the order.
     """
 
     removed: str
-    order: str
-    k: int
+    order: str = ""
+    k: int = 1
     draw: int | None = None
-    rank: int | None = None
+    alone: HeadPlace | None = None
 
-    def heads(self, ranked: Sequence[HeadPlace], n_heads: int, seed: int) -> list[HeadPlace]:
-        """Return the heads: the first of an order, or as many of each of their layers, at random.
+    def heads(
+        self, ranked: Sequence[HeadPlace], places: Sequence[HeadPlace], seed: int
+    ) -> list[HeadPlace]:
+        """Return the heads: the first of an order, or as many others of their layers, at random.
+
+        Where a layer has too few others, heads of any layer are drawn.
 
         Args:
-            ranked: all heads in the order.
-            n_heads: how many heads a layer has.
+            ranked: the heads in the order.
+            places: all heads.
             seed: of the draws.
         """
-        if self.rank is not None:
-            return [ranked[self.rank]]
+        if self.alone is not None:
+            return [self.alone]
         first = list(ranked[: self.k])
         if self.draw is None:
             return first
-        generator = np.random.default_rng([seed, self.draw, self.k])
-        return [
-            (layer, int(head))
-            for layer, heads in sorted(by_layer(first).items())
-            for head in generator.choice(n_heads, len(heads), replace=False)
-        ]
+        others = [place for place in places if place not in first]
+        shuffled = np.random.default_rng([seed, self.draw, self.k]).permutation(len(others))
+        left, drawn = [others[at] for at in shuffled], list[HeadPlace]()
+        for layer, of_layer in by_layer(first).items():
+            drawn += [place for place in left if place[0] == layer][: len(of_layer)]
+        spare = [place for place in left if place not in drawn]
+        return sorted([*drawn, *spare[: self.k - len(drawn)]])
 
 
 def by_layer(heads: Iterable[HeadPlace]) -> dict[int, list[int]]:

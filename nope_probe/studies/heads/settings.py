@@ -13,12 +13,12 @@ from nope_probe.run.flags import COUNT, LARGEST, LAYERS, Bounds
 from nope_probe.run.processes import validate_one_process
 from nope_probe.run.settings import LAYERS_ARG, RunSettings, memory_of
 
-Order = Literal["positional", "others", "information", "first_key", "previous_token", "induction"]
+Order = Literal["others", "positional", "information", "first_key", "previous_token", "induction"]
 ORDERS: tuple[str, ...] = get_args(Order)
 LOWEST = "lowest-"  # before a measure: its lowest heads first
 Removed = Literal["rope", "content", "mask"]
 COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are left out
-MEAN_SEQS = 384  # whose mean attention replaces that of a head without content
+MEAN_SEQS = 384  # on which heads are ordered
 SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
 
 
@@ -28,25 +28,27 @@ class Settings(RunSettings):
 
     Orders all heads by a measure of their attention, removes RoPE, content or the mask from the
     first k, and reports what it costs on text, on second copies and in induction heads, next to
-    as many heads drawn from the same layers.
+    as many other heads drawn from the same layers, or for k = 1 next to every other head alone.
 
     Attributes:
-        by: Orders, highest first: positional and others (the two positional shares), information,
-            first_key, previous_token, induction; lowest-positional for lowest first; or a CSV file
-            with the columns layer and head, in the order of the file.
+        by: Orders, highest first: others and positional (the share of position among the other
+            keys, and of all keys), information, first_key, previous_token, induction;
+            lowest-others for lowest first; or a CSV file with the columns layer and head, in the
+            order of the file.
         remove: What to remove from the first heads, one at a time.
-        k: In how many of the first heads, one number at a time.
-        draws: How often as many heads are drawn from the same layers, for comparison.
-        single: Remove it from each of the first heads alone too (as many as the last k).
-        mean_seqs: Sequences of the mean attention that removed content leaves.
+        k: In how many of the first heads, one number at a time; 1 removes it from every head alone.
+        draws: How often as many other heads are drawn from the same layers, for comparison.
+        n_seqs: Sequences that costs are measured on.
+        mean_seqs: Other sequences, on which heads are ordered, and whose mean attention removed
+            content leaves.
         layers: Which layers' heads to order, as in `ablate`; all layers are run.
     """
 
-    by: tuple[str, ...] = ("positional",)
+    by: tuple[str, ...] = ("others",)
     remove: tuple[Removed, ...] = ("rope", "content")
     k: Annotated[tuple[int, ...], COUNT] = COUNTS
-    draws: Annotated[int, Bounds(2, LARGEST)] = 8
-    single: bool = False
+    draws: Annotated[int, Bounds(2, LARGEST)] = 19
+    n_seqs: Annotated[int, COUNT] = 8
     mean_seqs: Annotated[int, Bounds(8, LARGEST)] = MEAN_SEQS
     layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
 
@@ -71,22 +73,18 @@ class Settings(RunSettings):
         if self.seq_len < SHORTEST:
             raise UserError(f"copies need {self.length_of(SHORTEST)} or more")
 
-    def without_effect(self) -> dict[str, str]:
-        """Return by name why settings have no effect next to the others."""
-        reasons = super().without_effect()
-        if "content" not in self.remove:
-            reasons["mean_seqs"] = "where content is not removed"
-        return reasons
-
     def counts_of(self, n_heads: int) -> list[int]:
         """Return the numbers of first heads in ascending order, of a model with n heads.
 
         Raises:
-            UserError: for a number that was asked for and that the model does not have.
+            UserError: for a number of heads next to which there are fewer others.
         """
-        counts = [k for k in sorted(self.k) if self.k != COUNTS or k <= n_heads]
-        if max(counts) > n_heads:
-            raise UserError(f"--k {max(counts)}: there are {n_heads} heads")
+        counts = [k for k in sorted(self.k) if self.k != COUNTS or 2 * k <= n_heads]
+        if not counts or 2 * max(counts) > n_heads:
+            raise UserError(
+                f"--k {max(counts, default=1)}: there are {n_heads} heads, and chance takes as "
+                f"many others: take up to {n_heads // 2}"
+            )
         return counts
 
     @property

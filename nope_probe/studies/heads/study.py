@@ -10,19 +10,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from scipy.stats import t as student
 from torch import Tensor
 
 from nope_probe.analyses.behaviour import by_document, mean_interval
-from nope_probe.analyses.head_changes import LEVEL, ROUNDING, holm
 from nope_probe.analyses.head_measures import induction_scores
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.data.sequences import random_twice, repeated
 from nope_probe.errors import UserError
+from nope_probe.figures.words import with_readers
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
@@ -76,7 +74,7 @@ class Heads(Study[Settings]):
         self.layers, self.n_heads = settings.layers_with_maps(loaded.info), loaded.info.n_heads
         self.places = [(layer, head) for layer in self.layers for head in range(self.n_heads)]
         self.text = self.means = session.sequences()  # given sequences are all that there is
-        if "content" in settings.remove and settings.data != GIVEN:
+        if settings.data != GIVEN:
             others = replace(settings, n_seqs=settings.mean_seqs, seed=settings.seed + 1)
             self.means = session.sequences("mean-texts", settings=others)
         self.engine = Engine.of(session)
@@ -91,25 +89,21 @@ class Heads(Study[Settings]):
             "copy_random": random_twice(self.text, segment, loaded.tokenizer, seed),
             "copy_text": repeated(self.text, segment),
         }
-        if self.means is not self.text:
+        if "content" in settings.remove and self.means is not self.text:
             self.probes["text_of_means"] = self.means.inputs[: len(self.text)]
         self.conditions = self._make_conditions()
         self.measures: dict[str, State] = {}  # of the heads of some layers, by pass
 
     def _make_conditions(self) -> list[HeadCondition]:
-        settings = self.settings
-        conditions = []
-        for removed, order in product(settings.remove, settings.by):
-            for k in self.ks:
+        settings, conditions = self.settings, list[HeadCondition]()
+        for removed in settings.remove:
+            for order, k in product(settings.by, self.ks):
                 conditions += [
                     HeadCondition(removed=removed, order=order, k=k, draw=draw)
-                    for draw in (None, *range(settings.draws))
+                    for draw in (None, *range(settings.draws if k > 1 else 0))
                 ]
-            if settings.single:
-                conditions += [
-                    HeadCondition(removed=removed, order=order, k=1, rank=rank)
-                    for rank in range(max(self.ks))
-                ]
+            if 1 in self.ks:
+                conditions += [HeadCondition(removed=removed, alone=head) for head in self.places]
         return conditions
 
     def conditions_on(self, probe: str) -> list[HeadCondition]:
@@ -123,7 +117,7 @@ class Heads(Study[Settings]):
         return [
             one
             for one in self.conditions
-            if (one.removed, one.k, one.draw, one.rank) == ("content", k, None, None)
+            if (one.removed, one.k, one.draw, one.alone) == ("content", k, None, None)
         ]
 
     def passes(self) -> Iterator[Pass]:
@@ -174,12 +168,16 @@ class Heads(Study[Settings]):
         ranks = values.argsort(descending=not order.startswith(LOWEST), stable=True)
         return [(self.places[at], float(values[at])) for at in ranks]
 
+    def _heads_of(self, condition: HeadCondition) -> list[HeadPlace]:
+        """Return the heads of a condition."""
+        is_forecast = len(self.measured("information")) < len(self.places)  # any take as long
+        is_unordered = is_forecast or condition.alone is not None
+        ranked = self.places if is_unordered else [head for head, _ in self.ranked(condition.order)]
+        return condition.heads(ranked, self.places, self.settings.seed)
+
     def _without(self, condition: HeadCondition) -> Ablation:
         """Return the ablation of a condition."""
-        is_forecast = len(self.measured("information")) < len(self.places)  # any take as long
-        ranked = self.places if is_forecast else [head for head, _ in self.ranked(condition.order)]
-        heads = condition.heads(ranked, self.n_heads, self.settings.seed)
-        return Ablation(remove=condition.removed, heads=by_layer(heads))
+        return Ablation(remove=condition.removed, heads=by_layer(self._heads_of(condition)))
 
     def _read_means(
         self, engine: Engine, key: str, ablation: Ablation | None
@@ -250,12 +248,14 @@ class Heads(Study[Settings]):
         values = {probe: self._of_all(results, probe, "loss") for probe in self.probes}
         values["induction"] = induction[..., strongest].mean(-1)
         costs = self._costs_of(values)
-        alone = costs["rank"].notna()
-        tables = {"cost": costs[~alone].drop(columns="rank"), "order": order}
+        alone = costs["order"] == ""
+        places = [one.alone for one in self.conditions if one.alone for _ in MEASURES]
+        single = costs.loc[alone, ["removed", *COLUMNS]].reset_index(drop=True)
+        single = pd.DataFrame(places, columns=["layer", "head"]).join(single)
+        tables = {"cost": costs[~alone], "order": order}
+        tables["tests"] = against_chance(tables["cost"], single)
         if alone.any():
-            both = costs[alone].merge(order, on=["order", "rank"])
-            tables["single"] = both[["removed", "order", "layer", "head", *COLUMNS]]
-        tables["tests"] = against_chance(tables["cost"])
+            tables["single"] = single
         tested = HeadsTested(
             n_heads=len(self.places),
             induction_heads=tuple("L{}H{}".format(*self.places[at]) for at in strongest),
@@ -294,13 +294,13 @@ class Heads(Study[Settings]):
         rows: list[TableRow] = [
             {
                 **{"removed": one.removed, "order": name_of(one.order), "k": one.k},
-                **{"draw": one.draw, "rank": one.rank, "measure": measure},
+                **{"draw": one.draw, "heads": named(self._heads_of(one)), "measure": measure},
                 **interval_columns(cost=self._cost(values, measure, at)),
             }
             for at, one in enumerate(self.conditions)
             for measure in MEASURES
         ]
-        return pd.DataFrame(rows).astype({"draw": "Int64", "rank": "Int64"})
+        return pd.DataFrame(rows).astype({"draw": "Int64"})
 
     def _cost_of_means(self, values: Mapping[str, Float[Tensor, "run seq"]]) -> tuple[float, ...]:
         """Return what the most heads without content cost on other texts, and on their means'.
@@ -314,40 +314,51 @@ class Heads(Study[Settings]):
         return tuple(float(self._cost(values, probe, at).value) for probe, at in places.items())
 
 
-def against_chance(costs: pd.DataFrame) -> pd.DataFrame:
-    """Test whether an order's first heads cost more or less than heads drawn from their layers.
+def named(heads: Sequence[HeadPlace]) -> str:
+    """Return the names of heads, in order.
 
-    A cost is compared with the draws' by t for one more draw, and all tests together by Holm's
-    rule. The noise of the cost itself adds to the spread of the draws: a few heads of one layer can
-    cost nearly the same.
+    Example:
+        >>> named([(3, 0), (1, 2)])
+        'L1H2 L3H0'
+    """
+    return " ".join(f"L{layer}H{head}" for layer, head in sorted(heads))
+
+
+def against_chance(costs: pd.DataFrame, single: pd.DataFrame) -> pd.DataFrame:
+    """Compare what an order's first heads cost with other heads.
+
+    The others are the draws of as many heads, each set of heads once, or for k = 1 all other single
+    heads.
 
     Args:
         costs: the rows of the orders' first heads, and those of the draws.
+        single: the rows of every head alone, if k = 1 was run.
 
     Returns:
-        removed, order, k, measure, cost, chance (the draws' mean) with the ends of where 95% of
-        draws are expected, p_holm and differs.
+        removed, order, k, measure, cost with its bounds; chance (the others' mean) with the others'
+        lowest and highest cost; the cost's rank among `of` costs, 1 being the highest; and
+        whether it is beyond all others with its 95% interval.
     """
-    groups = costs.groupby(["removed", "order", "k", "measure"], sort=False)
     rows: list[TableRow] = []
-    for names, group in groups:
-        draws = group.loc[group["draw"].notna(), "cost"].to_numpy(float)
+    names = ["removed", "order", "k", "measure"]
+    for keys, group in costs.groupby(names, sort=False):
         first = group[group["draw"].isna()].iloc[0]
-        cost, noise = float(first["cost"]), float(first["cost_high"] - first["cost_low"]) / 2
-        mean, spread = draws.mean(), draws.std(ddof=1) * (1 + 1 / len(draws)) ** 0.5
-        half = spread * student.ppf(0.975, len(draws) - 1)
-        far, error = abs(cost - mean), np.hypot(spread, noise / student.ppf(0.975, np.inf))
-        t = far / error if error > 0 else (np.inf if far > ROUNDING else 0.0)
+        if first["k"] == 1:
+            same = single["removed"].eq(first["removed"]) & single["measure"].eq(first["measure"])
+            group = with_readers(single[same]).rename(columns={"reader": "heads"})
+        others = group.drop_duplicates("heads")
+        chance = others.loc[others["heads"] != first["heads"], "cost"].to_numpy(float)
+        low, high = chance.min(), chance.max()
         rows.append(
             {
-                **dict(zip(("removed", "order", "k", "measure"), names, strict=True)),
-                **{"cost": cost, "chance": mean, "chance_low": mean - half},
-                **{"chance_high": mean + half, "p": 2 * student.sf(t, len(draws) - 1)},
+                **dict(zip(names, keys, strict=True)),
+                **{name: float(first[name]) for name in COLUMNS[1:]},
+                **{"chance": chance.mean(), "chance_low": low, "chance_high": high},
+                **{"rank": 1 + int((chance > first["cost"]).sum()), "of": 1 + len(chance)},
+                "beyond": bool(first["cost_low"] > high or first["cost_high"] < low),
             }
         )
-    table = pd.DataFrame(rows)
-    table["p_holm"] = holm(table.pop("p").tolist())
-    return table.assign(differs=table["p_holm"] <= LEVEL)
+    return pd.DataFrame(rows)
 
 
 run = partial(run_study, Heads)
@@ -364,10 +375,9 @@ def run_heads(
 
     Example:
         >>> from nope_probe import run_heads
-        >>> run = run_heads("rope-tiny", remove="rope", k=[1, 4], draws=4, n_seqs=32)
-        >>> cost = run.tables["cost"]
-        >>> table = cost[cost["draw"].isna()].set_index(["k", "measure"])["cost"]
-        >>> bool(table[4, "copy_text"] > table[1, "text"] > 0)
-        True
+        >>> run = run_heads("rope-tiny", remove="rope", k=[1], mean_seqs=64)
+        >>> row = run.tables["tests"].set_index("measure").loc["copy_random"]
+        >>> bool(row["beyond"]), int(row["rank"]), int(row["of"])
+        (True, 1, 16)
     """
     return run_of(Heads, model, inputs, out, options)
