@@ -6,7 +6,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +18,6 @@ from rich.filesize import decimal
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State
@@ -27,13 +26,15 @@ from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.folder import Run
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.process_group import Processes
-from nope_probe.run.processes import print_line, status, validate_one_process
+from nope_probe.run.processes import Interrupted, Signals, print_line, status, validate_one_process
 from nope_probe.run.session import SIZES, Session
 from nope_probe.run.settings import RunSettings, SessionSettings
 from nope_probe.run.sources import load_model, on_tokens
 from nope_probe.studies.engine import Capture, Engine, position_keys
 
 Chosen = TypeVar("Chosen", bound=SessionSettings)
+NO_SIGNAL = 0  # as which a pass is interrupted to be timed
+TIMED = 0.1  # of all tokens: the share of a kind of passes that --dry-run times
 Results: TypeAlias = Mapping[str, Any]  # by the pass's key; passes read different things
 
 
@@ -233,27 +234,31 @@ def run_passes(passes: Iterable[Pass]) -> Iterator[tuple[str, Any]]:
 def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
     """Return a table of passes: what each removes, how many tokens it runs, and how long it takes.
 
-    Of each kind of pass, which differ in what they read or in their sequences, two batches are run,
-    and the second is timed.
+    One batch is timed of each kind of pass that runs a good part of all tokens; other passes are
+    taken to be as fast as the largest kind.
 
     Args:
         session: the run, which has not begun.
         passes: all of them.
     """
     loading, memory = time.monotonic() - session.started, memory_in_words(session)
-    rows, times = list[tuple[str, str, int, float]](), dict[str, float]()
+    rows, kinds = list[tuple[str, str, str, int]](), dict[str, Pass]()
     for pass_ in passes:
-        kind, sizes = pass_.kind or pass_.key, pass_.sizes(session.processes)
-        if sizes[pass_.key] and kind not in times:
-            with status(f"timing {pass_.key}"):
-                times[kind] = seconds_per_sequence(pass_, sizes[pass_.key])
-        condition = (pass_.ablation or Ablation()).condition
-        removed = condition.name if condition else ""
-        for key, n_seqs in sizes.items():
+        kind, removed = pass_.kind or pass_.key, (pass_.ablation or Ablation()).condition
+        kinds.setdefault(kind, pass_)
+        for key, n_seqs in pass_.sizes(session.processes).items():
             tokens = n_seqs * pass_.engine.inputs.shape[1]
-            rows.append((key, removed, tokens, times.get(kind, 0.0) * n_seqs))
-    table = pd.DataFrame(rows, columns=["pass", "removed", "tokens", "seconds"])
-    unknown = ", ".join(table["pass"][table["tokens"] == 0])
+            rows.append((kind, key, removed.name if removed else "", tokens))
+    table = pd.DataFrame(rows, columns=["kind", "pass", "removed", "tokens"])
+    sizes = table.groupby("kind")["tokens"].sum().sort_values(ascending=False)
+    timed = {
+        str(kind): seconds_per_token(one := kinds[str(kind)], one.sizes(session.processes)[one.key])
+        for kind, size in sizes.items()
+        if size and size >= TIMED * sizes.sum()
+    }
+    largest = next(iter(timed.values()), 0.0)
+    table["seconds"] = table["tokens"] * table.pop("kind").map(timed).fillna(largest)
+    unknown = ", ".join(table["pass"][table["seconds"] == 0])
     after = f"; how long {unknown} takes is not known before" if unknown else ""
     return (
         f"{table.to_string(index=False, float_format='{:.1f}'.format)}\n"
@@ -262,55 +267,29 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
     )
 
 
-def seconds_per_sequence(one: Pass, n_seqs: int) -> float:
-    """Return how long a pass takes for a sequence, from its second batch; the first warms up.
+def seconds_per_token(one: Pass, n_seqs: int) -> float:
+    """Return how long a pass takes for a token: it is interrupted after its first batch.
 
-    A pass of a single batch is run twice, over all of its n_seqs sequences.
+    A pass that cannot be interrupted runs all of its n_seqs sequences.
     """
-    seconds = 0.0
-    for _ in range(2):
-        start = time.monotonic()
-        with TemporaryDirectory(prefix="nope-probe-") as folder:
-            checkpoint = TimedCheckpoint(Path(folder))
-            ablation = one.ablation
-            if ablation is not None and ablation.needs_calibration:  # which is not measured yet
-                ablation = None
-            try:
-                one.read(replace(one.engine, checkpoint=checkpoint), one.key, ablation)
-            except TimedError:
-                return checkpoint.timed.seconds_per_sequence
-        seconds = time.monotonic() - start
-    return seconds / n_seqs
-
-
-class TimedCheckpoint(RunCheckpoint):
-    """Keeps how long the batches of a stream take, and ends it after the second."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.timed = TimedStream()
-
-    @contextmanager
-    def stream(self, key: str) -> Iterator[StreamCheckpoint]:
-        """Time a stream."""
-        yield self.timed
-
-
-class TimedStream(StreamCheckpoint):
-    """Times two batches."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def advance(self, n_seqs: int) -> None:
-        self.ends.append(time.monotonic())
-        if len(self.ends) == 2:
-            self.seconds_per_sequence = (self.ends[1] - self.ends[0]) / n_seqs
-            raise TimedError
-
-
-class TimedError(Exception):
-    """Raised where a pass has been timed."""
+    signals, ablation = Signals(), one.ablation
+    signals.received = NO_SIGNAL
+    if ablation is not None and ablation.needs_calibration:  # which is not measured yet
+        ablation = None
+    start, done = time.monotonic(), 0
+    with (
+        TemporaryDirectory(prefix="nope-probe-") as folder,
+        RunCheckpoint(Path(folder), signals=signals) as checkpoint,
+        checkpoint.progress({one.key: n_seqs}),
+    ):
+        try:
+            one.read(replace(one.engine, checkpoint=checkpoint), one.key, ablation)
+        except Interrupted as end:
+            if end.signum != NO_SIGNAL:
+                raise
+        assert checkpoint.bar is not None
+        done = checkpoint.bar.n
+    return (time.monotonic() - start) / ((done or n_seqs) * one.engine.inputs.shape[1])
 
 
 def memory_in_words(session: Session[Chosen]) -> str:
