@@ -99,10 +99,9 @@ SIMULATE = ["simulate", "--rope", "--n-layers", "2", "--seq-len", "11", "--n-sam
 def test_a_simulation_that_is_stopped_before_changes_on_disk_ends_in_the_same_bytes(
     signum: signal.Signals, tmp_path: Path
 ) -> None:
-    command = [*SIMULATE, "--checkpoint-every", "1"]
-    report, stderr = forks("step", f"{signum:d} 10,11,13", tmp_path, command)
+    report, stderr = forks("step", f"{signum:d} 10,11,13", tmp_path, SIMULATE)
     assert report["code"] == 0, stderr
-    assert len(report["ends"]) >= 3
+    assert len(report["ends"]) >= 2
     assert_same_results(tmp_path, 1)
 
 

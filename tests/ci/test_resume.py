@@ -36,7 +36,9 @@ ROWS += ["--n-seqs", "7", "--folds", "4", "--batch-size", "1"]
 ROWS += ["--query-rows", "67"]
 # What may differ between two runs: when they ended, how long they took, and what covers these.
 VARYING = ("finished", "seconds", "checksum")
-VARYING_LINES = re.compile(rb"&quot;(finished|seconds)&quot;: .*\n")
+VARYING_LINES = re.compile(
+    rb"&quot;(finished|seconds)&quot;: .*\n|<dt>(finished|seconds)</dt><dd>[^<]*</dd>"
+)
 
 
 def results(folder: Path) -> dict[str, bytes | dict]:
@@ -45,11 +47,11 @@ def results(folder: Path) -> dict[str, bytes | dict]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.name == "manifest.json":
-            manifest = json.loads(path.read_text())
+            manifest = json.loads(path.read_text().replace(str(folder), ""))
             manifest["checksums"].pop("report.html")
             found[name] = {key: each for key, each in manifest.items() if key not in VARYING}
         elif path.name == "report.html":
-            found[name] = VARYING_LINES.sub(b"", path.read_bytes())
+            found[name] = VARYING_LINES.sub(b"", path.read_bytes().replace(bytes(folder), b""))
         elif path.is_file() and "checkpoint-" not in name and path.suffix != ".bin":
             found[name] = path.read_bytes()
     return found
