@@ -45,59 +45,43 @@ from nope_probe import (
 )
 
 # %% [markdown]
-# ## With RoPE, RoPE is the main source
+# ## With RoPE, the order is RoPE's
 #
 # `run_ablations` runs the intact model, the model without the mask, without RoPE, and without
-# both. *Position's part* is what the model without any source does not have. A source's loss is
-# how much of position's part goes when this source is removed. `remove` names weights to remove as
-# well, here the query-key circuit (W_Q and W_K together).
+# both, and with queries, keys, both or what attention writes constant. For each it says the lead,
+# and how much of the intact model's order of the other keys is there, both in nats: no number needs
+# to be divided by another.
 
 # %%
 loaded = load("rope-tiny")
 data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
-study = run_ablations(loaded.model, data, remove=["qk"])
+study = run_ablations(loaded.model, data)
 display(study)
-figures.source_losses(study.tables["sources"])
+figures.values_by_layer(study.tables["pattern"])
 
 # %% [markdown]
-# Losses of two sources need not add up to 100%. A loss below 0 means that position's part is larger
-# without the source: the pattern of L2 grows without the mask. The mask does nothing in L0, whose
-# scores are made before any masked attention. L3's pattern needs both sources.
+# The order of L1 and L2 is there without the mask and gone without RoPE. L3's is weak, and needs
+# RoPE too. The mask does nothing in L0, whose scores are made before any masked attention. With
+# constant queries and keys the order of L1 stays: RoPE on constant vectors makes it, and nothing
+# that W_Q and W_K read of each token is needed.
 #
-# How much of the lead and of the pattern do the sources make at all? `from_sources` says so, with
-# 95% intervals in the columns that are left out here.
+# The lead is another story: the first key is BOS here, and its lead is there without mask and RoPE
+# too. It is the token's: with constant keys it is gone.
 
 # %%
-intact = study.tables["pattern"].query("removed == 'intact'").set_index("layer")
-columns = ["lead", "lead_from_sources", "amplitude", "pattern_from_sources"]
-intact[columns].round(2)
+table = study.tables["pattern"].query("layer == 3").set_index(["removed", "replacement"])
+table[["lead", "kept", "amplitude"]].round(2)
 
 # %% [markdown]
-# The sources make the pattern. They do not make the lead: the first key is BOS here, and its
-# lead is there without mask and RoPE too. From L1 on the sources even lower it, so that their share
-# is negative.
-#
-# The four runs also split position's part exactly, into mask, RoPE and mask × RoPE (what the two
-# make only together). These terms are maps, in nats, and add up to the pattern with what is left
-# without sources. The first key's lead is the left column. Move the slider: in L3, where the
+# The four runs of the sources also split the map exactly, into mask, RoPE and mask × RoPE (what the
+# two make only together) and what is left without sources. These terms are maps, in nats, and add
+# up to the intact map. The first key's lead is the left column. Move the slider: in L3, where the
 # pattern is weak, mask and RoPE share it.
 
 # %%
 terms = ["without_sources", "mask", "rope", "mask_x_rope"]
 maps = {name: study.maps[f"term/{name}"] for name in terms} | {"all": study.maps["pattern/intact"]}
 figures.term_maps(maps, title="Terms of lead and pattern, and their sum", layer=1)
-
-# %% [markdown]
-# ## What a weight shapes
-#
-# A weight is removed with and without the sources, and its loss is of position's part, by the same
-# rule. By *mean* queries and keys are constant, so that no layer can read what earlier layers
-# wrote: RoPE on constant vectors is still L1's whole pattern. By *identity* queries and keys are
-# the layer's input itself, and most of the pattern is lost. So the pattern needs what W_Q and W_K
-# bring to constant queries and keys, and not what they read of each token, except in L3.
-
-# %%
-figures.weight_losses(study.tables["weights"])
 
 # %% [markdown]
 # The same removals for every layer and head. The first key's lead is the left column, divided
@@ -121,9 +105,7 @@ figures.explore(loaded.model, data.inputs[:64], remove=["qk"])
 # ## Without RoPE, the mask is the source
 #
 # The NoPE twin, from captures that you make. Conditions are named by what is removed; `attribute`
-# finds the sources from the names. A single source loses 100% by definition, so look at
-# `from_sources` and at the sizes: how large lead and pattern are, and what is left without the
-# mask, in nats.
+# returns the values of each.
 
 # %%
 loaded = load("nope-tiny")
@@ -134,21 +116,16 @@ with ablated(loaded.model, Ablation(remove=["mask"])):
 layers = attribute({(): intact, "mask": without})
 pd.DataFrame(
     {
-        (question, column): [getattr(layer.by_question[question], field) for layer in layers]
-        for question in ("lead", "pattern")
-        for column, field in {
-            "nats": "size",
-            "without the mask": "without_sources",
-            "from the mask": "from_sources",
-        }.items()
+        (name, removed): [getattr(layer.conditions[removed], name) for layer in layers]
+        for name in ("lead", "kept")
+        for removed in ("intact", "mask")
     },
     index=[f"L{layer.layer}" for layer in layers],
 )
 
 # %% [markdown]
-# The mask makes the pattern, from L1 on. The lead has a part without the mask: BOS is
-# the same token in every sequence, and is scored unlike the others. In L3 that part is -4.3 nats
-# and the mask's is +3.3, so that the share of the mask is negative.
+# The mask makes the order, from L1 on: nothing of it is there without the mask. The lead has a
+# part without the mask: BOS is the same token in every sequence, and is scored unlike the others.
 
 # %% [markdown]
 # **Exercise.** Without position encoding, what is left of L1's pattern without the mask, and

@@ -196,7 +196,7 @@ function drawMaps() {
     canvas.setAttribute("aria-label", of + ": " + view.panels[state.panel] + " of L" + view.layers[state.layer]);
     figure.querySelector(".bar").style.background = "linear-gradient(to right, " + stops.join(", ") + ")";
     const first = hasLeads ? "; first key \u00b1" + show(lead) : "";
-    figure.querySelector(".scale").innerHTML = "<span>" + show(-high) + "</span><span>nats" + first + "</span><span>" + show(high) + "</span>";
+    figure.querySelector(".scale").innerHTML = "<span>" + show(-high) + "</span><span>nats, 99% of cells" + first + "</span><span>" + show(high) + "</span>";
   });
 }
 

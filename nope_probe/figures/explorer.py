@@ -197,7 +197,9 @@ def head_maps(
         "noise": [not low > 0 for low in rows["amplitude_low"]],
         "cells": encoded(np.stack(codes), "i1"),
         "scales": encoded(np.array(scales), "<f4"),
-        "limits": encoded(np.array([symmetric(cells, FLOOR) for cells in below]), "<f4"),
+        "limits": encoded(
+            np.array([symmetric(cells, FLOOR, beyond=1.0) for cells in below]), "<f4"
+        ),
     }
     cell = f"<p>A cell is a mean over {block} × {block} positions.</p>" if block > 1 else ""
     few = " few" if n_heads <= FEW else ""

@@ -100,7 +100,7 @@ function enlarge(map) {
   large.querySelector("strong").textContent = name(map) + ": " + strength(map) + (noise[map] ? "" : " " + data.measure);
   big.setAttribute("aria-label", name(map) + ", " + data.what);
   const end = nats(limit(map));
-  large.querySelector(".ends").innerHTML = ["\u2212" + end, "0", end].map((text) => "<span>" + text + "</span>").join("");
+  large.querySelector(".ends").innerHTML = ["\u2212" + end, "0; 99% of cells are within", end].map((text) => "<span>" + text + "</span>").join("");
   large.querySelector(".readout").textContent = "Point at a cell, or use the arrow keys on the map.";
   ticks();
   draw(big, map);

@@ -125,7 +125,7 @@ def test_the_page_loads_nothing_and_escapes_words(html: str) -> None:
     assert '<tr><td>a</td><td data-label="&lt;of&gt;">1</td></tr>' in listing.html()
 
 
-def test_sections_go_from_sources_over_weights_to_controls_and_only_the_first_are_open(
+def test_sections_go_from_values_over_maps_to_controls_and_only_the_first_are_open(
     html: str,
 ) -> None:
     reader = Reader(html)

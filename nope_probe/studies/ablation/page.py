@@ -139,11 +139,21 @@ class Findings:
 
     @property
     def noise(self) -> dict[str, list[int]]:
-        """By map of a pattern, the layers in which the pattern does not exceed its noise."""
-        terms = self.tables["terms"]
-        rows = self.intact_rows()
-        flat = rows.loc[~(rows["amplitude_low"] > 0), "layer"].astype(int).tolist()
-        return {**noisy_layers(terms[terms["of"] == "pattern"], "term", "size"), "intact": flat}
+        """By map, the layers in which neither its pattern nor its lead exceeds the noise."""
+        rows = self.intact_rows().rename(columns={"amplitude": "size"}).assign(term="intact")
+        rows = rows.assign(size_low=rows["amplitude_low"], size_high=rows["amplitude_high"])
+        leads = rows.assign(size_low=rows["lead_low"], size_high=rows["lead_high"])
+        parts = [self.tables["terms"], rows.assign(of="pattern"), leads.assign(of="lead")]
+        sizes = pd.concat(
+            [part[["layer", "of", "term", "size_low", "size_high"]] for part in parts]
+        )
+        by_question = [
+            noisy_layers(of, "term", "size") for _, of in sizes.groupby("of") if len(of.dropna())
+        ]
+        return {
+            term: [layer for layer in layers if all(layer in x.get(term, ()) for x in by_question)]
+            for term, layers in by_question[0].items()
+        }
 
 
 def _order(key: str) -> tuple[int, list[int], str]:
