@@ -40,6 +40,7 @@ class Run:
         tables: per .csv file, without its ending, the table.
         page: the report, as HTML.
         files: files that are moved into the run's folder under these names.
+        headline: the sentence and the first table, as HTML; of runs from Python.
     """
 
     manifest: Manifest = field(default_factory=Manifest)
@@ -47,6 +48,7 @@ class Run:
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     page: str = ""
     files: Mapping[str, Path] = field(default_factory=dict)
+    headline: str = ""
 
     def __repr__(self) -> str:
         """Return the names of the tables that have rows, and the number of maps, in one line."""
@@ -59,7 +61,7 @@ class Run:
         return f"{type(self).__name__} of {of}: tables: {tables}{of_maps}"
 
     def _repr_html_(self) -> str:
-        """Return what was run, and a table of what the run holds: its tables and groups of maps."""
+        """Return what was run, its answer, and what it holds: its tables and groups of maps."""
         rows = [
             (f"tables[{name!r}]", f"{len(table):,} rows", ", ".join(_without_bounds(table)))
             for name, table in self.tables.items()
@@ -75,7 +77,7 @@ class Run:
             )
         contents = pd.DataFrame(rows, columns=["what", "size", "holds"])
         asked = f"<p><code>{escape(self.manifest.command)}</code></p>"
-        return asked + contents.to_html(index=False, border=0)
+        return asked + self.headline + contents.to_html(index=False, border=0)
 
     @property
     def maps(self) -> Mapping[str, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import TextWrapper
@@ -123,7 +124,9 @@ def run_of(
             call=call_of(study.function, asked, in_memory is not None, inputs is not None),
             is_kept=out is not None,
         )
-        return read_run(carry_out(study, session))
+        run = read_run(carry_out(study, session))
+    page = import_module(kind.__module__.removesuffix("settings") + "page")
+    return replace(run, headline=page.report(run).headline.html())
 
 
 def call_of(function: str, settings: RunSettings, in_memory: bool, on_inputs: bool) -> str:

@@ -13,6 +13,7 @@ from support.rounding import MEASURE, assert_same
 
 from nope_probe import Ablation, ablate, ablated, capture_scores, load, run_ablations, sequences
 from nope_probe.run.folder import Run
+from nope_probe.studies.ablation.page import Findings, headline
 
 SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
 REMOVED = ("mlp", "w_q+mlp", "w_k", "rope_low")
@@ -159,7 +160,9 @@ def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps
     assert "\n" not in repr(study)
     tables = {name for name, table in study.tables.items() if len(table)}
     groups = {name.partition("/")[0] for name in study.maps}
-    rows = study._repr_html_().split("<tr")[2:]  # after the headings
+    shown = study._repr_html_()
+    assert headline(Findings(study)).html() in shown
+    rows = shown.partition(study.headline)[2].split("<tr")[2:]  # after the headings
     assert len(rows) == len(tables) + len(groups)
     assert sum("term/..." in row for row in rows) == 1
     assert not any("lead_low" in row for row in rows)
