@@ -139,7 +139,7 @@ def test_positions_in_queries_and_keys_alone_are_the_source_of_a_pattern() -> No
     run = run_ablations(model, tokens(32, 17), remove=["sources"])
     first = run.tables["pattern"].query("layer == 0").set_index("removed")["kept"]
     assert abs(first["pos_embed"]) < 0.1 * first["intact"]
-    assert "w_q" not in {*run_ablations(model, tokens(32, 7)).tables["pattern"]["removed"]}
+    assert "w_q" not in {*run_ablations(model, tokens(32, 17)).tables["pattern"]["removed"]}
     refused = pytest.raises(ValueError, match="w_k of L0 cannot be removed: positions are added to")
     with refused, ablated(model, Ablation(remove=["w_k"], gain="identity")):
         pass
