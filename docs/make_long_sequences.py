@@ -164,11 +164,18 @@ def loss_estimates() -> Iterator[Row]:
 def term_rows(sums: PositionSums) -> Iterator[Row]:
     """Yield the terms of every layer."""
     for where, reader in readers(sums):
-        for name, term in position_terms(reader).items():
-            for measure, of_term in {"rms": term.size, "share": term.share}.items():
-                place = {"first": 0, "last": reader.cells.n - 1}
+        terms = position_terms(reader)
+        whole = terms["all"].size.value
+        for name, term in terms.items():
+            for measure, of_term in {"rms": term.size, "share": over(term.part, whole)}.items():
+                place = {"first": 0, "last": reader.pattern.cells.n - 1}
                 estimate = asdict(of_term)
                 yield {"measure": measure, **where, "name": name, **place, **estimate}
+
+
+def over(part: Interval, whole: float) -> Interval:
+    """Return what a term makes of a whole pattern, over the size of the whole."""
+    return Interval(value=part.value / whole, low=part.low / whole, high=part.high / whole)
 
 
 def group_rows(sums: PositionSums, terms: Sequence[str]) -> Iterator[Row]:
@@ -236,8 +243,10 @@ def profile_rows(sums: PositionSums, layer: int) -> Iterator[Row]:
 
 def writer_rows(sums: PositionSums) -> Iterator[Row]:
     """Yield each writer's share of a layer's pattern, into its keys."""
+    whole = {where["layer"]: rms(reader.square).value for where, reader in readers(sums)}
     for row in writer_table(sums).query("of == 'pattern' and side == 'key'").to_dict("records"):
-        interval = Interval(value=row["share"], low=row["share_low"], high=row["share_high"])
+        part = Interval(value=row["part"], low=row["part_low"], high=row["part_high"])
+        interval = over(part, whole[row["layer"]])
         yield {
             "measure": "writer",
             "layer": row["layer"],

@@ -58,8 +58,8 @@ TOLD: dict[str, list[Told]] = {
         ("non_relative", ("tokens",), ("with_mask", "without_mask", "difference")),
     ],
     "trace": [
-        ("terms", ("of", "term"), ("size", "share")),
-        ("writers", ("of", "side", "writer"), ("share",)),
+        ("terms", ("of", "term"), ("size", "part")),
+        ("writers", ("of", "side", "writer"), ("part",)),
         ("effects", ("of", "writer"), ("predicted", "held", "direct", "total")),
     ],
     "behaviour": [("behaviour", ("measure", "condition"), ("value", "difference"))],
@@ -74,7 +74,7 @@ LOST = {f"{question} {removed}" for question in ASKED for removed in (*SOURCES, 
 PAPERS = dict(zip(LANGUAGE_MODELS, ("Llama-3.1", "Phi-4", "Qwen3"), strict=True))
 LAYERS = (1, 2, 3)  # of the tables of losses, and whose pattern the paper's Figure 5 shows
 WRITERS = {2: "MLP1", 3: "MLP2", 4: "MLP2", 5: "MLP2"}  # the strongest into each layer's keys
-LOST_WITHOUT = ("MLP2", "MLP0", "ATTN0", "MLP1")  # writers whose position is taken away before L5
+LOST_WITHOUT = ("MLP2", "MLP0", "ATTN0", "MLP1")  # writers whose position is taken away before L3
 EDGE = 0.05  # the share of the keys that are the first
 PIXELS = 104  # of a published panel
 CHANCE = "chance"  # the mean cost of removals from heads drawn from the same layers
@@ -243,7 +243,7 @@ def tables(stored: pd.DataFrame) -> list[str]:
         claims(of(stored, run="figure5"), of(stored, run="ablate")),
         source_losses(of(stored, run="ablate")),
         writers(of(stored, run="trace")),
-        removed_writers(of(stored, run="trace", layer=5)),
+        removed_writers(of(stored, run="trace", layer=3)),
         without_w_o(of(stored, run="ablate")),
         losses(of(stored, run="behaviour")),
     ]
@@ -259,6 +259,11 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
     def nats(name: str, measure: str) -> str:
         return f"{abs(of(stored, run='behaviour', name=name, measure=measure)['value'].item()):.2f}"
 
+    traced = of(stored, run="trace", layer=3)
+    written = [
+        f"{of(traced, name=name, measure=measure)['value'].item():.1f}"
+        for name, measure in (("lead key MLP2", "part"), ("lead all", "size"))
+    ]
     lead = of(stored, run="ablate", layer=3, name="intact", measure="lead")["value"].item()
     mask, rope = (
         [percent("ablate", 3, f"{question} {source}", "lost") for question in ASKED]
@@ -283,7 +288,7 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
             f"In L3, the first key leads by {lead:.2f} nats: without the mask {mask[0]} of that "
             f"are lost, and {mask[1]} of the pattern among the other keys; without RoPE {rope[0]} "
             f"and {rope[1]}.",
-            f"{percent('trace', 5, 'lead key MLP2', 'share')} of L5's lead is what MLP2 writes",
+            f"MLP2 writes {written[0]} of the {written[1]} nats of L3's lead",
             f"L3 loses {percent('ablate', 3, 'lead w_o mean', 'lost')} of its lead",
             f"costs {cost(stored, 'copy_random 1')} nats more, text {cost(stored, 'text 1')}; "
             f"without that of another head of its layer {cost(stored, 'copy_random 1', CHANCE)}",
@@ -411,23 +416,23 @@ def writers(rows: pd.DataFrame) -> str:
         own, cells = of(rows, layer=layer), list[str]()
         for question in ("lead", "pattern"):
             cells.append(estimate(of(own, name=f"{question} all", measure="size"), ".2f"))
-            of_rope = of(own, name=f"{question} rotation", measure="share")
-            written = of(own, name=f"{question} key {writer}", measure="share")
-            cells += [estimate(share, "z.0f", 100) for share in (of_rope, written)]
+            of_rope = of(own, name=f"{question} rotation", measure="part")
+            written = of(own, name=f"{question} key {writer}", measure="part")
+            cells += [estimate(part, "z.2f") for part in (of_rope, written)]
         lines[f"L{layer}, {writer}"] = cells
     columns = [
         f"{of_key}, {what}"
         for of_key in ("first key", "other keys")
-        for what in ("nats", "rotation %", "written into keys %")
+        for what in ("whole", "rotation", "written into keys")
     ]
-    return markdown("reader, writer", columns, lines)
+    return markdown("reader, writer, nats", columns, lines)
 
 
 def removed_writers(rows: pd.DataFrame) -> str:
-    """Return the table of what L5 loses without the position of a writer."""
+    """Return the table of what L3 loses without the position of a writer."""
 
     def cell(writer: str, question: str, measure: str) -> str:
-        return estimate(of(rows, name=f"{question} {writer}", measure=measure), "z.0f", 100)
+        return estimate(of(rows, name=f"{question} {writer}", measure=measure), "z.1f")
 
     lines = {
         writer: [
@@ -436,8 +441,9 @@ def removed_writers(rows: pd.DataFrame) -> str:
         ]
         for writer in LOST_WITHOUT
     }
-    columns = ["scale held: the share", "in the model", "on all paths", "other keys, on all paths"]
-    return markdown("% of L5's lead lost without", columns, lines)
+    columns = ["scale held: what it writes", "in the model", "on all paths"]
+    columns.append("other keys, on all paths")
+    return markdown("nats of L3's lead lost without", columns, lines)
 
 
 def without_w_o(rows: pd.DataFrame) -> str:

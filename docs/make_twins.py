@@ -25,7 +25,6 @@ from PIL.PngImagePlugin import PngInfo
 from plotly.subplots import make_subplots
 
 from nope_probe import row_centred
-from nope_probe.figures.intervals import interval_text
 from nope_probe.run.folder import Run
 
 TWINS = ("nope-tiny", "rope-tiny")
@@ -39,8 +38,8 @@ EFFECTS_TOLD = ("effects", ("of", "writer"), ("predicted", "held", "direct", "to
 # What is told of a run, as in `make_smollm2`; `sources` are drawn alone.
 TOLD: dict[str, list[Told]] = {
     "trace": [
-        ("terms", ("of", "term"), ("size", "share", "non_relative")),
-        ("writers", ("of", "side", "writer"), ("share",)),
+        ("terms", ("of", "term"), ("size", "part", "non_relative")),
+        ("writers", ("of", "side", "writer"), ("part",)),
         EFFECTS_TOLD,
     ],
     "effects": [EFFECTS_TOLD],
@@ -142,29 +141,22 @@ def terms(stored: pd.DataFrame, question: str) -> str:
         own = of(stored, name=f"{question} {name}", measure=measure)
         return [of(own, run=f"trace {model}", layer=layer).iloc[0] for model, layer in readers]
 
-    size = {"pattern": "RMS, nats", "lead": "mean, nats"}[question]
-    lines = {size: [f"{estimate['value']:.2f}" for estimate in row("all", "size")]}
+    lines = {"whole": [f"{estimate['value']:.2f}" for estimate in row("all", "size")]}
     for name, label in TERMS.items():
-        lines[label] = [percent(estimate, "z.1f", "") for estimate in row(name, "share")]
-    return markdown(f"share of the {question}, %", columns, lines)
+        lines[label] = [f"{estimate['value']:z.2f}" for estimate in row(name, "part")]
+    return markdown(f"{question}, nats", columns, lines)
 
 
 def writers(stored: pd.DataFrame) -> str:
-    """Return the table of the shares of writers, and of what is lost without their position."""
+    """Return the table of what writers write, and of what is lost without their position, nats."""
     lines = {}
     for layer, writer in WRITERS:
         own, traced = of(stored, layer=layer), "trace nope-tiny"
-        shares = [of(own, run=traced, name=f"pattern key {writer}", measure="share")]
+        parts = [of(own, run=traced, name=f"pattern key {writer}", measure="part")]
         own = of(own, run="effects" if layer == 1 else traced, name=f"pattern {writer}")
-        shares += [of(own, measure=measure) for measure in EFFECTS]
-        lines[f"L{layer}, {writer}"] = [percent(share.iloc[0], ".0f", "%") for share in shares]
-    return markdown("reader, writer", ["into keys", *EFFECTS.values()], lines)
-
-
-def percent(estimate: pd.Series, style: str, unit: str) -> str:
-    """Return a share in percent with its interval, or a share of nothing as 0."""
-    value, low, high = (100 * float(estimate[name]) for name in ("value", "low", "high"))
-    return interval_text((value, low, high), style, unit) if low < high else "0"
+        parts += [of(own, measure=measure) for measure in EFFECTS]
+        lines[f"L{layer}, {writer}"] = [f"{part['value'].item():z.2f}" for part in parts]
+    return markdown("reader, writer, nats", ["into keys", *EFFECTS.values()], lines)
 
 
 def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
@@ -180,24 +172,29 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
     nope, rope = (f"trace {model}" for model in TWINS)
     means = {
         run: [
-            f"{100 * row['value']:.{digits}f}%"
-            for row in rows(run, "pattern mean", "share", layers)
+            f"{mean['value']:z.2f} of {whole['value']:.2f}"
+            for mean, whole in zip(
+                rows(run, "pattern mean", "part", layers),
+                rows(run, "pattern all", "size", layers),
+                strict=True,
+            )
         ]
-        for run, digits, layers in ((nope, 1, (1, 2, 3)), (rope, 0, (0, 1, 2, 3)))
+        for run, layers in ((nope, (1, 2, 3)), (rope, (0, 1, 2, 3)))
     }
     rotated = rows(rope, "pattern rotation", "non_relative", range(4))
     of_rotation = max(row["value"] for row in rotated)
     head, gone = (
-        f"{100 * value('effects', 'pattern L0H0', measure, 1):.0f}%"
-        for measure in ("predicted", "total")
+        f"{value('effects', 'pattern L0H0', measure, 1):.3f}" for measure in ("predicted", "total")
     )
+    whole = f"{value(nope, 'pattern all', 'size', 1):.2f}"
     return {
         "docs/findings.md": [
-            f"is {listed(means[nope])} of the patterns of `nope-tiny`'s L1 to L3,",
-            f"and {listed(means[rope])} of those of `rope-tiny`'s L0 to L3",
+            f"makes {listed(means[nope])} nats of the patterns of `nope-tiny`'s L1 to L3,",
+            f"and {listed(means[rope])} nats of those of `rope-tiny`'s L0 to L3",
         ],
         "docs/trace.md": [
-            f"L0H0 writes {head} of L1's pattern, and its removal takes {gone}.",
+            f"L0H0 writes {head} of the {whole} nats of L1's pattern, and its removal takes "
+            f"{gone}.",
             f"rotation has a non-relative part of {of_rotation:.3f} nats in every layer of "
             f"`rope-tiny`; the {value(rope, 'pattern all', 'non_relative', 3):.3f} nats of L3",
         ],

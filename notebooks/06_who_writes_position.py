@@ -51,15 +51,15 @@ data = sequences(tokenizer=twins["nope-tiny"].tokenizer, n_seqs=128, seq_len=48)
 # ## Rotation, or written
 #
 # `rotation` is RoPE on mean vectors that know nothing of position. The three `written` terms are
-# position that keys, queries or both carry. Shares of the lead and the pattern of L1, with 95%
-# intervals in the columns that are left out here.
+# position that keys, queries or both carry. What each term makes of L1's lead and pattern, nats;
+# 95% intervals are in the columns that are left out here.
 
 # %%
 traces = {name: run_trace(twin.model, data, confirm=0) for name, twin in twins.items()}
 pd.DataFrame(
     {
         name: trace.tables["terms"][trace.tables["terms"]["layer"] == 1].set_index(["of", "term"])[
-            "share"
+            "part"
         ]
         for name, trace in traces.items()
     }
@@ -72,8 +72,8 @@ pd.DataFrame(
 
 # %%
 writers = traces["nope-tiny"].tables["writers"]
-strong = writers[(writers["of"] == "pattern") & (writers["share"].abs() > 0.1)]
-strong[["layer", "side", "writer", "share", "share_low", "share_high"]].round(3)
+strong = writers[(writers["of"] == "pattern") & (writers["part"].abs() > 0.2)]
+strong[["layer", "side", "writer", "part", "part_low", "part_high"]].round(3)
 
 # %%
 terms = {name: traces["nope-tiny"].maps[f"L2/{name}"][None] for name in ("all", "written_key")}
@@ -84,12 +84,12 @@ figures.term_maps(
 )
 
 # %% [markdown]
-# **Exercise.** L0H0 has 1% of L1's pattern. Take its position away, and see what L1 keeps.
+# **Exercise.** L0H0 writes next to nothing of L1's pattern. Take its position away, and see what L1 keeps.
 #
 # <details><summary>Answer</summary>
 #
 # The next cell does it for MLP0; write `position[L0H0]`. L1 loses about 40%: MLP0 reads what L0H0
-# writes, and a share counts the direct path alone.
+# writes, and a part counts the direct path alone.
 #
 # </details>
 
@@ -152,7 +152,7 @@ display(pd.DataFrame(swapped).T.round(2))
 #
 # <details><summary>Answer</summary>
 #
-# L1H1 writes two thirds of L2's pattern, and L1H0 nine tenths, along nearly the same direction;
+# L1H1 and L1H0 write most of L2's pattern, along nearly the same direction;
 # MLP1, which pushes back, reads both and so takes part of the swap away.
 #
 # </details>
