@@ -39,7 +39,7 @@ COMMANDS = {
     "--seq-len 128",
     "attention": f"attention --model {NAME} --n-seqs 384 --seq-len 64 --text "
     '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
-    "heads": f"heads --model {NAME} --remove rope --k 1 5 --draws 4 --n-seqs 32 --seq-len 128",
+    "heads": f"heads --model {NAME} --remove rope --k 1 5 --n-seqs 4 --folds 4 --mean-seqs 48",
     "content": f"heads --model {NAME} --remove content --by positional others lowest-others "
     "--k 60 100 136 --draws 3 --n-seqs 24",
 }
