@@ -18,7 +18,6 @@ else:
 
 Replacement = Literal["identity", "random", "mean", "zero"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
-DEFAULT_REPLACEMENTS: tuple[Replacement, ...] = ("mean", "identity")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
