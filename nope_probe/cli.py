@@ -19,8 +19,6 @@ from importlib import import_module
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import fill
 from types import ModuleType
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -66,9 +64,7 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     """
     subcommand = _subcommand.get()
     typed = " ".join([*program(), *([] if subcommand is None else [subcommand])])
-    width = get_terminal_size().columns  # that of the boxes below
-    paragraphs = description_of(settings).split("\n\n")
-    lines = ["\n\n".join(fill(text, width) for text in paragraphs)]
+    lines = [description_of(settings)]
     if examples:
         lines += ["", "Examples:", *(f"  {typed} {example}".rstrip() for example in examples)]
     arguments = typed_arguments()
