@@ -69,7 +69,7 @@ WITHOUT_EFFECT = [
     ("heads --by positions", "--by positions: expected others, positional"),
     ("heads --by nowhere.csv", "there is no such file"),
     ("heads --data random", "tested on text"),
-    ("ablate --remove sources --gain norm", "--gain has no effect where no weight is removed"),
+    ("ablate --remove sources --gain norm", "--gain is for the replacements identity and random"),
     ("circuit --gain norm", "--gain has no effect where no weight is removed"),
     ("ablate --remove mlp+position[MLP0]", "--remove: mlp and position[MLP0] share the output"),
     ("behaviour --remove position[HEAD0]", "--remove: unknown component 'position[HEAD0]'"),

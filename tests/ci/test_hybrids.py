@@ -129,9 +129,9 @@ def test_conditions_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> N
     run, tokens = read_run(out), tokens_of(out)
     assert_plain(run.maps["score/intact"], hybrid, tokens)
     assert_plain(run.maps["score/mask"], hybrid, tokens, without="mask")
+    assert_plain(run.maps["score/mask+rope"], hybrid, tokens, without="mask and rope")
     with zero_mlps(hybrid):  # what a layer's own MLP does comes after its scores
         assert_plain(run.maps["score/mlp"], hybrid, tokens)
-        assert_plain(run.maps["score/mask+rope+mlp"], hybrid, tokens, without="mask and rope")
     assert [*run.manifest.layers] == ATTENDING
     assert_layers_are_numbered(out, ablation_sections.report)
 

@@ -22,7 +22,8 @@ def test_a_browser_draws_every_figure_without_an_error(
 ) -> None:
     elements = opened(finished(LINES[name]).page, tmp_path, height=12000)
     assert 'class="plot js-plotly-plot"' in elements
-    unfolded = re.sub(r"<details.*?</details>", "", elements, flags=re.DOTALL)
+    hidden = r"<(details|script)\b.*?</\1>"
+    unfolded = re.sub(hidden, "", elements, flags=re.DOTALL)
     assert '<div class="plot"' not in unfolded, "one is not drawn"
 
 

@@ -163,11 +163,3 @@ def test_a_quantised_checkpoint_is_read_as_its_plain_weights(tmp_path: Path) -> 
     first: Any = load(str(folder), n_layers=1).model
     weight = first.blocks[0].attn.q.original_component.weight
     assert_same(weight, meant[f"model.layers.0.{name}"], rounding(1))
-
-
-def test_a_flag_of_weights_is_refused_where_the_model_has_none_to_remove(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    free = ["--model", "parameter-free", "--data", "gaussian", "--gain", "norm"]
-    line = refused(capfd, tmp_path, ablate, *SMALL, *free)
-    assert line == "--gain has no effect where no weight is removed"
