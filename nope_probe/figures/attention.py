@@ -65,8 +65,8 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
         "hovertemplate": np.where(classed, HOVER, UNKNOWN),
         "marker": {
             "size": sizes,
-            # Plotly leaves bubbles of an unknown colour grey.
-            "color": np.where(classed, share, np.nan),
+            # Plotly leaves bubbles of an unknown colour grey, but for black where all are unknown.
+            "color": np.where(classed, share, np.nan) if classed.any() else REST,
             "coloraxis": "coloraxis",
             "opacity": 1,  # bubbles are paler than the colour bar by default
         },

@@ -23,7 +23,7 @@ from nope_probe import (
     split_attention,
 )
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.figures.attention import attention_heads
+from nope_probe.figures.attention import REST, attention_heads
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.reports import notes
@@ -180,8 +180,7 @@ def test_uniform_heads_are_not_classed() -> None:
     assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
     assert lead.table.empty
     assert run.manifest.too_few is None
-    colours = np.array(attention_heads(run.tables["attention"]).data[1].marker.color, float)
-    assert np.isnan(colours).all()
+    assert attention_heads(run.tables["attention"]).data[1].marker.color == REST, "grey"
 
 
 def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> None:
