@@ -305,32 +305,27 @@ def measures_section(pattern: pd.DataFrame) -> Section:
     )
 
 
-def above_noise(
-    rows: pd.DataFrame, fold_sizes: Sequence[int] = (), amplitude: str = "amplitude"
-) -> pd.Series[bool]:
+def above_noise(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series[bool]:
     """Return which rows have an amplitude that exceeds the noise of all rows.
 
     Args:
         rows: one model's layers, or its heads.
         fold_sizes: sequences per fold.
-        amplitude: the column of the amplitude, nats.
     """
-    ends = zip(rows[amplitude], rows[bound_columns(amplitude)[0]], strict=True)
+    ends = zip(rows["amplitude"], rows["amplitude_low"], strict=True)
     clear = [exceeds_noise(value, low, len(rows), fold_sizes) for value, low in ends]
     return pd.Series(clear, rows.index, dtype=bool)
 
 
-def strongest_row(
-    rows: pd.DataFrame, fold_sizes: Sequence[int] = (), amplitude: str = "amplitude"
-) -> pd.Series | None:
+def strongest_row(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series | None:
     """Return the row with the largest lead and pattern together, if a pattern exceeds the noise.
 
     See `above_noise`. Rows without a lead are compared by their patterns.
     """
-    above = rows[above_noise(rows, fold_sizes, amplitude)]
+    above = rows[above_noise(rows, fold_sizes)]
     if above.empty:
         return None
-    sizes = above[amplitude] + (above["lead"].abs().fillna(0.0) if "lead" in above else 0.0)
+    sizes = above["amplitude"] + (above["lead"].abs().fillna(0.0) if "lead" in above else 0.0)
     return above.iloc[int(sizes.argmax())]
 
 

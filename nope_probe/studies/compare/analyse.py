@@ -37,7 +37,7 @@ LABELS = ("layer", "head", "position")
 OF_FIGURE_5 = "edge_contrast"  # of the paper's figure alone: softmax does not see it
 PROFILES = ("offsets", "head_offsets", "queries")
 # Tables in the order of the page; others follow.
-TABLE_ORDER = ("sources", "terms", "weights", "pattern", "stages", "layers")
+TABLE_ORDER = ("pattern", "terms", "stages")
 RESULTS = ("verdict",)  # words that are results, not names of rows
 
 
