@@ -92,17 +92,15 @@ def sources(i: Tensor, j: Tensor) -> dict[str, Tensor]:
 
 
 def removals(near: Tensor) -> dict[str, Tensor]:
-    """Return a pattern, and what is left of it without a part."""
+    """Return a pattern, and it without a part, with how many nats of it are kept."""
     whole = row_centred(near)
     left = {"the mask": 0 * whole, "W_Q": 0 * whole, "the MLPs": 0.9 * whole}
     cells = kept_cells(N)
-    lost = {
-        name: 1 - (p[cells] @ whole[cells]) / whole[cells].square().sum()
-        for name, p in left.items()
-    }
+    size = whole[cells].square().mean().sqrt()
+    kept = {name: (p[cells] * whole[cells]).mean() / size for name, p in left.items()}
     return {
-        "the pattern": whole,
-        **{f"without {name}: {lost[name]:.0%} lost": p for name, p in left.items()},
+        f"the pattern: {size:.2f} nats": whole,
+        **{f"without {name}: {kept[name]:.2f} nats": p for name, p in left.items()},
     }
 
 
