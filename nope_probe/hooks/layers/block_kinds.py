@@ -187,7 +187,7 @@ class HookedLayer(Layer):
         return self.weight(name).detach()
 
 
-def _is_plain(linear: nn.Module) -> bool:
+def is_plain(linear: nn.Module) -> bool:
     """Return whether a module multiplies by its weight, and by nothing else."""
     if type(linear).__name__ == "Conv1D":  # of GPT-2
         return True
@@ -398,7 +398,7 @@ class BridgeLayer(Layer):
 
     def weight(self, name: Projection) -> Tensor:
         linear = self._linear(name)
-        return linear.weight if _is_plain(linear) else _multiplied_by(linear, self.dtype)
+        return linear.weight if is_plain(linear) else _multiplied_by(linear, self.dtype)
 
     def weight_per_head(self, name: Projection) -> Float[Tensor, "head rows cols"]:
         weight = self.weight(name).detach()

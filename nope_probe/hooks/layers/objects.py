@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
+from nope_probe.hooks.layers.block_kinds import is_plain
 from nope_probe.hooks.layers.hook_points import HookedModel, methods_replaced
 from nope_probe.hooks.layers.model import evaluated
 from nope_probe.hooks.layers.parity import (
@@ -64,7 +65,8 @@ def model_of(given: Model) -> HookedModel:
     Raises:
         TypeError: for what is no model, naming what is taken.
         UserError: for a model whose weights are on disk or in another memory until they are used,
-            that is no decoder of text, or whose bridge computes something else.
+            that is no decoder of text, or whose bridge computes something else; for a bridge that
+            computes without an adapter, or the model of one.
     """
     return checked_model(given)[0]
 
@@ -79,6 +81,7 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
     """
     model = _unwrapped(given)
     _validate_on_devices(model)
+    _validate_split(model)
     if hasattr(model, "cfg") or model in _IN_USE:
         return _IN_USE.get(model, model), {}
     from nope_probe.hooks.layers.bridges import boot_bridge
@@ -129,6 +132,30 @@ def _validate_on_devices(model: Any) -> None:
             f"weights of the model, such as {away}, are offloaded (on the device meta) and cannot "
             "be read: load fewer layers, or a smaller dtype, so that all of them are on devices"
         )
+
+
+def _validate_split(model: Any) -> None:
+    """Check that the joint projections of a bridge multiply by what was split.
+
+    TransformerLens splits a joint projection's weight when it makes a bridge, and multiplies by the
+    parts, in the model of the bridge too: what else the projection computes is lost.
+
+    Raises:
+        UserError: for a joint projection with an adapter, or whose weight is packed.
+    """
+    for path, part in model.named_modules():
+        joint = None
+        if hasattr(part, "split_qkv_matrix"):
+            joint = getattr(part._modules.get("qkv"), "original_component", None)
+        elif hasattr(part, "split_gate_up_matrix"):
+            joint = getattr(part.original_component, part.fused_attr, None)
+        if joint is not None and not is_plain(joint):
+            raise UserError(
+                f"TransformerLens computes {path} without the adapter or the scales of its joint "
+                f"projection, a {type(joint).__module__}.{type(joint).__name__}, and has changed "
+                "the model that the bridge is made of: load the transformers or peft model again, "
+                "and give it without a bridge"
+            )
 
 
 @contextmanager

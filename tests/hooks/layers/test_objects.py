@@ -284,3 +284,30 @@ def test_an_adapter_in_a_bridge_that_the_user_made_is_part_of_its_weights(tiny: 
     removed = Ablation(remove=["w_q", "w_o"], gain="norm")
     with ablated(bridge, removed), ablated(merged, removed) as expected:
         assert distance(capture_losses(bridge, TOKENS), capture_losses(expected, TOKENS)) <= NETWORK
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("gpt2", "c_attn"), ("phi3", "qkv_proj"), ("phi3", "gate_up_proj")],
+)
+def test_a_bridge_of_the_users_that_lost_an_adapter_is_refused(
+    tiny: ByName, name: str, target: str
+) -> None:
+    from transformer_lens.model_bridge import TransformerBridge
+
+    hf = deepcopy(tiny(name).hf)
+    lora = LoraConfig(
+        r=2, target_modules=[target], init_lora_weights=False, fan_in_fan_out=name == "gpt2"
+    )
+    tuned, tokenizer = get_peft_model(hf, lora).eval(), load(str(tiny(name).folder)).tokenizer
+    boot, folder = TransformerBridge.boot_transformers, str(tiny(name).folder)
+    with torch.no_grad():
+        expected = tuned(TOKENS).logits
+        assert distance(load(tuned).model(TOKENS), expected) <= NETWORK
+        bridge: Any = boot(folder, hf_model=tuned.get_base_model(), tokenizer=tokenizer)
+        assert distance(bridge(TOKENS), expected) > 0.1
+    for given in (bridge, tuned):  # a bridge changes the model that it is made of
+        with pytest.raises(
+            UserError, match=r"without the adapter .*: load the transformers or peft"
+        ):
+            capture_losses(given, TOKENS)
