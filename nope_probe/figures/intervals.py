@@ -15,7 +15,7 @@ NO_PATTERN, WITHIN, NO_SHARE = "no pattern", "within noise", "no share"
 # How columns of estimates begin that pages show in percent, and in nats above the noise.
 _MEASURES = {**MEASURES, **ATTENTION}
 SHARES: tuple[str, ...] = ("share", "lost")
-SHARES += ("explained", "first_weight", "others_share", "pattern_missed")
+SHARES += ("explained", "first_weight", "others_share", "pattern_missed", "sink_weight")
 SHARES += tuple(name for name, words in _MEASURES.items() if words.is_share)
 OF_ATTENTION = ("positional_share", "others_share", "pattern_missed")
 AMPLITUDES: tuple[str, ...] = ("rms", "with_mask", "without_mask")

@@ -86,8 +86,8 @@ def run_notes(manifest: Manifest) -> list[str]:
     notes = {
         f"{words.layer_names(silent)} {'does' if len(silent) == 1 else 'do'} not attend: no "
         "scores, no rows.": bool(silent),
-        f"{words.layer_names(sharing)} attend to the keys and values of {sources}: W_K and W_V are "
-        "removed in all of them together.": bool(sharing),
+        f"{words.layer_names(sharing)} attend{'s' * (len(sharing) == 1)} to the keys and values of "
+        f"{sources}: W_K and W_V are removed in all of them together.": bool(sharing),
         f"The intervals come from only {documents} documents, so they are rough. They say nothing "
         "about other kinds of text.": documents is not None and documents < MANY_DOCUMENTS,
         f"All {n} sequences are the same, so the intervals have no width. They say nothing about "

@@ -1,6 +1,7 @@
 """The `attention` command: its table, groups of layers, ablations, sentences and page."""
 
 import math
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pandas as pd
 import pytest
 import torch
 from support.command_line import refused, run_command
-from support.rounding import MEASURE
+from support.decoders import write_decoder
+from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import plain
 
 from nope_probe import (
@@ -219,3 +221,30 @@ def test_heads_that_never_see_8_keys_are_left_out() -> None:
     assert not len(attention_heads(none).data[1].x)
     known = none.dropna(subset=["information"])
     assert "no head is measured" in page.headline("m", known).sentence
+
+
+def test_what_learned_sinks_take_is_a_column_and_a_line(
+    table: pd.DataFrame, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny, out = write_decoder("gpt_oss", tmp_path), tmp_path / "run"
+    flags = ["--model", tiny.folder, "--data", "random", *SMALL]
+    run_command(attention, *flags, "--out", out)
+    run = read_run(out)
+    tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
+    of_keys = tiny.hf(tokens, output_attentions=True).attentions[:2]
+    taken = torch.stack([1 - weights.sum(-1).mean((0, 2)) for weights in of_keys]).double()
+    measured = run.tables["attention"]
+    assert_same(torch.tensor(measured["sink_weight"]), taken.flatten(), NETWORK)
+    assert (measured["sink_weight_low"] < measured["sink_weight"]).all()
+    layer, head = divmod(int(taken.argmax()), taken.shape[1])
+    line = (
+        "Attention weights are renormalised without the learned sinks, which take "
+        f"{float(taken.mean()):.0%} of a head's attention on average, and at most "
+        f"{float(taken.max()):.0%} (L{layer}H{head})."
+    )
+    assert line in " ".join(capfd.readouterr().out.split())
+    assert page.report(run).sections[0].caption.endswith(line)
+    shown = unescape((out / "report.html").read_text())
+    assert shown.count(f"{line}</") == 2  # under the lead and under the map
+    assert "sink_weight" not in table
+    assert page.sinks_line(table) == ""

@@ -205,7 +205,7 @@ def projection_map(model: HookedModel, layer: Layer) -> ProjectionMap:
     if layer.source_of_keys is not None:
         raise NotImplementedError(
             f"L{layer.index} attends to the keys of L{layer.source_of_keys}, which are no map of "
-            "the residual stream that it reads"
+            f"the residual stream that it reads: --layers {layer.index} takes the layers before it"
         )
     basis = torch.cat((torch.zeros(1, layer.d_model), torch.eye(layer.d_model)))
     n_pos = min(_N_POS, getattr(layer.cfg, "n_ctx", None) or _N_POS)

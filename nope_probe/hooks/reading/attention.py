@@ -97,7 +97,7 @@ def attention_maps(sums: Sequence[AttentionAccumulator]) -> AttentionMaps:
     for place, of_layer in enumerate(sums):  # a layer at a time: the maps are in memory once
         for name, mean in of_layer.all_means().items():
             if name not in means:
-                means[name] = mean.new_empty(len(mean), len(sums), *mean.shape[1:])
+                means[name] = mean.new_full((len(mean), len(sums), *mean.shape[1:]), torch.nan)
             means[name][:, place] = mean
     return AttentionMaps(
         **means,

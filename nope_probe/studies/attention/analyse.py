@@ -18,6 +18,7 @@ from nope_probe.analyses.attention import (
     relative_entropy,
     split_attention,
 )
+from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.figures.attention import UNIFORM
@@ -25,6 +26,7 @@ from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import State
+from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import choose_rows
 from nope_probe.run.folder import Run
 from nope_probe.run.identity import input_arrays
@@ -39,7 +41,7 @@ from nope_probe.studies.attention.text import RunText, text_record
 from nope_probe.studies.attention.why import why_tables
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.page import with_page
-from nope_probe.studies.tables import attention_table, text_attention_table
+from nope_probe.studies.tables import attention_table, interval_names, text_attention_table
 
 PARTS = tuple(field.name for field in fields(AttentionSplit) if field.type == "Estimates")
 
@@ -72,6 +74,7 @@ def measured(
         "splits": torch.stack(splits).unflatten(0, of_head),
         "gaps": torch.tensor(gaps, dtype=torch.float64).unflatten(0, of_head),
         "weights": maps.mean,
+        "sinks": _sinks(maps),
     }
     if text is not None:
         n = text.shape[1]
@@ -114,7 +117,18 @@ def captured_text(
     )
     if not maps.information.isfinite().all():
         raise UserError("the model's attention in the text is not finite")
-    return {"on_text": maps.mean.float(), "content": maps.information[0], "visible": maps.visible}
+    return {
+        "on_text": maps.mean.float(),
+        "content": maps.information[0],
+        "visible": maps.visible,
+        "sinks": _sinks(maps),
+    }
+
+
+def _sinks(maps: AttentionMaps) -> Float[Tensor, "layer head fold"]:
+    """Return fold means of what each head's learned sink takes; NaN for heads without one."""
+    nothing = maps.weights.new_full(maps.weights.shape[:3], torch.nan)
+    return (nothing if maps.sinks is None else maps.sinks).movedim(0, -1).double()
 
 
 def analyse(
@@ -153,7 +167,7 @@ def analyse(
         arrays["estimates"] = {name: tensor.numpy() for name, tensor in estimates.items()}
     else:
         table = _text_table(manifest, read)
-    tables = {"attention": table}
+    tables = {"attention": with_sinks(table, read["sinks"], manifest.fold_sizes)}
     if manifest.text is not None:
         maps |= {"text_weights": read["on_text"], "text_content": read["content"].float()}
         if why is not None:
@@ -188,6 +202,27 @@ def _text_table(manifest: Manifest, read: State) -> pd.DataFrame:
     first = weights[..., : manifest.skip_keys].sum(-1)
     nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
     return text_attention_table(nats, share, manifest.layers)
+
+
+def with_sinks(
+    table: pd.DataFrame, folds: Float[Tensor, "layer head fold"], sizes: Sequence[int]
+) -> pd.DataFrame:
+    """Return the table of attention with the share that each head's learned sink takes.
+
+    The share is of the attention before the weights are renormalised, a mean over queries. The
+    table of a model without sinks is returned as it is.
+
+    Args:
+        table: a row per layer and head.
+        folds: fold means of the share; NaN for heads without a sink.
+        sizes: sequences per fold.
+    """
+    if folds.isnan().all():
+        return table
+    weights = fold_weights(len(sizes), torch.tensor(sizes))
+    taken = mean_intervals(folds.movedim(-1, 0), weights)
+    columns = zip(interval_names("sink_weight"), (taken.value, taken.low, taken.high), strict=True)
+    return table.assign(**{name: values.flatten().numpy() for name, values in columns})
 
 
 def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -38,11 +39,12 @@ def report(run: Run) -> Report:
     removed = [phrase(part) for part in run.manifest.removed or ()]
     full = f"{name} without {listed(removed)}" if removed else name
     subject = f"ablated {name}" if removed else name
+    lead = alone(run)
+    if has_other_texts(run):
+        lead = headline(subject, table, run.manifest.skip_keys, text_line(run))
     return Report(
         title=f"Position and content in the attention of {full}",
-        headline=headline(subject, table, run.manifest.skip_keys, text_line(run))
-        if has_other_texts(run)
-        else alone(run),
+        headline=replace(lead, caption=f"{lead.caption} {sinks_line(table)}".strip()),
         sections=[*_head_sections(run), *text_sections(run), *why_sections(run), *_maps(run)],
         how_to_read=notes.how_to_read("attention"),
     )
@@ -58,8 +60,25 @@ def _head_sections(run: Run) -> Iterator[Section]:
         title="All heads: the first key, and " + ("position among the others" * compared or "nats"),
         figure=partial(attention_heads, table),
         caption=f"Ring: the first key's weight. {colour}Area: all information. Grey: no share is "
-        "given. A click on a head opens its map below.",
+        f"given. A click on a head opens its map below. {sinks_line(table)}".strip(),
         table=table.dropna(axis=1, how="all"),
+    )
+
+
+def sinks_line(table: pd.DataFrame) -> str:
+    """Return a sentence on what learned sinks take, which the weights leave out; "" without sinks.
+
+    Args:
+        table: `attention.csv`.
+    """
+    if "sink_weight" not in table:
+        return ""
+    heads = table.dropna(subset=["sink_weight"])
+    most = max(heads.to_dict("records"), key=lambda row: row["sink_weight"])
+    return (
+        "Attention weights are renormalised without the learned sinks, which take "
+        f"{heads['sink_weight'].mean():.0%} of a head's attention on average, and at most "
+        f"{most['sink_weight']:.0%} ({reader_of(most)})."
     )
 
 
