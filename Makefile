@@ -48,7 +48,7 @@ real: install  ## The same for a real language model, and its attention on a tex
 ifeq ($(MODEL),smollm2-135m)
 	$(BIN)/python .ci/real_model.py
 endif
-	$(BIN)/python -m nope_probe.ablate --model $(MODEL) --n-seqs 64
+	$(BIN)/python -m nope_probe.ablate --model $(MODEL) --layers all --n-seqs 64
 	$(BIN)/python -m nope_probe.attention --model $(MODEL) --n-seqs 128 --seq-len 64 \
 		--text $(TEXT) --why $(HEAD) --query 14
 

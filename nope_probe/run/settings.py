@@ -91,7 +91,7 @@ OFFSET_BINS = tyro.conf.arg(
 )
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
-FORMAT = 5
+FORMAT = 6
 MIN_KEYS = 8  # other keys that a query sees which has a lead, and that an order needs
 FIRST_LAYERS = 4  # that are studied by default
 # A batch of long sequences must not take minutes: a run stops between batches.

@@ -50,7 +50,7 @@ def test_what_a_run_has_none_of_is_not_written_and_none_of_its_sequences_is() ->
 
 
 def test_entries_of_the_file_itself_are_no_results() -> None:
-    read = Manifest.of_json({"format": 5, "complete": True, "checksum": "c", "prefix": 7})
+    read = Manifest.of_json({"format": 6, "complete": True, "checksum": "c", "prefix": 7})
     assert read.results == {"prefix": 7}
 
 
