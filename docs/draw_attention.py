@@ -1,6 +1,7 @@
 """Draw SmolLM2's heads, a text as two of them read it, and why: draw_attention.py FOLDER.
 
-FOLDER is that of `make_smollm2.py`, with the finished runs `attention` and `heads`. Needs Chromium.
+FOLDER is that of `make_findings.py`, with the finished runs `attention` and `heads`. It needs
+Chromium.
 """
 
 import sys
@@ -8,10 +9,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import plotly.graph_objects as go
-from make_notebooks import COLOURS, chromium
-from make_smollm2 import COMMANDS, CONTENT, IMAGES, POSITIONAL, QUERY, finished
-from PIL import Image
+from make_findings import COMMANDS, IMAGES, finished, save_small
+from make_notebooks import chromium
 
 from nope_probe import figures
 from nope_probe.figures.heads import cost_by_k
@@ -19,6 +18,7 @@ from nope_probe.figures.text_view import TextView
 from nope_probe.studies.attention.on_text import text_view
 from nope_probe.studies.attention.study import AttentionStudy
 
+POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
 HEIGHT = 224  # px of the picture of the text
 STYLE = """.chooser { display: none }
 body { margin: 0 8px; font: 15px system-ui, sans-serif; background: #fff; color: #1d1d1f }"""
@@ -32,11 +32,12 @@ ASK = f"""setTimeout(() => document.querySelectorAll(".text").forEach((text) => 
 
 def main(folder: str) -> None:
     run = finished(Path(folder).resolve() / "attention", COMMANDS["attention"])
-    save_small(figures.attention_heads(run.tables["attention"]), "heads_smollm2.png")
+    save_small(figures.attention_heads(run.tables["attention"]), IMAGES / "heads_smollm2.png")
     why = AttentionStudy(**vars(run)).why("L{}H{}".format(*CONTENT), query=QUERY, steps=2)
-    save_small(why.graph, "steps_smollm2.png")
+    save_small(why.graph, IMAGES / "steps_smollm2.png")
     of_heads = finished(Path(folder).resolve() / "heads", COMMANDS["heads"]).tables
-    save_small(cost_by_k(of_heads["cost"], of_heads["tests"]), "function_smollm2.png")
+    costs = cost_by_k(of_heads["cost"], of_heads["tests"])
+    save_small(costs, IMAGES / "function_smollm2.png")
     view = text_view(run)
     assert view is not None
     views = "".join(of_head(view, *head).html() for head in (POSITIONAL, CONTENT))
@@ -49,15 +50,6 @@ def main(folder: str) -> None:
             encoding="utf-8",
         )
         chromium(page, place, HEIGHT, f"--screenshot={image}", "--force-device-scale-factor=2")
-
-
-def save_small(figure: go.Figure, name: str) -> None:
-    """Save a figure of the docs with few colours, in a file of a fifth of the size."""
-    image = figures.save(figure, IMAGES / name)
-    with Image.open(image) as picture:
-        picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
-            image, optimize=True
-        )
 
 
 def of_head(view: TextView, layer: int, head: int) -> TextView:

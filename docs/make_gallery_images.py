@@ -13,6 +13,7 @@ PAPER = Path(__file__).parents[1] / "recipes" / "paper"
 COMMANDS = {
     "figure2": "reproduce figure2",
     "figure4": "reproduce figure4",
+    "figure5": "reproduce figure5 --model smollm2-135m --data shipped --n-seqs 48 --seq-len 1024",
 }
 
 

@@ -81,7 +81,7 @@ Row = dict[str, Any]
 
 
 def measure() -> pd.DataFrame:
-    """Return all estimates, a row each, in nats or as a share."""
+    """Return all estimates, a row each, in nats."""
     rows = [
         {"model": model, "length": length, **row}
         for model in REMOVED
@@ -164,18 +164,11 @@ def loss_estimates() -> Iterator[Row]:
 def term_rows(sums: PositionSums) -> Iterator[Row]:
     """Yield the terms of every layer."""
     for where, reader in readers(sums):
-        terms = position_terms(reader)
-        whole = terms["all"].size.value
-        for name, term in terms.items():
-            for measure, of_term in {"rms": term.size, "share": over(term.part, whole)}.items():
+        for name, term in position_terms(reader).items():
+            for measure, of_term in {"rms": term.size, "part": term.part}.items():
                 place = {"first": 0, "last": reader.pattern.cells.n - 1}
                 estimate = asdict(of_term)
                 yield {"measure": measure, **where, "name": name, **place, **estimate}
-
-
-def over(part: Interval, whole: float) -> Interval:
-    """Return what a term makes of a whole pattern, over the size of the whole."""
-    return Interval(value=part.value / whole, low=part.low / whole, high=part.high / whole)
 
 
 def group_rows(sums: PositionSums, terms: Sequence[str]) -> Iterator[Row]:
@@ -242,11 +235,9 @@ def profile_rows(sums: PositionSums, layer: int) -> Iterator[Row]:
 
 
 def writer_rows(sums: PositionSums) -> Iterator[Row]:
-    """Yield each writer's share of a layer's pattern, into its keys."""
-    whole = {where["layer"]: rms(reader.square).value for where, reader in readers(sums)}
+    """Yield what each writer writes of a layer's pattern into its keys, nats."""
     for row in writer_table(sums).query("of == 'pattern' and side == 'key'").to_dict("records"):
-        part = Interval(value=row["part"], low=row["part_low"], high=row["part_high"])
-        interval = over(part, whole[row["layer"]])
+        interval = Interval(value=row["part"], low=row["part_low"], high=row["part_high"])
         yield {
             "measure": "writer",
             "layer": row["layer"],
@@ -385,13 +376,13 @@ def terms_by_length(stored: pd.DataFrame, model: str) -> str:
     for layer in READERS:
         own = whole[whole["layer"] == layer]
         rms = own[(own["name"] == "all") & (own["measure"] == "rms")]
-        share = own[(own["name"] == term) & (own["measure"] == "share")]
+        part = own[(own["name"] == term) & (own["measure"] == "part")]
         lines[f"L{layer}, nats"] = cells(rms, "length", ".2f")
-        lines[f"L{layer}, {words(term)}, %"] = cells(share, "length", ".0f", 100)
+        lines[f"L{layer}, {words(term)}, nats"] = values(part)
     writers = rows[(rows["measure"] == "writer") & (rows["layer"] == STRONGEST[model])]
     for writer in WRITERS[model]:
-        share = writers[writers["name"] == writer]
-        lines[f"L{STRONGEST[model]}, written by {writer}, %"] = cells(share, "length", ".0f", 100)
+        part = values(writers[writers["name"] == writer])
+        lines[f"L{STRONGEST[model]}, written by {writer}, nats"] = part
     return markdown(model, [f"{length:,}" for length in SHOWN], lines)
 
 
@@ -448,9 +439,14 @@ def span_names() -> list[str]:
     return [f"{first:,} to {ends[first] - 1:,}" for first in SPANS]
 
 
-def cells(rows: pd.DataFrame, by: str, style: str, factor: float = 1) -> list[str]:
+def values(rows: pd.DataFrame) -> list[str]:
+    """Return estimates of both lengths as cells of a table."""
+    return [f"{value:z.2f}" for value in rows.sort_values("length")["value"]]
+
+
+def cells(rows: pd.DataFrame, by: str, style: str) -> list[str]:
     """Return estimates with their intervals as cells of a table, in order."""
-    ordered = rows.sort_values(by)[["value", "low", "high"]] * factor
+    ordered = rows.sort_values(by)[["value", "low", "high"]]
     return [interval_text(tuple(row), style) for row in ordered.to_numpy().tolist()]
 
 

@@ -59,12 +59,12 @@ display(loaded)
 figures.explore(model, tokens[:64, :24])
 
 # %% [markdown]
-# **Exercise.** In L2, remove one component after the other, and watch the pattern and what is lost
-# of it. Which weights does the mask need to make the pattern, and does that make them sources?
+# **Exercise.** In L2, remove one component after the other, and watch the pattern and how much is
+# kept. Which weights does the mask need to make the pattern, and does that make them sources?
 #
 # <details><summary>Answer</summary>
 #
-# With constant keys, or with attention that writes a constant, all of the pattern is lost, as
+# With constant keys, or with attention that writes a constant, nothing of the pattern is kept, as
 # without the mask: keys carry what attention wrote. With constant queries the pattern is even
 # larger: every query wants the same of the keys. That the mask needs W_K and W_O does not make them
 # sources: only the mask breaks the symmetry between positions, and they shape what it makes.

@@ -13,14 +13,11 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import draw_data_way
-import make_smollm2
-import make_sources
-import make_twins
+import make_findings
 import pandas as pd
 import pytest
 import torch
 from make_long_sequences import STORED, tables
-from PIL import Image
 
 import nope_probe
 from nope_probe import figures
@@ -103,28 +100,14 @@ def unsigned(estimate: tuple[str, ...]) -> tuple[float, ...]:
     return value, *sorted(ends)
 
 
-@pytest.mark.parametrize(
-    ("made", "pages"),
-    [
-        (make_smollm2, ["docs/findings.md", "docs/trace.md"]),
-        (make_sources, ["docs/findings.md"]),
-        (make_twins, ["docs/findings.md", "docs/trace.md"]),
-    ],
-)
-def test_what_is_told_of_a_model_is_what_is_stored_with_the_commands_that_measured_it(
-    made: ModuleType, pages: list[str]
-):
-    stored, page = pd.read_csv(made.STORED), "\n".join(PAGES[name] for name in pages)
-    assert [table for table in made.tables(stored) if table not in page] == []
-    assert [command for command in made.COMMANDS.values() if command not in page] == []
-    for name, sentences in made.sentences(stored).items():
-        text = " ".join(PAGES[name].split())
-        assert [sentence for sentence in sentences if sentence not in text] == []
-
-
-def test_the_picture_of_the_twins_is_drawn_from_the_run_whose_numbers_are_stored():
-    with Image.open(make_twins.PICTURE) as picture:
-        assert picture.text[make_twins.STORED.name] == make_twins.signature()
+def test_findings_are_what_is_stored_with_the_commands_that_measured_it():
+    page = PAGES["docs/findings.md"] + PAGES["docs/trace.md"]
+    made = make_findings.tables(pd.read_csv(make_findings.STORED))
+    assert [table for table in made if table not in page] == []
+    assert [command for command in make_findings.COMMANDS.values() if command not in page] == []
+    prose = "\n".join(line for line in page.splitlines() if not line.startswith("|"))
+    told = {unsigned(text) for text in re.findall(ESTIMATE, "\n".join(made))}
+    assert {unsigned(text) for text in re.findall(ESTIMATE, prose)} <= told
 
 
 @pytest.mark.parametrize("page", PAGES)

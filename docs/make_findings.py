@@ -1,0 +1,435 @@
+"""Measure SmolLM2-135M and the shipped models: python docs/make_findings.py FOLDER.
+
+Each command of `COMMANDS` runs into one folder in FOLDER, unless it is finished there (after
+`make real`; hours on two cores). Writes docs/findings.csv and the pictures (needs Chromium), and
+prints the tables of findings.md and trace.md. Without FOLDER it prints the tables of what is
+stored. `draw_attention.py` draws the pictures of attention from the same FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import torch
+from make_long_sequences import markdown
+from PIL import Image
+from plotly.subplots import make_subplots
+
+from nope_probe import figures, read_run, row_centred
+from nope_probe.figures.intervals import interval_text
+from nope_probe.run.folder import Run
+
+SMOLLM2 = "--model smollm2-135m"
+ALL_LAYERS = f"ablate {SMOLLM2} --layers all --n-seqs"
+TWINS = ("nope-tiny", "rope-tiny")
+COMMANDS = {
+    "code": f"{ALL_LAYERS} 32",
+    "prose": f"{ALL_LAYERS} 16 --data prose",
+    "im_start": f'{ALL_LAYERS} 16 --bos "<|im_start|>"',
+    "endoftext": f'{ALL_LAYERS} 16 --bos "<|endoftext|>"',
+    "free": "ablate --model parameter-free --n-seqs 512",
+    **{model: f"ablate --model {model}" for model in TWINS},
+    "first layers": f"ablate {SMOLLM2} --n-seqs 96",
+    "attention": f"attention {SMOLLM2} --n-seqs 384 --seq-len 64 --text "
+    '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
+    "trace": f"trace {SMOLLM2} --layers 6",
+    **{f"trace {model}": f"trace --model {model} --seq-len 96 --n-seqs 512" for model in TWINS},
+    "effects": "trace --model nope-tiny --seq-len 96 --n-seqs 512 --reader L1",
+    "behaviour": f"behaviour {SMOLLM2} --measures loss copy --remove mask rope --n-seqs 32 "
+    "--seq-len 128",
+    "heads": f"heads {SMOLLM2} --remove rope --by positional --k 1 5 --draws 4 --n-seqs 32 "
+    "--seq-len 128",
+    "content": f"heads {SMOLLM2} --remove content --by positional others lowest-others "
+    "--k 60 100 136 --draws 3 --n-seqs 24",
+    **{
+        f"maps {model}": f"ablate --model {model} --remove sources --n-seqs 3456" for model in TWINS
+    },
+}
+# What is stored of a run: a table, the columns that name a row of it, and its estimates.
+VALUES = ("pattern", ("removed", "replacement"), ("lead", "kept"))
+MEANS = ("lead", "kept", "lead_layers", "lead_below_half", "kept_layers", "kept_below_half")
+OVER_LAYERS = ("over_layers", ("removed", "replacement"), MEANS)
+EFFECTS = ("effects", ("of", "writer"), ("predicted", "held", "direct", "total"))
+TRACED = [
+    ("terms", ("of", "term"), ("size", "part")),
+    ("writers", ("of", "side", "writer"), ("part",)),
+    EFFECTS,
+]
+COSTS = [("tests", ("order", "measure", "k"), ("cost",))]
+STORED_OF = {
+    **{run: [OVER_LAYERS] for run in ("code", "prose", "im_start", "endoftext")},
+    **{run: [VALUES] for run in ("free", *TWINS)},
+    "first layers": [("non_relative", ("tokens",), ("with_mask", "without_mask", "difference"))],
+    "trace": TRACED,
+    "trace nope-tiny": TRACED,
+    "trace rope-tiny": TRACED,
+    "effects": [EFFECTS],
+    "behaviour": [("behaviour", ("measure", "condition"), ("value", "difference"))],
+    "heads": COSTS,
+    "content": COSTS,
+}
+STORED, IMAGES = Path(__file__).parent / "findings.csv", Path(__file__).parent / "images"
+CHECKPOINTS = Path(__file__).parent.parent / "nope_probe" / "checkpoints"
+TEXTS = {
+    "code": "Python source, any token first",
+    "prose": "English prose, any token first",
+    "im_start": "the token im_start first",
+    "endoftext": "the token endoftext first",
+}
+CONDITIONS = {
+    "intact none": "intact",
+    "mask none": "without the mask",
+    "rope none": "without RoPE",
+    "mask+rope none": "without both",
+    "w_q mean": "constant queries (W_Q)",
+    "w_k mean": "constant keys (W_K)",
+    "w_q+w_k mean": "both constant",
+    "w_o mean": "attention writes a constant (W_O)",
+}
+QUESTIONS = {"lead": "first key's lead", "kept": "order of the other keys"}
+MODELS = {  # the shown layer of each
+    "free": ("eq. 1, L3", 3),
+    "nope-tiny": ("nope-tiny, L2", 2),
+    "rope-tiny": ("rope-tiny, L3", 3),
+    "code": ("SmolLM2, mean of 30 layers", None),
+}
+READERS = {2: "MLP1", 3: "MLP2", 4: "MLP2", 5: "MLP2"}  # each with its strongest writer
+TERMS = {
+    "rotation": "rotation",
+    "written_key": "written into keys",
+    "written_query": "into queries",
+    "written_both": "into both",
+    "covariance": "covariance",
+}
+WRITERS = [(1, "MLP0"), (1, "L0H0"), (1, "L0H1"), (2, "L1H0"), (2, "L1H1"), (2, "MLP1")]
+REMOVED = {"intact": "intact", "without the mask": "mask", "without RoPE": "rope"}
+QUANTITIES = {
+    "loss": "loss",
+    "loss_suffix": "suffix",
+    "copy_text": "copy, text",
+    "copy_random": "copy, random",
+    "copy_text_second": "second copy, text",
+    "copy_random_second": "second copy, random",
+}
+COSTLY = {"copy_random": "second copy of random tokens", "text": "text"}
+
+
+def measure(folder: Path) -> pd.DataFrame:
+    """Return all estimates that the pages show, a row each, in nats; draw the pictures."""
+    runs = {
+        name: finished(folder / name.replace(" ", "-"), command)
+        for name, command in COMMANDS.items()
+    }
+    for name in ("code", "endoftext"):
+        image = IMAGES / f"layers_{name}.png"
+        save_small(figures.values_by_layer(runs[name].tables["pattern"]), image)
+    draw_twins(runs[f"maps {model}"] for model in TWINS)
+    return pd.concat(
+        estimates(name, runs[name].tables[table], labels, columns)
+        for name, tables_of in STORED_OF.items()
+        for table, labels, columns in tables_of
+    )
+
+
+def finished(folder: Path, command: str) -> Run:
+    """Return a command's run; the command runs if its run is missing."""
+    if not (folder / "manifest.json").is_file():
+        name, *arguments = shlex.split(command)
+        arguments += ["--out", str(folder)]
+        subprocess.run([sys.executable, "-m", f"nope_probe.{name}", *arguments], check=True)
+    return read_run(folder)
+
+
+def estimates(
+    run: str, table: pd.DataFrame, labels: Sequence[str], columns: Sequence[str]
+) -> pd.DataFrame:
+    """Return estimates of a run's table with their bounds, a row for each.
+
+    Args:
+        run: the run's name.
+        table: its table.
+        labels: the columns that name a row of the table.
+        columns: the estimates.
+    """
+    names = table[list(labels)].astype(str).agg(" ".join, axis=1)
+    layers = table.get("layer", pd.Series(pd.NA, index=table.index)).astype("Int64")
+    parts = [
+        pd.DataFrame(
+            {
+                "run": run,
+                "layer": layers,
+                "name": names,
+                "measure": column,
+                "value": table[column],
+                "low": table.get(f"{column}_low"),
+                "high": table.get(f"{column}_high"),
+            }
+        )
+        for column in columns
+        if column in table
+    ]
+    return pd.concat(parts).dropna(subset="value")
+
+
+def draw_twins(runs: Iterable[Run], layer: int = 2) -> None:
+    """Draw the positional patterns of both models, intact and without the mask."""
+    titles = [
+        f"{model}, L{layer}, {what}" for model in TWINS for what in ("intact", "without mask")
+    ]
+    figure = make_subplots(1, 4, subplot_titles=titles, horizontal_spacing=0.04)
+    for index, run in enumerate(runs):
+        scores = [torch.from_numpy(run.maps[f"score/{name}"][layer]) for name in ("intact", "mask")]
+        patterns = [row_centred(of_condition, skip_keys=1).numpy() for of_condition in scores]
+        limit = np.nanquantile(np.abs(patterns[0]), 0.99)
+        for column, values in enumerate(patterns):
+            bar = {"title": "nats", "x": 0.475 + 0.53 * index, "thickness": 10}
+            colours = {"zmin": -limit, "zmax": limit, "colorscale": "RdBu_r", "colorbar": bar}
+            trace = go.Heatmap(z=values, showscale=column == 1, **colours)
+            figure.add_trace(trace, 1, 1 + 2 * index + column)
+    figure.update_yaxes(autorange="reversed", constrain="domain", scaleanchor="x")
+    figure.update_xaxes(title="key position", constrain="domain")
+    figure.update_yaxes(title="query position", row=1, col=1)
+    margin = {"t": 40, "b": 50, "l": 60, "r": 60}
+    figure.update_layout(width=1200, height=330, margin=margin, template="plotly_white")
+    figure.write_image(IMAGES / "twins.png")
+
+
+def save_small(figure: go.Figure, image: Path) -> None:
+    """Save a figure of the docs with few colours, in a file of a fifth of the size."""
+    figures.save(figure, image)
+    with Image.open(image) as picture:
+        picture.convert("RGB").quantize(192, dither=Image.Dither.NONE).save(image, optimize=True)
+
+
+def tables(stored: pd.DataFrame) -> list[str]:
+    """Return the pages' tables in Markdown."""
+    return [
+        over_layers(of(stored, run="code")),
+        by_text(stored),
+        *(of_models(stored, question) for question in ("kept", "lead")),
+        non_relative(of(stored, run="first layers")),
+        written(of(stored, run="trace")),
+        losses(of(stored, run="behaviour")),
+        costs(of(stored, run="heads")),
+        content(of(stored, run="content")),
+        strengths(stored),
+        terms(stored),
+        writers(stored),
+        removed_writers(of(stored, run="trace", layer=3)),
+    ]
+
+
+def over_layers(rows: pd.DataFrame) -> str:
+    """Return the table of means over layers, and of how many layers keep less than half."""
+    lines = {}
+    for name, label in CONDITIONS.items():
+        row = of(rows, name=name)
+        lines[label] = [
+            cell
+            for question in QUESTIONS
+            for cell in (
+                estimate(row, question),
+                "{:.0f} of {:.0f}".format(
+                    *(value(row, f"{question}_{count}") for count in ("below_half", "layers"))
+                ),
+            )
+        ]
+    columns = [name for title in QUESTIONS.values() for name in (title, "below half")]
+    return markdown("mean of 30 layers at 64 tokens, nats", columns, lines)
+
+
+def by_text(stored: pd.DataFrame) -> str:
+    """Return the table of mean lead and order kept by text and first token."""
+    lines = {
+        label: [
+            ", ".join(f"{value(of(stored, run=run, name=name), x):z.2f}" for x in QUESTIONS)
+            for run in TEXTS
+        ]
+        for name, label in CONDITIONS.items()
+    }
+    return markdown("lead, order; nats", list(TEXTS.values()), lines)
+
+
+def of_models(stored: pd.DataFrame, question: str) -> str:
+    """Return the table of what is there of the order, or of the lead, in four models."""
+    shown = {run: of(stored, run=run) for run in MODELS}
+    for run, (_, layer) in MODELS.items():
+        shown[run] = shown[run] if layer is None else of(shown[run], layer=layer)
+    shown = {run: rows for run, rows in shown.items() if (rows["measure"] == question).any()}
+    lines = {
+        label: [estimate(of(rows, name=name), question) for rows in shown.values()]
+        for name, label in CONDITIONS.items()
+    }
+    title = f"{QUESTIONS[question]}, nats"
+    return markdown(title, [MODELS[run][0] for run in shown], lines)
+
+
+def non_relative(rows: pd.DataFrame) -> str:
+    """Return the table of the part that is no function of distance, with and without the mask."""
+    columns = {
+        "with_mask": "intact",
+        "without_mask": "without the mask",
+        "difference": "the mask's",
+    }
+    lines = {
+        f"L{layer}, {tokens}": [
+            estimate(of(rows, layer=layer, name=tokens), measure) for measure in columns
+        ]
+        for layer in (2, 3)
+        for tokens in ("text", "shuffled")
+    }
+    return markdown("part that is not relative, nats", list(columns.values()), lines)
+
+
+def written(rows: pd.DataFrame) -> str:
+    """Return the table of each layer's lead and order: RoPE's part, and the main writer's."""
+    lines = {
+        f"L{layer}, {writer}": [
+            estimate(of(rows, layer=layer, name=f"{question} {name}"), measure)
+            for question in ("lead", "pattern")
+            for name, measure in (("all", "size"), ("rotation", "part"), (f"key {writer}", "part"))
+        ]
+        for layer, writer in READERS.items()
+    }
+    columns = [
+        f"{of_key}, {what}"
+        for of_key in ("lead", "order")
+        for what in ("whole", "rotation", "written into keys")
+    ]
+    return markdown("reader, writer; nats", columns, lines)
+
+
+def losses(rows: pd.DataFrame) -> str:
+    """Return the table of losses, and of how removals change them."""
+    lines = {
+        label: [
+            estimate(of(rows, name=f"{quantity} {condition}"), *about)
+            for about in [("value", ".2f") if condition == "intact" else ("difference", "+.2f")]
+            for quantity in QUANTITIES
+        ]
+        for label, condition in REMOVED.items()
+    }
+    return markdown("nats", list(QUANTITIES.values()), lines)
+
+
+def costs(rows: pd.DataFrame) -> str:
+    """Return the table of what it costs to remove RoPE from the first heads."""
+    lines = {
+        title: [estimate(of(rows, name=f"positional {measure} {k}"), "cost") for k in (1, 5)]
+        for measure, title in COSTLY.items()
+    }
+    return markdown("cost, nats", ["L16H0", "the first five heads"], lines)
+
+
+def content(rows: pd.DataFrame) -> str:
+    """Return the table of what text costs without the content of heads."""
+    lines = {
+        f"`{order}`": [estimate(of(rows, name=f"{order} text {k}"), "cost") for k in (60, 100, 136)]
+        for order in ("positional", "others", "lowest-others")
+    }
+    return markdown("cost on text, nats; first by", ["60 heads", "100 heads", "136 heads"], lines)
+
+
+def strengths(stored: pd.DataFrame) -> str:
+    """Return the table of the losses of the intact models, and the sizes of their patterns."""
+    lines = {}
+    for model in TWINS:
+        record = json.loads((CHECKPOINTS / model / "training.json").read_text(encoding="utf-8"))
+        own = of(stored, run=f"trace {model}", name="pattern all", measure="size")
+        sizes = [f"{size:.2f}" for size in own.sort_values("layer")["value"]]
+        lines[f"`{model}`"] = [f"{record['held_out_loss']:.3f}", *sizes]
+    columns = ["held-out loss, nats", *(f"pattern of L{layer}, nats" for layer in range(4))]
+    return markdown("model", columns, lines)
+
+
+def terms(stored: pd.DataFrame) -> str:
+    """Return the table of the terms of both models' patterns."""
+    readers = [(model, layer) for model in TWINS for layer in (1, 2, 3)]
+    columns = [f"{model} L{layer}" if layer == 1 else f"L{layer}" for model, layer in readers]
+    names = {"all": ("whole", "size")} | {name: (label, "part") for name, label in TERMS.items()}
+    lines = {}
+    for name, (label, measure) in names.items():
+        own = of(stored, name=f"pattern {name}")
+        lines[label] = [
+            f"{value(of(own, run=f'trace {model}', layer=layer), measure):z.2f}"
+            for model, layer in readers
+        ]
+    return markdown("pattern, nats", columns, lines)
+
+
+def writers(stored: pd.DataFrame) -> str:
+    """Return the table of what writers write, and of what is lost without their position."""
+    columns = {
+        "predicted": "with queries",
+        "held": "lost, scale held",
+        "direct": "lost in the model",
+        "total": "lost on all paths",
+    }
+    lines = {}
+    for layer, writer in WRITERS:
+        traced = of(stored, run="trace nope-tiny", layer=layer)
+        without = of(stored, run="effects", layer=1) if layer == 1 else traced
+        numbers = [
+            value(of(traced, name=f"pattern key {writer}"), "part"),
+            *(value(of(without, name=f"pattern {writer}"), measure) for measure in columns),
+        ]
+        lines[f"L{layer}, {writer}"] = [f"{number:z.2f}" for number in numbers]
+    return markdown("reader, writer, nats", ["into keys", *columns.values()], lines)
+
+
+def removed_writers(rows: pd.DataFrame) -> str:
+    """Return the table of what L3 of SmolLM2 loses without the position of a writer."""
+    columns = {
+        ("lead", "held"): "scale held: what it writes",
+        ("lead", "direct"): "in the model",
+        ("lead", "total"): "on all paths",
+        ("pattern", "total"): "other keys, on all paths",
+    }
+    lines = {
+        writer: [
+            estimate(of(rows, name=f"{question} {writer}"), measure, "z.1f")
+            for question, measure in columns
+        ]
+        for writer in ("MLP2", "MLP0", "ATTN0", "MLP1")
+    }
+    return markdown("nats of L3's lead lost without", list(columns.values()), lines)
+
+
+def of(rows: pd.DataFrame, **wanted: str | int) -> pd.DataFrame:
+    """Return the rows whose columns have these values."""
+    for column, value_of in wanted.items():
+        rows = rows[rows[column] == value_of]
+    return rows
+
+
+def value(rows: pd.DataFrame, measure: str) -> float:
+    """Return the one value of a measure."""
+    return float(of(rows, measure=measure)["value"].item())
+
+
+def estimate(rows: pd.DataFrame, measure: str, style: str = "z.2f") -> str:
+    """Return the one estimate of a measure with its interval; empty if there is none."""
+    row = of(rows, measure=measure)
+    if row.empty:
+        return ""
+    ends = tuple(float(row[name].item()) for name in ("value", "low", "high"))
+    return interval_text(ends, style)
+
+
+def main(*arguments: str) -> None:
+    if arguments:
+        measure(Path(arguments[0]).resolve()).to_csv(STORED, index=False, float_format="%.5g")
+    for table in tables(pd.read_csv(STORED)):
+        print(table, end="\n\n")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
