@@ -66,12 +66,12 @@ def _head_sections(run: Run) -> Iterator[Section]:
 
 
 def sinks_line(table: pd.DataFrame) -> str:
-    """Return a sentence on what learned sinks take, which the weights leave out; "" without sinks.
+    """Return a sentence on what learned sinks take, which the weights leave out; "" if none do.
 
     Args:
         table: `attention.csv`.
     """
-    if "sink_weight" not in table:
+    if not table.get("sink_weight", pd.Series(dtype=float)).any():
         return ""
     heads = table.dropna(subset=["sink_weight"])
     most = max(heads.to_dict("records"), key=lambda row: row["sink_weight"])
@@ -122,8 +122,8 @@ def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1, text: str = 
         )
     return Headline(
         sentence=f"{first}Among the other keys, "
-        f"{known['others_position'].sum() / others.sum():.0%} of the information "
-        f"({known['others_position'].mean():.2f} of {others.mean():.2f} nats) is position: "
+        f"{known['others_position'].sum() / others.sum():z.0%} of the information "
+        f"({known['others_position'].mean():z.2f} of {others.mean():.2f} nats) is position: "
         f"{(share >= MOSTLY).sum()} of {len(known)} heads at {MOSTLY:.0%} or more, "
         f"{(share < HARDLY).sum()} below {HARDLY:.0%}{f', {uniform} uniform' * (uniform > 0)}.",
         table=_most_and_least(informed.dropna(subset=["others_share"])),

@@ -23,6 +23,7 @@ from transformers.models.gemma4.modeling_gemma4 import apply_rotary_pos_emb
 from nope_probe import Ablation, ablated, calibrate, capture_scores, load
 from nope_probe.hooks.layers.entry import entered, run_to_enter
 from nope_probe.hooks.layers.model import layers_of, logits_of
+from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.removing.replacements import Place
 
 CLOSE = 1e-5
@@ -46,6 +47,17 @@ def test_maps_are_of_the_other_layers_keys(gemma4: Tiny, model: Any) -> None:
     assert_same(capture_scores(model, gemma4.tokens).mean, torch.stack(maps), NETWORK)
     in_memory = capture_scores(deepcopy(gemma4.hf), gemma4.tokens).mean
     assert_same(in_memory, torch.stack(maps), NETWORK)
+
+
+def test_layers_before_those_that_read_others_keys_are_traced(gemma4: Tiny, model: Any) -> None:
+    traced = capture_positions(model, gemma4.tokens, layers=[0, 1], n_folds=2)
+    first: Any = load(str(gemma4.folder), n_layers=2).model  # no layer reads another's keys
+    expected = capture_positions(first, gemma4.tokens, n_folds=2)
+    assert [*traced.readers] == [*expected.readers] == [0, 1]
+    for writer, keys in expected.readers[1].keys.items():
+        assert_same(traced.readers[1].keys[writer], keys, NETWORK)
+    with pytest.raises(NotImplementedError, match=r"L2 attends to the keys of L0, .* --layers 2 "):
+        capture_positions(model, gemma4.tokens, n_folds=2)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
