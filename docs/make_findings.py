@@ -128,7 +128,7 @@ def measure(folder: Path) -> pd.DataFrame:
         name: finished(folder / name.replace(" ", "-"), command)
         for name, command in COMMANDS.items()
     }
-    for name in ("code", "endoftext"):
+    for name in TEXTS:
         image = IMAGES / f"layers_{name}.png"
         save_small(figures.values_by_layer(runs[name].tables["pattern"]), image)
     draw_twins(runs[f"maps {model}"] for model in TWINS)
