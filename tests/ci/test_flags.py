@@ -55,9 +55,12 @@ OF_TEXTS = ("--n-seqs", "--seq-len")
 TEXT, PACKED = "my.jsonl", "short.jsonl"
 # What stands for what cannot be run here, and why it cannot.
 SUBSTITUTES = {
+    "RUN_A": "runs/one",  # runs that the desk has
+    "RUN_B": "runs/two",
+    "runs/rope": "runs/two",
+    "runs/nope": "runs/one",
     "fineweb-edu": TEXT,  # a data set on the Hub
     "stdlib": TEXT,  # takes 16 seconds to read; tests/data/test_documents.py reads it
-    "FIGURE": "figure1",  # stands for any
     "def area(width, height): return width * height": "ab",  # longer than the small sequences
     "Mary Whitfield met Tom at the station. "
     "Later that day, Mary Whitfield wrote him a letter.": "ab",
@@ -206,7 +209,8 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     All removals and measures are of the plain `ablate` and `behaviour`; with flags, they are few.
     """
     small = sizes_of(command)
-    reads_text = "--folds" in small and "--tokens" not in groups
+    takes_vectors = groups.get("--model", ("",))[0].startswith("parameter-free")
+    reads_text = "--folds" in small and "--tokens" not in groups and not takes_vectors
     defaults = DEFAULTS[command]
     chosen = {n: TINY.get(given, given) for n, given in groups.items() if given != defaults.get(n)}
     if chosen.get("--layers") == ("all",):
@@ -242,7 +246,7 @@ def without_sizes(small: Mapping[str, str]) -> dict[str, str]:
 
 def parsed(text: str) -> Line:
     """Return the small line of a command and its arguments as typed."""
-    command, *words = shlex.split(text)
+    command, *words = shlex.split(text.replace("RUN RUN", "RUN_A RUN_B"))
     groups: dict[str, tuple[str, ...]] = {}
     name = ""
     for word in words:
