@@ -46,7 +46,7 @@ def test_the_paths_of_every_command_are_absolute(command: str, home: Path) -> No
 
 
 def test_a_run_is_written_to_the_home_folder_that_no_shell_expanded(home: Path) -> None:
-    flags = ["--remove", "none", "--layers", 2, "--n-seqs", 8, "--seq-len", 7, "--folds", 4]
+    flags = ["--remove", "none", "--layers", 2, "--n-seqs", 8, "--seq-len", 11, "--folds", 4]
     run_command(ablate, *flags, "--out=~/x")
     assert {*read_run("~/x").tables["pattern"]["layer"]} == {0, 1}
     assert sorted(path.name for path in home.iterdir()) == ["x"]

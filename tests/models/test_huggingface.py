@@ -78,13 +78,17 @@ def test_code_in_the_folder_is_not_run(auto: str, folder: Path) -> None:
         ("llama-3.1", "llama-3.1-8b"),
         ("rope-tiney", "rope-tiny"),
         ("pythia70m", "pythia-70m,"),
-        ("./no/folder", ""),
         ("", ""),
     ],
 )
 def test_an_unknown_name_is_an_error_with_the_nearest_names(name: str, near: str) -> None:
     with pytest.raises(UserError, match=rf"unknown model '{name}'; the nearest .*{near}"):
         resolve(name)
+
+
+def test_a_folder_that_is_not_there_is_no_unknown_name():
+    with pytest.raises(UserError, match=r"there is no folder or file ./no/folder: /.* does not"):
+        resolve("./no/folder")
 
 
 def test_a_folder_resolves_to_itself_if_it_has_a_config(folder: Path, tmp_path: Path) -> None:

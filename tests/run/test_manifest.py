@@ -20,7 +20,6 @@ FULL = Manifest(
     layers=(0, 2),
     windows={"L0": 7},
     positional_sources=(),
-    half_width=None,
     text=ShownText(pieces=("", "The"), bos="<s>"),
     too_few=TooFew(n_heads=2, n_seqs=200),
     results={"reader": "L1"},
@@ -42,7 +41,6 @@ def test_what_a_run_has_none_of_is_not_written_and_none_of_its_sequences_is() ->
     entries = FULL.to_json()
     assert entries["documents"] is None
     assert entries["skip_keys"] == 0
-    assert entries["half_width"] is None
     assert entries["model"]["revision"] is None
     assert entries["text"] == {"pieces": ("", "The"), "bos": "<s>"}
     assert entries["reader"] == "L1"

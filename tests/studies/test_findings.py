@@ -72,8 +72,8 @@ def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:
     ]
     lead = behaviour.headline("m", pd.DataFrame(rows))
     assert lead.sentence == (
-        "Without RoPE, the loss of m changes by +2.00 nats [+1.50, +2.50]; without the causal "
-        "mask, by +0.12 nats [+0.10, +0.15]."
+        "Without RoPE, the suffix loss of m changes by +2.00 nats [+1.50, +2.50]; without the "
+        "causal mask, by +0.12 nats [+0.10, +0.15]."
     )
     assert lead.table["without"].tolist() == ["(intact)", "causal mask", "RoPE"]
     assert lead.table.iloc[2].tolist() == ["RoPE", "+2.00 ±0.50"]

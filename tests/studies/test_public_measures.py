@@ -16,6 +16,7 @@ from support.tiny_models import tokens as make_tokens
 
 from nope_probe import (
     Ablation,
+    ablate,
     ablated,
     attribute,
     capture_scores,

@@ -110,7 +110,7 @@ def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(
     inputs = torch.randint(1, 60, (9, 11), generator=torch.Generator().manual_seed(0))
     run = run_trace(str(folder), inputs, confirm=0, out=tmp_path / "trace")
     assert run.manifest.model.n_layers == 2
-    whole = run_trace(str(folder), inputs, confirm=0, layers="all").terms
+    whole = run_trace(str(folder), inputs, confirm=0, layers="all").tables["terms"]
     pd.testing.assert_frame_equal(run.tables["terms"], whole)
     assert load("rope-tiny").info.n_layers == 4
     six = write_decoder("llama", tmp_path / "six", num_hidden_layers=6).folder

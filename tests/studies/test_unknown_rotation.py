@@ -46,6 +46,6 @@ def settings_of(folder: Path, place: Path) -> Settings:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bands_of_an_unknown_rotation_are_refused_in_a_line(name: str, tmp_path: Path) -> None:
     tiny = write_decoder(name, tmp_path)
-    settings = replace(settings_of(tiny.folder, tmp_path), bands=2)
+    settings = replace(settings_of(tiny.folder, tmp_path), remove=(), bands=2)
     with pytest.raises(UserError, match="--bands: RoPE's pairs of coordinates were not recognised"):
         run(settings)

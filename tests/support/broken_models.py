@@ -38,12 +38,12 @@ def tensors(edit: Callable[[dict[str, Any]], object]) -> Break:
     return apply
 
 
-def listed(weight_map: Any) -> Break:
-    """Replace the weights by an index."""
+def listed(weight_map: Any, content: str = "") -> Break:
+    """Replace the weights by an index, or by other content in its file."""
 
     def apply(folder: Path) -> None:
         (folder / WEIGHTS).unlink()
-        (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+        (folder / INDEX).write_text(content or json.dumps({"weight_map": weight_map}))
 
     return apply
 
@@ -84,7 +84,7 @@ ROWS: dict[str, tuple[Break, str]] = {
         tensors(lambda t: t.update({"model.norm.weight": t["model.norm.weight"][:41].clone()})),
         "has weights of other shapes than its config.json has, such as model.norm.weight",
     ),
-    "index of no JSON": (put(INDEX, DEEP), "is no valid index of safetensors files: "),
+    "index of no JSON": (listed(None, DEEP), "is no valid index of safetensors files: "),
     "index of an absent file": (
         listed({"model.norm.weight": "a.safetensors"}),
         "lacks a.safetensors, which its model.safetensors.index.json lists",

@@ -519,6 +519,8 @@ def named_bands(model: HookedModel, n_bands: int) -> tuple[Component, ...]:
     if not pairs:
         has = ", ".join(components(model))
         raise UserError(f"--bands divides RoPE, and the model has none; it has {has}")
+    if not min(pairs):
+        raise UserError("--bands: RoPE's pairs of coordinates were not recognised")
     return equal_bands(min(pairs), n_bands)
 
 

@@ -57,7 +57,7 @@ def _head_sections(run: Run) -> Iterator[Section]:
         return
     colour = "Colour: position among the other keys. " if compared else ""
     yield Section(
-        title="All heads: the first key, and " + ("position among the others" * compared or "nats"),
+        title="All heads: first key and " + ("position among others" * compared or "nats"),
         figure=partial(attention_heads, table),
         caption=f"Ring: the first key's weight. {colour}Area: all information. Grey: no share is "
         f"given. A click on a head opens its map below. {sinks_line(table)}".strip(),

@@ -78,9 +78,9 @@ def _sections(run: Run) -> Iterator[Section]:
     yield Section(
         title="The exact terms of lead and pattern",
         figure=partial(draw_terms, run, traced.reader) if traced.reader else None,
-        caption="Part, nats: what a term makes of the whole. The four terms of the mean and the "
-        "covariance term add up to the whole; the norm is a part of the written terms. Size: the "
-        "term alone. Non-relative: of it, what does not depend on distance alone.",
+        caption="Part, nats: what a term makes of the whole. The mean's four terms and the "
+        "covariance term add up to it; the norm is a part of the written terms. Size: the "
+        "term alone. Non-relative: what of it does not depend on distance alone.",
         table=tables["terms"].filter(regex="^(?!relative_r2)"),
     )
     yield Section(
@@ -215,7 +215,7 @@ def headline(run: Run) -> Headline:
         f"Weaker writers left out: {n_left_out}." if n_left_out else "",
     ]
     return Headline(
-        sentence=f"At {length}, {'; '.join(clauses)}.",
+        sentence=f"At {length}, {'. '.join(clauses)}.",
         table=table,
         caption=" ".join(filter(None, parts)),
     )
