@@ -14,7 +14,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import attention_read, logits_of
+from nope_probe.hooks.layers.model import attention_read, evaluated, logits_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,7 +54,7 @@ def reference_of(
         logits: of the model that it is a copy of; by default those of `hf`.
     """
     tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
-    with torch.inference_mode():
+    with torch.inference_mode(), evaluated(hf.modules()):
         outputs = hf(tokens, output_attentions=True, use_cache=False)
     attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
     patterns = tuple(attention for attention in attentions if attention is not None)
