@@ -32,8 +32,6 @@ from nope_probe import (
 )
 from nope_probe.errors import UserError
 from nope_probe.figures.attention import why_bars
-from nope_probe.hooks.layers.hook_points import hooks_attached
-from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import path_of
 from nope_probe.studies.attention.settings import Settings
@@ -426,7 +424,8 @@ def test_why_is_refused_where_the_model_is_not_that_of_the_run(
 def test_a_head_and_a_query_of_another_kind_are_refused_in_a_line(loaded: LoadedModel) -> None:
     run = run_attention(loaded, **ASKED)
     wrong: list[tuple[Any, Any, str]] = [
-        ("L1H0", "4", "query '4': expected a whole number"),
+        ("L1H0", 1.5, "query 1.5: expected a whole number or a text"),
+        ("L1H0", "4", "--query 4: the text has 5 tokens, 0 to 4: take the number of one: 1 'word'"),
         (3, -1, "why 3: expected a text or None"),
     ]
     for head, query, said in wrong:
@@ -443,8 +442,7 @@ def shifted(model: Any) -> None:
 
 @contextmanager
 def with_a_hook(model: Any) -> Iterator[None]:
-    point = layers_of(model)[0].point("hook_mlp_out")
-    with hooks_attached([(point, lambda tensor, hook: 1.01 * tensor)]):
+    with model.hooks(fwd_hooks=[("blocks.0.hook_mlp_out", lambda tensor, hook: 1.01 * tensor)]):
         yield
 
 

@@ -81,10 +81,10 @@ class AttentionStudy(Run):
             >>> terms[3].idxmax()
             'rotation'
         """
-        place = query_in(query, self.on_text.pieces)
         recorded = {k: v for k, v in self.manifest.settings.items() if k not in UNNAMED}
         of_run = settings_from(Settings, recorded)
-        settings = replace(of_run, why=head, query=place, steps=steps)
+        settings = replace(of_run, why=head, query=query, steps=steps)
+        place = query_in(query, self.on_text.pieces)
         kept = stored_why(self)
         is_same = of_run.steps == steps
         if kept is not None and (kept.head, kept.query) == (head, place) and is_same:
