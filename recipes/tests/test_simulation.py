@@ -13,6 +13,7 @@ from support.rounding import assert_same, rounding
 
 import simulate
 import simulation_study
+import theory
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.errors import UserError
@@ -158,3 +159,12 @@ def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.Mon
         UserError, match=r"at least 25\.1 GB of memory, and 16\.0 GB are free; lower"
     ):
         simulation_study.print_critical_alphas(TheorySettings(seq_len=4096))
+
+
+def test_the_command_prints_the_alpha_above_which_each_layer_increases(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_command(theory, "--n-layers", 3, "--alpha", 0.01)
+    printed = capsys.readouterr().out
+    assert "L2: increases in j above alpha = 0.0104" in printed
+    assert "smallest step -8.4" in printed

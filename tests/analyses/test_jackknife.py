@@ -11,10 +11,10 @@ from support.fold_products import fold_products
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
+    along,
     jackknife,
     rms,
     rms_difference,
-    rms_ratio,
     share,
     standard_error,
 )
@@ -134,18 +134,17 @@ def square_of(folds: torch.Tensor) -> Estimates:
     return estimates_of(fold_products(folds[None], folds[None])[:, 0, 0])
 
 
-def test_a_ratio_of_rms_has_the_interval_of_its_logarithm():
+def test_nats_along_a_pattern_are_of_its_unit_and_none_along_noise():
     torch.manual_seed(10)
     signal = torch.sin(torch.arange(211)).double()
-    folds = signal + 0.1 * torch.randn(8, 211).double()
-    whole, part = (square_of(maps) for maps in (3 * folds, folds))
-    assert rms_ratio(whole, part).value == pytest.approx(3)
-    other = signal + 0.1 * torch.randn(8, 211).double()
-    ratio = rms_ratio(whole, square_of(other))
-    assert ratio.low < 3 < ratio.high
-    assert ratio.value**2 == pytest.approx(ratio.low * ratio.high)
-    noise = torch.randn(8, 211).double()
-    assert rms_ratio(whole, square_of(noise)) is UNDEFINED
+    whole = square_of(signal + 0.1 * torch.randn(8, 211).double())
+    tripled, root = along(3 * whole, whole), signal.square().mean().sqrt()
+    assert tripled is not None
+    assert float(tripled.values[0]) == pytest.approx(3 * rms(whole).value)
+    torch.testing.assert_close(tripled.values, 3 * whole.values.sqrt())
+    nats = jackknife(tripled)
+    assert nats.low < 3 * root < nats.high
+    assert along(whole, square_of(torch.randn(8, 211).double())) is None
 
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -39,16 +39,18 @@ def with_mean_term(scores: Tensor, mean_term: Tensor, skip: int) -> Pattern:
 
 
 @given(SEEDS, SKIPS)
-def test_mean_and_covariance_are_projections_on_the_pattern_whose_shares_add_to_one(
-    seed: int, skip: int
-):
+def test_covariance_is_the_pattern_of_what_scores_have_besides_the_mean_term(seed: int, skip: int):
     scores, mean_term = fold_maps(seed)[:, 0], fold_maps(seed + 5)[:, 0]
     split = split_mean_covariance(3, with_mean_term(scores, mean_term, skip))
+    other = split_mean_covariance(3, with_mean_term(scores, scores - mean_term, skip))
     assert split.layer == 3
-    assert split.mean.value + split.covariance.value == pytest.approx(1)
+    for size, expected in ((split.mean, other.covariance), (split.covariance, other.mean)):
+        assert vars(size) == pytest.approx(vars(expected))
     quarter = split_mean_covariance(3, with_mean_term(scores, 0.25 * scores, skip))
-    assert (quarter.mean.value, quarter.covariance.value) == pytest.approx((0.25, 0.75))
-    assert 3 * quarter.mean_rms.value == pytest.approx(quarter.covariance_rms.value)
+    whole = split_mean_covariance(3, with_mean_term(scores, scores, skip))
+    assert (whole.covariance.value, whole.covariance.high) == (0, 0)
+    sizes = (0.25 * whole.mean.value, 0.75 * whole.mean.value)
+    assert (quarter.mean.value, quarter.covariance.value) == pytest.approx(sizes)
 
 
 def turning(*frequencies: float) -> Rotation:

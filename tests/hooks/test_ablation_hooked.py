@@ -146,7 +146,7 @@ def test_positions_in_queries_and_keys_alone_are_the_source_of_a_pattern() -> No
     with pytest.raises(ValueError, match="pos_embed writes nothing in this model"):
         calibrate(model, tokens(3), writers=["pos_embed"])
     with pytest.raises(UserError, match="cannot be traced: between the residual stream and the"):
-        run_trace(model, tokens(32, 7))
+        run_trace(model, tokens(32, 11))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,6 @@ import nope_probe
 from nope_probe import Ablation, ablated, capture_losses, load, read_run, sequences
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.hook_points import hooks_attached
-from nope_probe.hooks.layers.model import layers_of
 from nope_probe.reports.notes import what_was_run
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
@@ -134,7 +132,7 @@ def with_hook(model: Any) -> Iterator[None]:
     def change(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
         return torch.cat((tensor[:, :-1], 3 * tensor[:, -1:]), 1)
 
-    with hooks_attached([(layers_of(model)[0].point("hook_resid_pre"), change)]):
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", change)]):
         yield
 
 

@@ -6,9 +6,7 @@ import pytest
 import torch
 from support import appendix
 from support.appendix import frequency_steps
-from support.command_line import run_command
 
-from nope_probe import theory
 from nope_probe.analyses.parameter_free import theory as paper
 from nope_probe.analyses.parameter_free.simulation import spec_of
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
@@ -226,10 +224,3 @@ def test_the_spec_of_a_model_is_the_one_it_was_configured_with(norm):
     assert result == ParameterFreeSpec(**settings)
     factor = 6**0.5 if norm == "layernorm-sqrt-d" else 1  # scores are larger, and so is rounding
     assert result.resolution == pytest.approx(factor * torch.finfo(torch.float32).eps)
-
-
-def test_the_command_prints_the_alpha_above_which_each_layer_increases(capsys):
-    run_command(theory, "--n-layers", 3, "--alpha", 0.01)
-    printed = capsys.readouterr().out
-    assert "L2: increases in j above alpha = 0.0104" in printed
-    assert "smallest step -8.4" in printed

@@ -389,20 +389,23 @@ def test_a_clock_built_by_hand_is_written_by_the_heads_that_see_bos_fade(
     text = torch.randint(1, 17, (16, N_POS), generator=torch.Generator().manual_seed(5))
     text[:, 0] = 0
     sums = capture_positions(bos_reader(strength), text, n_folds=8)
-    terms = term_table(sums).set_index(["layer", "of", "term"])["share"]
-    for question in ("lead", "pattern"):
-        assert terms[1, question, "written_key"] == pytest.approx(1, abs=NETWORK)
+    terms = term_table(sums).set_index(["layer", "of", "term"])["part"]
+    whole = {question: terms[1, question, "all"] for question in ("lead", "pattern")}
+    for question, nats in whole.items():
+        assert abs(nats) > 0.01
+        assert terms[1, question, "written_key"] == pytest.approx(nats, abs=NETWORK)
         for term in ("rotation", "written_query", "written_both", "covariance"):
             assert terms[1, question, term] == pytest.approx(0, abs=NETWORK)
     table = writer_table(sums)
     writers = table[table["layer"] == 1].set_index(["of", "side", "writer"])
     assert {*writers.index.get_level_values("of")} == {"lead", "pattern"}
-    for (_, side, writer), row in writers.iterrows():
+    for (question, side, writer), row in writers.iterrows():
         number = int(writer[-1]) if writer.startswith("L0H") else None
-        expected = strength[number] if side == "key" and number is not None else 0.0
-        assert row["share"] == pytest.approx(expected, abs=NETWORK)
+        written = strength[number] if side == "key" and number is not None else 0.0
+        expected = written * whole[question]
+        assert row["part"] == pytest.approx(expected, abs=NETWORK)
         if expected:
-            assert row["first_key"] == pytest.approx(expected, abs=NETWORK)
+            assert row["from_first_key"] == pytest.approx(expected, abs=NETWORK)
 
 
 def test_a_clock_is_gone_when_tokens_change_places(bridge: BridgeOf, inputs: torch.Tensor) -> None:
@@ -422,7 +425,7 @@ def test_a_clock_is_gone_when_tokens_change_places(bridge: BridgeOf, inputs: tor
     for name in ("written_key", "written_query", "written_both"):
         size = terms.loc[name, "size"]
         assert size <= 3 * (terms.loc[name, "size_high"] - size)
-        low, high = terms.loc[name, ["share_low", "share_high"]]
+        low, high = terms.loc[name, ["part_low", "part_high"]]
         assert not low > 0
         assert not high < 0
 
