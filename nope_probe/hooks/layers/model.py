@@ -421,7 +421,8 @@ def _as_first_pass(module: nn.Module, run: Callable[..., Any]) -> Callable[..., 
     """Return a forward pass of RoPE with the frequencies of its sequences alone.
 
     transformers keeps those of the longest sequence so far on the module. It forgets them for
-    sequences shorter than the original context, not for equally long ones.
+    sequences shorter than the original context, not for equally long ones. It
+    writes those of LongRoPE into the buffer.
     """
 
     def forward(*args: object, **options: object) -> object:
@@ -429,6 +430,7 @@ def _as_first_pass(module: nn.Module, run: Callable[..., Any]) -> Callable[..., 
             attributes, buffers = vars(module), module._buffers
             longest = {name: attributes[name] for name in [*attributes] if name.endswith(_LONGEST)}
             before = {**buffers}
+            buffers |= {name: x.clone() for name, x in before.items() if x is not None}
             for name in longest:
                 prefix = name.removesuffix(_LONGEST)  # the type of a layer, or nothing
                 if attributes[name] > attributes[_ORIGINAL]:

@@ -20,6 +20,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.rotation import Rotation
 from nope_probe.models.load import load
 from nope_probe.removal import Component, equal_bands
+from nope_probe.run.identity import fingerprint
 
 # Rotary pairs: 5 of Llama and SmolLM3, 4 of Phi-3's 7 (partial), 3 of Qwen3.
 N_PAIRS = {"llama": 5, "phi3": 4, "qwen3": 3, "smollm3": 5, "smollm3-rope": 5}
@@ -184,12 +185,15 @@ def test_bands_are_by_the_frequencies_of_the_length_that_is_run(
     assert [2 * pi / f < N_LONG for f in short] != [2 * pi / f < N_LONG for f in long]
 
 
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
 @pytest.mark.parametrize("n_pos", [7, 11])
-def test_dynamic_rope_forgets_longer_sequences(n_pos: int, of_length: dict[str, Tiny]) -> None:
-    tiny = of_length["dynamic"]
+def test_rope_forgets_longer_sequences(kind: str, n_pos: int, of_length: dict[str, Tiny]) -> None:
+    tiny = of_length[kind]
     model, given = load(str(tiny.folder)).model, tokens(3, n_pos)
     fresh = type(tiny.hf).from_pretrained(tiny.folder, attn_implementation="eager")
     with torch.inference_mode():  # after load's own pass of 13 tokens, and after another
         assert distance(model(given), plain_run(fresh, given).logits) <= 1e-5
+        before = fingerprint(model)
         logits_of(model, tokens(1, 31))
+        assert fingerprint(model) == before
         assert distance(logits_of(model, given), plain_run(fresh, given).logits) <= 1e-5
