@@ -138,7 +138,7 @@ def test_nats_along_a_pattern_are_of_its_unit_and_none_along_noise():
     torch.manual_seed(10)
     signal = torch.sin(torch.arange(211)).double()
     whole = square_of(signal + 0.1 * torch.randn(8, 211).double())
-    tripled, root = along(3 * whole, whole), signal.square().mean().sqrt()
+    tripled, root = along(3.0 * whole, whole), signal.square().mean().sqrt()
     assert tripled is not None
     assert float(tripled.values[0]) == pytest.approx(3 * rms(whole).value)
     torch.testing.assert_close(tripled.values, 3 * whole.values.sqrt())
