@@ -254,7 +254,8 @@ def parsed(text: str) -> Line:
             name = word
             groups[name] = ()
         else:
-            groups[name] = (*groups.get(name, ()), SUBSTITUTES.get(word, word))
+            known = word if name == "--out" else SUBSTITUTES.get(word, word)  # a new folder
+            groups[name] = (*groups.get(name, ()), known)
     return line_of(command, groups)
 
 
