@@ -43,7 +43,7 @@ ON_TEXT = {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"}
 MAPPED = {**RUN_SIZES, "--layers": "1"}  # of commands that have these flags and no row
 SIZES: dict[str, dict[str, str]] = {
     "circuit": RUN_SIZES,
-    "heads": {**ON_TEXT, "--mean-seqs": "16"},
+    "heads": {**ON_TEXT, "--mean-seqs": "16", "--draws": "2"},
     "behaviour": ON_TEXT,
     "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
 }

@@ -122,7 +122,7 @@ def run_trace(
         >>> trace = run_trace(loaded, data, confirm=0)
         >>> of_pattern = trace.tables["writers"].query("layer == 2 and of == 'pattern'")
         >>> parts = of_pattern.groupby("writer")["part"].sum()
-        >>> sorted(parts[parts > 1.5].index)
+        >>> sorted(parts[parts > 1].index)
         ['L1H0', 'L1H1']
     """
     return run_of(TracePosition, model, inputs, out, options)
