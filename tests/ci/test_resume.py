@@ -17,9 +17,9 @@ SHORT = {
 }
 # Before which changes on disk a run is stopped: often enough, and not in every second file.
 CHANGES = {
-    "ablate": "17,19,23",
-    "circuit": "13,14,17",
-    "behaviour": "13,17,19",
+    "ablate": "11,13,15",
+    "circuit": "7,9,11,13",
+    "behaviour": "11,13,15",
     "trace": "13,17,19",
 }
 # Killed at random moments. Those of `compare` share runs.
@@ -78,9 +78,9 @@ def test_killed_before_changes_on_disk_a_run_ends_in_the_same_bytes(command: str
 def test_killed_in_the_middle_of_long_sequences_the_sums_of_rows_resume_to_the_same_bytes(
     tmp_path: Path,
 ):
-    report, stderr = forks("step", "9 21", tmp_path, ["ablate", "--remove", "none", *ROWS])
+    report, stderr = forks("step", "9 11", tmp_path, ["ablate", "--remove", "none", *ROWS])
     assert report["code"] == 0, stderr
-    assert report["resumed"] == 1
+    assert report["resumed"] >= 1
     assert_same_results(tmp_path, 1)
 
 
@@ -116,7 +116,7 @@ def test_killed_at_random_moments_and_at_the_final_write_a_run_ends_in_the_same_
         str(tmp_path / each / "undisturbed" / "run") if each in ("one", "two") else each
         for each in LONG[command]
     ]
-    report, stderr = forks("kill", "8", tmp_path / "kills", [command, *given])
+    report, stderr = forks("kill", "4", tmp_path / "kills", [command, *given])
     assert report["code"] == 0, stderr
-    assert report["kills"] == 8
+    assert report["kills"] == 4
     assert_same_results(tmp_path / "kills", report["runs"])
