@@ -53,7 +53,7 @@ def test_where_one_process_fails_all_end_in_one_line_and_progress_is_saved(
     found, stderr = forks("fail", failures, tmp_path, SCORES)
     assert found == codes, stderr
     lines = [text for text in stderr.splitlines() if text and "%|" not in text]
-    assert lines[0].startswith("running 1 pass;")
+    assert lines[0].startswith("running 2 passes;")
     assert len(lines) == 2
     assert lines[1].startswith(line)
     assert list(tmp_path.glob(".*.unfinished/inputs.safetensors"))

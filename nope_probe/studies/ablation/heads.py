@@ -148,7 +148,7 @@ def means_of(sums: Sequence[HeadScores], fold_of: Int[Tensor, " seq"]) -> State:
 
 
 def random_copies(
-    engine: Engine, data: Sequences, tokenizer: PreTrainedTokenizerBase | None
+    engine: Engine, data: Sequences, tokenizer: PreTrainedTokenizerBase | None, n_processes: int = 1
 ) -> tuple[Engine, int]:
     """Return the engine on n random tokens twice, behind BOS if the sequences have it, and n.
 
@@ -156,6 +156,7 @@ def random_copies(
         engine: of the sequences.
         data: the sequences; vectors, which are random already, are repeated themselves.
         tokenizer: the model's; None for a model that takes vectors.
+        n_processes: how many share the run; each gets a batch.
     """
     n_seqs, n_tokens = -(-N_REPEATED // engine.n_folds) * engine.n_folds, max(2, data.segment)
     if tokenizer is None:
@@ -163,7 +164,7 @@ def random_copies(
     else:
         first = replace(data, inputs=data.inputs[:1].expand(n_seqs, -1), documents=None)
         copies = random_twice(first, n_tokens, tokenizer, seed=0)
-    size = max(1, N_CELLS // copies.shape[1] ** 2)
+    size = max(1, min(N_CELLS // copies.shape[1] ** 2, n_seqs // n_processes))
     return replace(engine, inputs=copies, documents=None, batch_size=size), n_tokens
 
 

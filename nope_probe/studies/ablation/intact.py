@@ -81,7 +81,9 @@ class IntactModel:
         bands = settings.bands or None
         self.bands = bands_of_layers(engine.model, engine.inputs, layers, bands) if bands else []
         self.heads = head_sums(engine, layers) if settings.per_head else []
-        self.copies, self.n_repeated = random_copies(engine, data, session.loaded.tokenizer)
+        self.copies, self.n_repeated = random_copies(
+            engine, data, session.loaded.tokenizer, session.processes.count
+        )
         cut = Cut(
             counts=engine.fold_of.bincount(),
             queries=choose_rows(engine.inputs.shape[1], engine.query_rows),
