@@ -315,7 +315,7 @@ def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
     written = pd.concat([traced.writers_table(), against])
     terms = pd.concat([lead, rotation])
     assert sentence(terms, written) == (
-        "At 48 tokens, RoPE's rotation makes 1.9 of the 1.9 nats in the order of L2's other keys; "
+        "At 48 tokens, RoPE's rotation makes 1.9 of the 1.9 nats in the order of L2's other keys. "
         "L1H0 writes -7.0 and L1H1 -5.1 of the -7.6 nats of the first key's lead."
     )
     assert sentence(lead, written, reader="L2").endswith("of the -7.6 nats of L2's lead.")
