@@ -19,11 +19,10 @@ from nope_probe.models.info import LoadedModel
 
 # Decoders that attend and that `load` refuses: docs/models.md says why.
 REFUSED = ("deepseek_v4", "hrm_text", "zamba2")
-# JetMoE's experts make its queries, the RoPE of the others turns no pairs that are recognised, and
-# Gemma 4's first layers cannot be loaded alone: its embeddings per layer are one matrix.
+# JetMoE's experts make its queries; the RoPE of the others turns no pairs that are recognised.
 NO_PAIRS = ("codegen", "gptj", "hunyuan_v1_dense", "nanochat", "recurrent_gemma")
 # OLMo's tiny model clips queries and keys, which are then no sum of writers' parts.
-NOT_RUN = {("gemma4_text", "circuit"), *((n, "trace") for n in ("jetmoe", "olmo", *NO_PAIRS))}
+NOT_RUN = {(name, "trace") for name in ("jetmoe", "olmo", *NO_PAIRS)}
 ROOT = Path(__file__).parents[2]
 
 
