@@ -6,7 +6,9 @@ A code line has code that is no import and no docstring; blanks and comments do 
 from __future__ import annotations
 
 import ast
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -27,10 +29,10 @@ def code_lines(path: Path) -> int:
     return sum(bool(line) and line[0] != "#" and n not in skipped for n, line in lines)
 
 
-def tables_of(folder: Path) -> set[str]:
+def tables_of(files: Sequence[Path]) -> set[str]:
     """Return the names by which the code of a study writes and reads the tables of its run."""
     named = set[str]()
-    for path in folder.rglob("*.py"):
+    for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             keys: list[ast.expr | None] = []
             if isinstance(node, ast.Subscript) and name_of(node.value) == "tables":
@@ -58,15 +60,22 @@ def main() -> None:
     print(f"recipes: {sum(map(code_lines, recipes)):,} code lines in {len(recipes)} files")
     tests = [path for path in (ROOT / "tests").rglob("*.py") if "ci" not in path.parts]
     print(f"tests/ without tests/ci: {sum(len(p.read_text().splitlines()) for p in tests):,} lines")
-    for folder in sorted(path.parent for path in (ROOT / "nope_probe/studies").glob("*/study.py")):
-        settings = import_module(f"nope_probe.studies.{folder.name}.settings").Settings
+    studies = ROOT / "nope_probe/studies"
+    for command in sorted(path.stem for path in (ROOT / "nope_probe").glob("*.py")):
+        module = ROOT / "nope_probe" / f"{command}.py"
+        if "EXAMPLES" not in module.read_text():
+            continue
+        settings = import_module(f"nope_probe.{command}").Settings
+        place = Path(sys.modules[settings.__module__].__file__ or "")
+        one_file = place.stem != "settings"
+        files = [*studies.glob(f"{command}*.py")] if one_file else [*place.parent.rglob("*.py")]
         counts = {
-            "code lines": (sum(map(code_lines, folder.rglob("*.py"))), CODE),
+            "code lines": (sum(map(code_lines, files)), CODE),
             "flags": (len(vars(settings)["__annotations__"]), FLAGS),
-            "tables": (len(tables_of(folder)), TABLES),
+            "tables": (len(tables_of(files)), TABLES),
         }
         said = (f"{n} {what}{f' (over {most})' * (n > most)}" for what, (n, most) in counts.items())
-        print(f"{folder.name}: {', '.join(said)}")
+        print(f"{command}: {', '.join(said)}")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ EVERYWHERE = (
     "files",
     "errors",
 )  # what every folder may import
+STUDIES = ("ablate", "ablation", "attention", "behaviour", "heads", "trace", "circuit", "compare")
 Imports = Mapping[str, set[str]]
 
 
@@ -121,10 +122,18 @@ def _is_up_within_hooks(module: str, imported: str) -> bool:
 
 
 def _is_across_commands(module: str, imported: str) -> bool:
-    """Return whether the folder of one command imports that of another.
+    """Return whether the study of one command imports that of another."""
+    studies = [study_of(name) for name in (module, imported)]
+    return None not in studies and studies[0] not in ("compare", studies[1])
 
-    `compare` reads the runs of others.
+
+def study_of(module: str) -> str | None:
+    """Return the study that a module is of; None for one that all studies share.
+
+    Example:
+        >>> [study_of(f"nope_probe.studies.{name}") for name in ("heads_run", "heads", "engine")]
+        ['heads', 'heads', None]
     """
-    folders = [name.split(".")[2:-1] for name in (module, imported) if ".studies." in name]
-    allowed = (["compare"], folders[-1] if folders else [])
-    return len(folders) == 2 and [] not in folders and folders[0] not in allowed
+    _, folder, name, *_ = [*module.split("."), "", ""]
+    study = name.removesuffix("_run").removesuffix("_page")
+    return study if folder == "studies" and study in STUDIES else None

@@ -38,7 +38,7 @@ from nope_probe.run.processes import (
     record_error,
     status,
 )
-from nope_probe.run.settings import OutputSettings, SessionSettings
+from nope_probe.run.settings import OutputSettings, SessionSettings, place_of
 
 Settings = TypeVar("Settings")
 FEW = 3  # commands that an error names
@@ -176,12 +176,12 @@ def run_and_show(command: str, settings: type[SessionSettings], examples: Sequen
 
 
 def module_of(settings: type, name: str) -> ModuleType:
-    """Import a module of a command's folder, once the command line is parsed.
+    """Import the `study` or the `page` of a command, once the command line is parsed.
 
     `--help`, and a mistake on the command line, wait for no torch.
     """
     with status("loading torch"):
-        return import_module(settings.__module__.removesuffix("settings") + name)
+        return import_module(place_of(settings, name))
 
 
 def typed_arguments() -> list[str]:

@@ -83,6 +83,17 @@ class SessionSettings(BoundedSettings):
         return {}
 
 
+def place_of(settings: type, name: str) -> str:
+    """Return the module of a command's `study` or `page`, given the class of its settings.
+
+    A study has two files: what is asked and shown, which needs no torch, and what is run.
+    """
+    module = settings.__module__
+    if module.endswith("settings"):
+        return module.removesuffix("settings") + name
+    return f"{module}_run" if name == "study" else module
+
+
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 LAYERS_ARG = tyro.conf.arg(metavar="N|FROM:TO|all|auto")
 OFFSET_BINS = tyro.conf.arg(

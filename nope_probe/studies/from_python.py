@@ -22,7 +22,7 @@ from nope_probe.run.flags import options_of, settings_from
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import process_count
-from nope_probe.run.settings import OF_INPUTS, RunSettings
+from nope_probe.run.settings import OF_INPUTS, RunSettings, place_of
 from nope_probe.run.sources import as_sequences, load_first_layers, on_inputs
 from nope_probe.studies.study import Study, carry_out, session_of
 
@@ -125,7 +125,7 @@ def run_of(
             is_kept=out is not None,
         )
         run = read_run(carry_out(study, session))
-    page = import_module(kind.__module__.removesuffix("settings") + "page")
+    page = import_module(place_of(kind, "page"))
     return replace(run, headline=page.report(run).headline.html())
 
 
