@@ -67,7 +67,7 @@ class RunCheckpoint:
         self.folder, self.about = folder, json.loads(json.dumps(about or {}))
         self.processes, self.signals = processes or Processes(), signals or Signals()
         self.bar: tqdm | None = None
-        self._streams: list[str] = []
+        self._streams: dict[str, int] = {}  # by key, how many sequences
         self._finished: set[str] = set()
 
     def __enter__(self) -> RunCheckpoint:
@@ -175,7 +175,7 @@ class RunCheckpoint:
             sizes: by stream, how many sequences this process runs; 0 if that is not known.
         """
         done = sum(size for key, size in sizes.items() if key in self)
-        self._streams, total = list(sizes), sum(sizes.values())
+        self._streams, total = dict(sizes), sum(sizes.values())
         if done and self.processes.is_first:
             sys.stderr.write(f"resuming{f' at {100 * done / total:.0f}%' if total else ''}\n")
         with Progress(
@@ -199,14 +199,19 @@ class RunCheckpoint:
 
     @contextmanager
     def stream(self, key: str) -> Iterator[StreamCheckpoint]:
-        """Count a stream's batches on the progress bar; a signal ends it between batches."""
+        """Count a stream's batches on the progress bar; a signal ends it between batches.
+
+        What a finished stream did not count, such as a text that is one batch, is counted then.
+        """
         if self.bar is not None:
             place, n_streams = "", len(self._streams)
             if n_streams > 1 and self.counts(key):
-                place = f" ({self._streams.index(key) + 1} of {n_streams})"
+                place = f" ({[*self._streams].index(key) + 1} of {n_streams})"
             self.bar.set_description(f"{key}{place}")
         with self.signals.deferred():
-            yield _Stream(self, key)
+            stream = _Stream(self, key)
+            yield stream
+            stream.count(self._streams.get(key, 0) - stream.n_counted)
 
     def _path(self, key: str) -> Path:
         return self.folder / (_name(key) + _ENDING)
@@ -218,11 +223,17 @@ class _Stream(StreamCheckpoint):
     def __init__(self, run: RunCheckpoint, key: str) -> None:
         self.run, self.key = run, key
         self.rank, self.n_processes = run.processes.rank, run.processes.count
+        self.n_counted = 0
 
     def advance(self, n_seqs: int) -> None:
-        if self.run.bar is not None and self.run.counts(self.key):
-            self.run.bar.update(n_seqs)
+        self.count(n_seqs)
         self.run.signals.raise_if_received()
+
+    def count(self, n_seqs: int) -> None:
+        """Show that sequences are done, if the progress bar counts this stream."""
+        if n_seqs > 0 and self.run.bar is not None and self.run.counts(self.key):
+            self.run.bar.update(n_seqs)
+            self.n_counted += n_seqs
 
     def all_reduce(self, totals: Sequence[Tensor]) -> None:
         self.run.signals.stop_deferring()

@@ -7,9 +7,9 @@ the checks of what can be removed from a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -75,6 +75,7 @@ class Engine:
         kept_positions: how many first positions keep what writers write there (see `calibrate`);
             by default as captures set it.
         query_rows: how many rows maps have; see `capture_scores`.
+        results: of the passes before, by their keys; `run_passes` sets them.
 
     A capture's `key` names it in the checkpoint, its `ablation` is what the model is run without;
     None for the intact model.
@@ -90,6 +91,7 @@ class Engine:
     skip_keys: int | None = None
     kept_positions: int | None = None
     query_rows: int | None = None
+    results: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, session: Session[RunSettings], data: Sequences | None = None) -> Engine:

@@ -45,7 +45,8 @@ class Pass:
     Attributes:
         key: its name in the checkpoint, on the progress bar, and among the results.
         engine: the model on the sequences that are run.
-        read: captures what the pass is for, given the engine, the key and the ablation.
+        read: captures what the pass is for, given the engine, the key and the ablation; the engine
+            has the results of the passes before.
         ablation: what the model is run without; None for the intact model.
         inside: a further change of the model during the pass, besides the ablation.
         calibrates: whether its result is the gains and means of all passes after it.
@@ -205,27 +206,24 @@ def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[
     Raises:
         UserError: for maps and a batch that are larger than the memory that is free.
     """
-    keys = [key for pass_ in passes for key in pass_.sizes(session.processes)]
-    n_done, memory = sum(key in session.checkpoint for key in keys), memory_in_words(session)
+    sizes = {key: n for pass_ in passes for key, n in pass_.sizes(session.processes).items()}
+    n_done, memory = sum(key in session.checkpoint for key in sizes), memory_in_words(session)
     done = f", {n_done:,} of them done before" if n_done else ""
-    print_line(f"running {len(keys):,} {'pass' if len(keys) == 1 else 'passes'}{done}; {memory}")
-    for _, stage in groupby(passes, key=lambda pass_: pass_.n_seqs == 0):  # a progress bar for each
-        of_stage = list(stage)
-        sizes = {key: n for pass_ in of_stage for key, n in pass_.sizes(session.processes).items()}
-        with session.checkpoint.progress(sizes):
-            yield from run_passes(of_stage)
+    print_line(f"running {len(sizes):,} {'pass' if len(sizes) == 1 else 'passes'}{done}; {memory}")
+    with session.checkpoint.progress(sizes):
+        yield from run_passes(passes)
 
 
 def run_passes(passes: Iterable[Pass]) -> Iterator[tuple[str, Any]]:
     """Run passes in turn, and yield the key and the result of each."""
-    measured = None
+    measured, results = None, dict[str, Any]()
     for inside, group in groupby(passes, key=lambda pass_: pass_.inside):
         of_context = list(group)
         with inside(of_context[0].engine.model):
             for pass_ in of_context:
-                result = pass_.read(
-                    replace(pass_.engine, calibration=measured), pass_.key, pass_.ablation
-                )
+                engine = replace(pass_.engine, calibration=measured, results=results)
+                result = pass_.read(engine, pass_.key, pass_.ablation)
+                results[pass_.key] = result
                 if pass_.calibrates:
                     measured = result
                 yield pass_.key, result

@@ -82,7 +82,9 @@ def test_the_bar_names_the_stream_its_place_and_estimates_what_is_left(
         with run.stream("gains") as stream:
             stream.advance(7)
         with run.stream("score/mask") as stream:
-            stream.advance(7)
+            stream.advance(3)
+        assert run.bar is not None
+        assert run.bar.n == 14, "what a finished stream did not count is done too"
     shown = terminal.getvalue()
     assert "gains (1 of 2):   0%|" in shown
     assert "score/mask (2 of 2): " in shown
