@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from html import escape
 
-from nope_probe.removal import CIRCUITS, INTERACTION, ROWS, UNION, Words, parts_of, writer_of
+from nope_probe.removal import (
+    CIRCUITS,
+    INTACT,
+    INTERACTION,
+    NO_REPLACEMENT,
+    ROWS,
+    UNION,
+    Condition,
+    Words,
+    parts_of,
+    writer_of,
+)
 
 OTHERS = "other writers"  # those that a table has in one row
 TABLE: dict[str, Words] = {
@@ -46,6 +58,12 @@ TABLE: dict[str, Words] = {
         marker="hexagon",
     ),
     "norm": Words(label="norm's scale", short="norm", phrase="the norm's scale by position"),
+}
+CONSTANT = {  # weights that are replaced by their mean
+    "w_q": "with constant queries (W_Q)",
+    "w_k": "with constant keys (W_K)",
+    "w_q+w_k": "with both constant",
+    "w_o": "attention writes a constant (W_O)",
 }
 _SIGNS = {INTERACTION: " × ", UNION: " + "}
 _WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
@@ -93,6 +111,32 @@ def phrase(name: str) -> str:
         'the position of L1H0'
     """
     return _words_of(name).phrase or words(name)
+
+
+def row_name(removed: str, replacement: str = NO_REPLACEMENT, among: Collection[str] = ()) -> str:
+    """Return what a row of a table is of, wherever it is shown: in sentences, tables and legends.
+
+    Args:
+        removed: what is removed, `intact` for nothing.
+        replacement: of the weights among it.
+        among: what is removed in all rows; of two sources, `both` are the two.
+
+    Example:
+        >>> row_name("mask"), row_name("w_q", "mean"), row_name("w_q", "zero")
+        ('without the causal mask', 'with constant queries (W_Q)', 'with W_Q replaced by zero')
+        >>> row_name("mask+rope", among=["mask", "rope", "mask+rope"]), row_name("intact")
+        ('without both', 'intact')
+    """
+    if removed == INTACT.name:
+        return "intact"
+    if replacement == "mean" and removed in CONSTANT:
+        return CONSTANT[removed]
+    if replacement not in ("mean", NO_REPLACEMENT):
+        return f"with {phrase(removed)} replaced by {replacement}"
+    sources = [name for name in {*among} if name in ROWS and ROWS[name].is_source]
+    if len(sources) == 2 and Condition.parse(removed) == {*sources}:
+        return "without both"
+    return f"without {phrase(removed)}"
 
 
 def colour(name: str) -> str:

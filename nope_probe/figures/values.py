@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from nope_probe.figures.dots import BOUNDS, Dots, interval_cells, over_layers
 from nope_probe.figures.intervals import bound_columns, interval_of, interval_text, padded_range
-from nope_probe.figures.names import colour, symbol, words
+from nope_probe.figures.names import colour, row_name, symbol, words
 from nope_probe.figures.style import BLANK, GUIDE, PlotlyTrace, colour_axis, draw_panels, scatter
 from nope_probe.figures.words import reader_of
 from nope_probe.removal import NO_REPLACEMENT, SOURCES, Condition
@@ -38,12 +38,11 @@ def values_by_layer(table: pd.DataFrame) -> go.Figure:
         for (removed, replacement), rows in table.groupby(["removed", "replacement"], sort=False):
             if not rows[name].notna().any():
                 continue
-            by = f", {replacement}" * (len(replacements) > 1 and replacement != NO_REPLACEMENT)
             removed = str(removed)
             line = {"color": colour(removed), "width": 2, "dash": dashes[str(replacement)]}
             panels.setdefault(f"{title}, nats", []).append(
                 scatter(
-                    ("without " * (removed != "intact")) + words(removed) + by,
+                    row_name(removed, str(replacement), table["removed"]),
                     f"L%{{x}}: %{{y:.3g}} {BOUNDS}",
                     x=rows["layer"],
                     y=rows[name],
@@ -112,7 +111,7 @@ def head_values(table: pd.DataFrame) -> go.Figure:
             continue
         for condition in shown:
             left = table[table["removed"] == condition].set_index(places).loc[known.index]
-            panels[f"{title}, without {words(condition)}"] = [
+            panels[f"{title}, {row_name(condition, among=conditions)}"] = [
                 scatter(
                     "heads",
                     "%{text}",

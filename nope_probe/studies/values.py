@@ -9,17 +9,11 @@ from typing import Any
 import pandas as pd
 
 from nope_probe.figures.intervals import interval_of, interval_text
-from nope_probe.figures.names import phrase
+from nope_probe.figures.names import row_name
 from nope_probe.figures.values import QUESTIONS
-from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
+from nope_probe.removal import NO_REPLACEMENT, Condition
 from nope_probe.run.manifest import Manifest
 
-CONSTANT = {  # rows of weights that are replaced by their mean
-    "w_q": "with constant queries (W_Q)",
-    "w_k": "with constant keys (W_K)",
-    "w_q+w_k": "with both constant",
-    "w_o": "attention writes a constant (W_O)",
-}
 SHORT = {"lead": "lead", "kept": "order"}
 
 
@@ -103,17 +97,6 @@ class Answer:
 
     def _label(self, row: Mapping[Any, Any]) -> str:
         """Return what a row is of, in words."""
-        removed, replacement = str(row["removed"]), str(row.get("replacement", NO_REPLACEMENT))
-        if removed == INTACT.name:
-            return "intact"
-        if replacement == "mean" and removed in CONSTANT:
-            return CONSTANT[removed]
-        if replacement not in ("mean", NO_REPLACEMENT):
-            return f"with {phrase(removed)} replaced by {replacement}"
-        n_sources = sum(len(Condition.parse(row["removed"])) == 1 for row in self._of_sources())
-        if n_sources == 2 and len(Condition.parse(removed)) == 2 and row in self._of_sources():
-            return "without both"
-        return f"without {phrase(removed)}"
-
-    def _of_sources(self) -> list[Mapping[Any, Any]]:
-        return [row for row in self.rows if Condition.parse(row["removed"]).are_sources]
+        removed = [str(other["removed"]) for other in self.rows]
+        replacement = str(row.get("replacement", NO_REPLACEMENT))
+        return row_name(str(row["removed"]), replacement, removed)

@@ -33,7 +33,8 @@ def test_each_condition_is_a_line_over_layers_of_leads_and_of_order() -> None:
     figure = values_by_layer(pd.concat(tables))
     assert text_of(figure)[:2] == ["first key's lead, nats", "order of other keys, nats"]
     lead, order = ([t for t in figure.data if t.yaxis == at] for at in ("y", "y2"))
-    names = ["intact model", "without causal mask", "without W_Q, mean", "without W_Q, identity"]
+    names = ["intact", "without the causal mask", "with constant queries (W_Q)"]
+    names += ["with W_Q replaced by identity"]
     assert [trace.name for trace in lead] == [trace.name for trace in order] == names
     assert list(order[1].x) == [1, 2, 5]
     assert list(order[1].y) == [0.75, 1.5, 2.25]
