@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.figures.words import ATTENTION, MEASURES
+from nope_probe.figures.words import ATTENTION, MEASURES, NO_PATTERN, NO_SHARE, WITHIN, Column
 
-NO_PATTERN, WITHIN, NO_SHARE = "no pattern", "within noise", "no share"
 # How columns of estimates begin that pages show in percent, and in nats above the noise.
 _MEASURES = {**MEASURES, **ATTENTION}
 SHARES: tuple[str, ...] = ("share", "lost")
@@ -19,7 +18,7 @@ SHARES += ("explained", "first_weight", "others_share", "pattern_missed", "sink_
 SHARES += tuple(name for name, words in _MEASURES.items() if words.is_share)
 OF_ATTENTION = ("positional_share", "others_share", "pattern_missed")
 AMPLITUDES: tuple[str, ...] = ("rms", "with_mask", "without_mask")
-AMPLITUDES += tuple(name for name, words in _MEASURES.items() if words.is_amplitude)
+AMPLITUDES += tuple(name for name, words in _MEASURES.items() if words.noise)
 ValueAndBounds = tuple[float, float, float]
 
 
@@ -69,6 +68,32 @@ def interval_text(interval: ValueAndBounds, style: str = "z.3f", unit: str = "")
     return f"{value:{style}}{unit} [{low:{style}}, {high:{style}}]"
 
 
+def column_text(row: Mapping[Any, Any] | pd.Series, name: str, about: Column, style: str) -> str:
+    """Return an estimate of a table's row with its interval, as its column is declared.
+
+    Args:
+        row: of a table.
+        name: the column's.
+        about: a share is shown in percent, an RMS where it exceeds the noise.
+        style: the format of each number; empty for three digits, or a tenth of a percent.
+
+    Example:
+        >>> row = {"kept": 0.5, "kept_low": 0.4, "kept_high": 0.6}
+        >>> column_text(row, "kept", Column("kept", unit="share"), "")
+        '50.0% [40.0, 60.0]'
+    """
+    value, low, high = interval = interval_of(row, name)
+    if np.isnan(value):
+        return about.blank
+    if about.is_share:
+        return interval_text(percent(interval), style or "z.1f", "%")
+    if about.noise and low <= 0:
+        return about.noise
+    if style:
+        return interval_text(interval, style)
+    return f"{number_text(value)} [{number_text(low)}, {number_text(high)}]"
+
+
 def estimate_text(row: Mapping[Any, Any] | pd.Series, column: str, style: str = "") -> str:
     """Return an estimate of a table's row with its interval: percent, or nats above the noise.
 
@@ -98,25 +123,38 @@ def estimate_text(row: Mapping[Any, Any] | pd.Series, column: str, style: str = 
     return "" if np.isnan(interval[0]) else f"{value} [{low}, {high}]"
 
 
-def numbers_as_text(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table as text: an estimate and its bounds are one cell; see `estimate_text`.
+def numbers_as_text(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> pd.DataFrame:
+    """Return a table as text: an estimate and its bounds are one cell; see `column_text`.
+
+    Args:
+        table: numbers, some with their bounds.
+        columns: the declared columns by name.
 
     Example:
         >>> table = pd.DataFrame({"layer": [1], "rms": [2.0], "rms_low": [1.5], "rms_high": [2.5]})
         >>> numbers_as_text(table).to_dict("records")
         [{'layer': '1', 'rms': '2 [1.5, 2.5]'}]
     """
-    bounds = {column: bound_columns(str(column)) for column in table}
-    estimates = [str(column) for column in table if {*bounds[column]} <= {*table}]
-    hidden = {bound for column in estimates for bound in bounds[column]}
-    texts = {
-        column: [estimate_text(row, str(column)) for row in table.to_dict("records")]
-        if column in estimates
-        else [cell_text(cell) for cell in table[column]]
-        for column in table
-        if column not in hidden
-    }
-    return pd.DataFrame(texts)
+    bounds = {str(column): bound_columns(str(column)) for column in table}
+    estimates = [name for name in bounds if {*bounds[name]} <= {*table}]
+    hidden = {bound for name in estimates for bound in bounds[name]}
+    rows = table.to_dict("records")
+    return pd.DataFrame(
+        {
+            name: [
+                (
+                    column_text(row, name, columns[name], "")
+                    if name in columns
+                    else estimate_text(row, name)
+                )
+                if name in estimates
+                else cell_text(row[name], columns.get(name))
+                for row in rows
+            ]
+            for name in bounds
+            if name not in hidden
+        }
+    )
 
 
 def is_number(text: str) -> bool:
@@ -129,10 +167,12 @@ def is_number(text: str) -> bool:
     return not text or text[0] in "+-0123456789" or text in (NO_PATTERN, WITHIN, NO_SHARE)
 
 
-def cell_text(value: object) -> str:
+def cell_text(value: object, about: Column | None = None) -> str:
     """Return a cell that is no estimate, as text."""
+    if value is None or value is pd.NA or value != value:
+        return about.blank if about else NO_PATTERN
     if isinstance(value, float):
-        return NO_PATTERN if np.isnan(value) else number_text(value)
+        return f"{value:.1%}" if about and about.is_share else number_text(value)
     return str(value)
 
 

@@ -125,7 +125,7 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
     # Colours of a signed measure run around zero, of other measures from zero on.
     top = 1.0 if about.bounded else reach_of(table[measure].to_numpy(float))
     limits = -top if about.signed else 0.0, top
-    return heat_of_heads(cells, f"Each head's {about.title}", limits, about.unit)
+    return heat_of_heads(cells, f"Each head's {about.title}", limits, about.shown_unit)
 
 
 def cells_of_heads(rows: pd.DataFrame, column: str, hover: str) -> PlotlyTrace:

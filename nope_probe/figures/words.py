@@ -3,107 +3,118 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import isnan
 from typing import Any
 
 import pandas as pd
 
-BOTH_WAYS = "-1 to 1"
+BOTH_WAYS, SHARE = "-1 to 1", "share"
+NO_PATTERN, WITHIN, NO_SHARE = "no pattern", "within noise", "no share"  # instead of numbers
 MOST_READERS = 32  # readers that a figure or table shows at most
 
 
 @dataclass(frozen=True)
-class MeasureWords:
-    """The names of a measure of the pattern, and the settings of its figures.
+class Column:
+    """A number of a table: its name, its meaning, and how tables and figures show it.
 
     Attributes:
-        label: its name.
-        unit: its unit, range or lag; empty for a share.
-        caption: a sentence about the measure.
-        neutral: the value that means no trend.
+        label: its name in figures, or empty for the name of the column.
+        meaning: one sentence.
+        unit: nats, positions, a range or a lag; `share` for a part of 1, shown in percent; empty
+            for a count or a name.
+        blank: what is shown where there is no number.
+        noise: what is shown where the interval does not exceed 0, of an RMS corrected for noise.
+        neutral: the value that means no trend; None for numbers without one.
         signed: whether it has a sign, so that colours centre on 0.
         bounded: whether its absolute value is at most 1.
     """
 
     label: str
-    unit: str
-    caption: str
-    neutral: float = 0.0
+    meaning: str = ""
+    unit: str = ""
+    _: KW_ONLY
+    blank: str = ""
+    noise: str = ""
+    neutral: float | None = None
     signed: bool = False
     bounded: bool = False
 
     @property
+    def is_share(self) -> bool:
+        """Whether tables and axes show it in percent."""
+        return self.unit == SHARE
+
+    @property
+    def shown_unit(self) -> str:
+        """The unit, but of shares, whose percents say what they are."""
+        return "" if self.is_share else self.unit
+
+    @property
     def title(self) -> str:
         """Label and unit, as on an axis."""
-        return f"{self.label}, {self.unit}" if self.unit else self.label
-
-    @property
-    def is_share(self) -> bool:
-        """Whether tables show it in percent."""
-        return not self.unit
-
-    @property
-    def is_amplitude(self) -> bool:
-        """Whether it is an RMS, which tables show where it exceeds its noise."""
-        return self.unit == "nats" and not self.signed
+        return ", ".join(filter(None, (self.label, self.shown_unit)))
 
 
 MEASURES = {
-    "lead": MeasureWords(
+    "lead": Column(
         "lead of the first key",
-        "nats",
         "The score of the first key less the mean of the other earlier keys.",
+        "nats",
         signed=True,
     ),
-    "amplitude": MeasureWords(
+    "amplitude": Column(
         "amplitude",
-        "nats",
         "The strength of the pattern among the other keys: its RMS, corrected for noise.",
+        "nats",
+        noise=WITHIN,
     ),
-    "locality": MeasureWords(
+    "locality": Column(
         "locality",
-        BOTH_WAYS,
         "Rank correlation with the key's position: above 0, near keys are preferred.",
+        BOTH_WAYS,
+        neutral=0.0,
         signed=True,
         bounded=True,
     ),
-    "monotonicity": MeasureWords(
+    "monotonicity": Column(
         "monotonicity",
-        "lag 8",
         "Share of pairs of keys at a distance of 8 whose nearer key scores higher; 1/2: no trend.",
+        "lag 8",
         neutral=0.5,
         bounded=True,
     ),
-    "relative_r2": MeasureWords(
+    "relative_r2": Column(
         "relative share",
-        "",
         "Share of the positional pattern that depends on distance alone; blank without one.",
+        SHARE,
+        blank=NO_PATTERN,
         bounded=True,
     ),
-    "non_relative": MeasureWords(
+    "non_relative": Column(
         "non-relative",
-        "nats",
         "RMS of the part of the positional pattern that does not depend on distance alone.",
+        "nats",
+        noise=WITHIN,
     ),
 }
 ATTENTION = {  # measures of a head's attention
-    "first_key": MeasureWords(
+    "first_key": Column(
         "first-key attention",
-        "",
         "Mean attention to the first key; above 0.3 the head is called a sink.",
+        SHARE,
         bounded=True,
     ),
-    "previous_token": MeasureWords(
+    "previous_token": Column(
         "previous-token attention",
-        "",
         "Mean attention to the token before the query.",
+        SHARE,
         bounded=True,
     ),
-    "induction": MeasureWords(
+    "induction": Column(
         "induction attention",
-        "",
         "On repeated random tokens, mean attention to the token after the query's last copy.",
+        SHARE,
         bounded=True,
     ),
 }

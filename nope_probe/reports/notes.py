@@ -213,8 +213,8 @@ def measure_note(name: str) -> str:
         'Lead of the first key (nats)'
     """
     measure = words.MEASURES[name]
-    unit = f" ({measure.unit})" if measure.unit else ""
-    caption = measure.caption
-    if not caption[:2].isupper():  # RMS stays
-        caption = caption[0].lower() + caption[1:]
-    return f"{measure.label.capitalize()}{unit}: {caption}"
+    unit = "" if measure.is_share else f" ({measure.unit})"
+    meaning = measure.meaning
+    if not meaning[:2].isupper():  # RMS stays
+        meaning = meaning[0].lower() + meaning[1:]
+    return f"{measure.label.capitalize()}{unit}: {meaning}"

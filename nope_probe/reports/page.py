@@ -23,6 +23,7 @@ from nope_probe.figures.image import without_controls
 from nope_probe.figures.intervals import is_number, numbers_as_text
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT, Layout
+from nope_probe.figures.words import Column
 from nope_probe.reports import notes
 from nope_probe.run.manifest import Manifest
 
@@ -140,6 +141,7 @@ class Section:
         figure: the figure, or a function that draws it on demand; None for a section of words.
         html: an interactive element instead of a figure.
         table: the figure's numbers, shown folded.
+        columns: the declared columns of the table, by name.
         listing: lines of text and links, shown open.
         folded: whether only the heading shows until it is opened.
     """
@@ -149,6 +151,7 @@ class Section:
     figure: go.Figure | Callable[[], go.Figure] | None = None
     html: str = ""
     table: pd.DataFrame | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
     listing: Listing | None = None
     folded: bool = False
 
@@ -264,7 +267,7 @@ def _for_page(figure: go.Figure) -> Layout:
 def _table(section: Section) -> str:
     if section.table is None:
         return ""
-    shown = numbers_as_text(section.table).to_html(index=False, border=0)
+    shown = numbers_as_text(section.table, section.columns).to_html(index=False, border=0)
     return (
         '<details><summary>The numbers</summary><div class="scroll" tabindex="0" role="region" '
         f'aria-label="{escape(section.title)}: the numbers">{shown}</div></details>'

@@ -35,7 +35,7 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.maps import unfold_layers
 from nope_probe.figures.measures import pattern_measures
 from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.figures.words import reader_of
+from nope_probe.figures.words import Column, reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.folder import Run, read_run
@@ -163,7 +163,8 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
     if verbose:
         for section in report.sections:
             if section.table is not None and len(section.table):
-                print_table(console, rows_by_name(section.table), section.title)
+                texts = rows_by_name(section.table, section.columns)
+                print_table(console, texts, section.title)
         how_to_read = [*report.how_to_read, *notes.intervals_note(manifest)]
         console.print(*how_to_read, sep="\n", style="dim")
     for note in notes.run_notes(manifest):
@@ -192,7 +193,7 @@ def print_table(console: Console, table: pd.DataFrame, title: str = "") -> None:
         console.print(part, end="\n\n")
 
 
-def rows_by_name(table: pd.DataFrame) -> pd.DataFrame:
+def rows_by_name(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> pd.DataFrame:
     """Return a table as text, with the columns before its first estimate as one.
 
     Example:
@@ -200,7 +201,7 @@ def rows_by_name(table: pd.DataFrame) -> pd.DataFrame:
         >>> rows_by_name(pd.DataFrame({"layer": [1], "removed": ["mask"], **lost})).iloc[0].tolist()
         ['1, mask', '50.0% [40.0, 60.0]']
     """
-    texts = numbers_as_text(table)
+    texts = numbers_as_text(table, columns)
     estimates = [name for name in texts if bound_columns(str(name))[0] in table]
     n_names = [*texts].index(estimates[0]) if estimates else 1
     names = texts.iloc[:, :n_names].agg(", ".join, axis=1)

@@ -180,5 +180,5 @@ def test_the_negative_map_has_the_same_amplitude_and_the_opposite_trend(
 def test_amplitudes_in_tables_are_the_measures_whose_interval_is_of_an_rms():
     [maps] = maps_by_layer(with_trend(0, 13)).values()
     squares = [name for name in measure_estimates(maps.pattern) if name.endswith("_squared")]
-    amplitudes = [name for name, words in MEASURES.items() if words.is_amplitude]
+    amplitudes = [name for name, words in MEASURES.items() if words.noise]
     assert [name.removesuffix("_squared") for name in squares] == amplitudes

@@ -177,7 +177,7 @@ def _measure_sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
             yield Section(
                 title=f"Heads: {ABOUT[measure].label}",
                 figure=partial(head_map, tables["heads"], measure),
-                caption=ABOUT[measure].caption,
+                caption=ABOUT[measure].meaning,
                 table=None if index else tables["heads"],
                 folded=True,
             )

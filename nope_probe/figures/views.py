@@ -1,0 +1,501 @@
+"""A table with intervals -> plotly figure, as a view of it is declared: dots, curves or cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.colors import qualitative
+
+from nope_probe.figures.dots import (
+    BOUNDS,
+    NOTE,
+    PERCENT,
+    curve_in_band,
+    fit_axes,
+    interval_cells,
+    interval_dots,
+)
+from nope_probe.figures.intervals import (
+    bound_columns,
+    estimates_of,
+    reach_of,
+)
+from nope_probe.figures.names import TABLE, colour, symbol, words
+from nope_probe.figures.style import (
+    BLANK,
+    GRID,
+    GUIDE,
+    Layout,
+    PlotlyTrace,
+    axis,
+    colour_axis,
+    draw_panels,
+    inside,
+    layer_colours,
+    scatter,
+)
+from nope_probe.figures.words import Column
+from nope_probe.removal import INK, INTACT, NO_REPLACEMENT, parts_of
+
+Columns = Mapping[str, Column]
+PLACES: Columns = {  # columns that name rows, in the tables of all studies
+    "layer": Column("layer", "The layer, from 0."),
+    "head": Column("head", "The query head, from 0."),
+    "removed": Column("removed", "What is removed, joined by `+`; `intact` where nothing is."),
+    "replacement": Column(
+        "replacement", "What removed weights are replaced by; `none` without removed weights."
+    ),
+    "of": Column("of", "`lead`: of the first key's lead; `pattern`: of the other keys' pattern."),
+    "term": Column("term", "The part of an exact sum."),
+    "position": Column("position", "The position in the sequence, from 0.", "positions"),
+}
+SPREAD = 0.6  # width of the dots of a layer or another value of x
+MOST_TICKS = 12  # of layers
+LEGEND_ROW = 26  # px; of six names
+CELL, MOST = 26, 1400  # px: a row of cells at most, and all rows of a panel
+DASHES = ("solid", "dot", "dash", "dashdot", "longdash")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x", "cross", "star")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A table on the page, and how it is drawn.
+
+    Attributes:
+        table: the name of its file.
+        title: of its section, at most 8 words.
+        caption: how to read it, and how it misleads, at most 40 words.
+        y: the columns that are drawn, with their bounds, a panel each; a tuple of columns shares a
+            panel, where all but the first have open markers or other dashes. Without y, the
+            section shows the table alone.
+        x: the column along the axis; of rows, the column down the axis.
+        by: the columns whose values are series. The first gives colour and marker, the second
+            dashes or open markers. Of cells, the column of the rows.
+        panels: the column whose values are panels.
+        kind: `dots` have error bars and stand side by side; `rows` are dots on their sides, a row
+            for each value of x; `lines` show intervals when they are touched, for many series;
+            `curves` have bands; `cells` are a heat map.
+        names: what values of `by`, `panels` and `x` are called, where `words` does not say.
+        rows: which rows are drawn, as `pandas.DataFrame.query` takes it. The table has all.
+        marked: of cells, a column that says which ones get a dot.
+        folded: whether only the heading shows until it is opened.
+        across: panels in a row, at most.
+        same_scale: whether panels of one unit share a scale.
+        scale: of x; `binned` is logarithmic where rows are bins, with a column of their last x.
+    """
+
+    table: str
+    title: str
+    caption: str = ""
+    y: tuple[str | tuple[str, ...], ...] = ()
+    x: str = "layer"
+    by: tuple[str, ...] = ("removed",)
+    panels: str = ""
+    kind: Literal["dots", "rows", "lines", "curves", "cells"] = "dots"
+    names: Mapping[str, str] = field(default_factory=dict)
+    rows: str = ""
+    marked: str = ""
+    folded: bool = False
+    across: int = 3
+    same_scale: bool = False
+    scale: Literal["linear", "log", "binned"] = "linear"
+
+
+def is_drawn(view: View, table: pd.DataFrame) -> bool:
+    """Return whether a table has a number that the view draws."""
+    return any(name in table and table[name].notna().any() for name in _flat(view.y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A panel of a view: its rows, and the columns that are drawn.
+
+    Attributes:
+        about: the number on its axis.
+        rows: of the table.
+        ys: the columns of numbers, with bounds.
+    """
+
+    about: Column
+    title: str
+    rows: pd.DataFrame
+    ys: tuple[str, ...]
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Estimates, lower and upper bounds of all numbers, [3, number]."""
+        return np.concatenate([estimates_of(self.rows, name) for name in self.ys], axis=1)
+
+
+def panels_of(view: View, table: pd.DataFrame, columns: Columns) -> list[Panel]:
+    """Return the panels of a view that have a number, by values of `panels`, then by y."""
+    known = {**PLACES, **columns}
+    groups = table.groupby(view.panels, sort=False) if view.panels else [("", table)]
+    panels = []
+    for value, rows in groups:
+        for y in view.y:
+            ys = tuple(name for name in _flat((y,)) if name in rows and rows[name].notna().any())
+            if not ys:
+                continue
+            number = known.get(ys[0], Column(ys[0]))
+            is_named = view.panels == "" or str(value) in view.names
+            about = number if is_named else columns.get(str(value), number)
+            title = about.title
+            if view.panels and about is number:
+                name = named(view, view.panels, value)
+                title = f"{name}, {number.title if len(view.y) > 1 else number.shown_unit}"
+            panels.append(Panel(about=about, title=title.strip(", "), rows=rows, ys=ys))
+    return panels
+
+
+def draw(
+    view: View,
+    table: pd.DataFrame,
+    columns: Columns,
+    marks: Mapping[str, float] | None = None,
+) -> go.Figure:
+    """Draw a table as a view says: series of dots, rows, lines or curves, or cells.
+
+    Args:
+        view: what is drawn.
+        table: the rows that are drawn, with a column and its two bounds for each number.
+        columns: the study's numbers.
+        marks: named places on x, drawn as vertical lines.
+    """
+    if view.kind == "rows":  # a row without a number in any panel is left out
+        table = table[table[[*_flat(view.y)]].notna().any(axis=1)]
+    panels = panels_of(view, table, columns)
+    if view.kind == "cells":
+        return _draw_cells(view, panels)
+    looks = _looks(view, table)
+    traces: dict[str, list[PlotlyTrace]] = {}
+    for panel in panels:
+        of_panel = [
+            trace
+            for series in _series(view, panel)
+            for trace in _traces(view, panel, series, looks)
+        ]
+        traces[panel.title] = [*of_panel, *_marks(panel, table[view.x], marks or {})]
+    n_names = len({trace["name"] for of in traces.values() for trace in of if "name" in trace})
+    n_x, is_down = table[view.x].nunique(), view.kind == "rows"
+    wide = n_x > MOST_TICKS and view.kind in ("dots", "lines")
+    across = max(1, view.across // 2) if wide else view.across
+    figure = draw_panels(
+        view.title,
+        traces,
+        columns=min(across, len(panels)),
+        panel=max(120, 22 * n_x) if is_down else 170 if len(panels) > 2 else 260,
+        zoom="y" if is_down else "x",
+        shared_y=is_down,
+        row_gap=86 if is_down else 60,
+        x_title="" if is_down else columns.get(view.x, PLACES.get(view.x, Column(view.x))).label,
+        bottom=60 + LEGEND_ROW * -(-n_names // 5),
+    )
+    _place_x(figure, view, table)
+    _scale_numbers(figure, view, panels)
+    return figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Rows of a panel that share colour, dash and name.
+
+    Attributes:
+        values: of the view's `by`.
+        y: the column that is drawn.
+        rows: of the table.
+        is_other: whether y is not the panel's first.
+        offset: the place of its dots among those of the same x, from -1/2 to 1/2.
+    """
+
+    values: tuple[Any, ...]
+    y: str
+    rows: pd.DataFrame
+    is_other: bool
+    offset: float
+
+
+def _series(view: View, panel: Panel) -> list[Series]:
+    groups = (
+        panel.rows.groupby([*view.by], sort=False, dropna=False) if view.by else [((), panel.rows)]
+    )
+    found = [
+        (values, y, rows) for values, rows in groups for y in panel.ys if rows[y].notna().any()
+    ]
+    return [
+        Series(
+            values=values,
+            y=y,
+            rows=rows,
+            is_other=y != panel.ys[0],
+            offset=(place + 0.5) / len(found) - 0.5,
+        )
+        for place, (values, y, rows) in enumerate(found)
+    ]
+
+
+def _looks(view: View, table: pd.DataFrame) -> dict[str, Layout]:
+    """Return colour and symbol of each value of the first of `by`: a component's, or the next."""
+    if not view.by:
+        return {"": {"color": INK, "symbol": "circle"}}
+    values = list(dict.fromkeys(table[view.by[0]]))
+    if view.by[0] == "layer":
+        inks = layer_colours(len(values))
+        return {
+            str(v): {"color": ink, "symbol": "circle"} for v, ink in zip(values, inks, strict=True)
+        }
+    others = zip(cycle(qualitative.Dark24), cycle(MARKERS), strict=False)
+    return {
+        str(value): {"color": colour(str(value)), "symbol": symbol(str(value))}
+        if _is_known(str(value))
+        else dict(zip(("color", "symbol"), next(others), strict=True))
+        for value in values
+    }
+
+
+def _is_known(name: str) -> bool:
+    return name in TABLE or bool(parts_of(name)[0]) or colour(name) != INK
+
+
+def _traces(
+    view: View, panel: Panel, series: Series, looks: Mapping[str, Layout]
+) -> list[PlotlyTrace]:
+    """Return the traces of a series."""
+    look = looks[str(series.values[0]) if series.values else ""]
+    label, rows = _label(view, panel, series), series.rows
+    nth = int(series.is_other) + _nth(panel, view, series)
+    at, share = rows[view.x], panel.about.is_share
+    shown = f"%{{{'x' if view.kind == 'rows' else 'y'}:{'.1%' if share else '.3g'}}}"
+    hover = f"{shown} {panel.about.shown_unit} {PERCENT if share else BOUNDS}".replace("  ", " ")
+    where = "" if view.kind == "rows" else "%{text}: "
+    texts = [named(view, view.x, value) for value in at]
+    ends = estimates_of(rows, series.y)
+    marker = look | {"symbol": f"{look['symbol']}{'-open' * (nth > 0)}", "size": 8}
+    line = {"color": look["color"], "width": 2, "dash": DASHES[nth % len(DASHES)]}
+    if view.kind == "rows":
+        return [interval_dots(texts, ends, label=label, hover=hover, marker=marker, sideways=True)]
+    if view.kind == "dots":
+        is_layer = view.x == "layer"
+        marker["size"] = 9 if at.nunique() <= MOST_TICKS else 6
+        places = at.to_numpy(float) + SPREAD * series.offset if is_layer else at.tolist()
+        return [
+            interval_dots(
+                places, ends, label=label, hover=where + hover, marker=marker, text=texts,
+                cliponaxis=False,
+            )
+        ]  # fmt: skip
+    if view.kind == "lines":
+        return [
+            scatter(
+                label, where + hover, x=at.tolist(), y=ends[0], customdata=ends[1:].T, text=texts,
+                mode="lines+markers", line=line, marker=marker | {"size": 7},
+            )
+        ]  # fmt: skip
+    return curve_in_band(
+        _middles(rows, view.x), ends, label=label, hover=where + hover, line=line, text=texts
+    )
+
+
+def _nth(panel: Panel, view: View, series: Series) -> int:
+    """Return the place of a series' second value among those of its panel; `none` is first."""
+    if len(view.by) < 2:
+        return 0
+    values = list(dict.fromkeys(panel.rows[view.by[1]]))
+    values.sort(key=lambda value: value != NO_REPLACEMENT)
+    place = values.index(series.values[1])
+    return place - 1 if place and values[0] == NO_REPLACEMENT else place
+
+
+def _label(view: View, panel: Panel, series: Series) -> str:
+    """Return the name of a series in the legend; a replacement that all rows share is left out."""
+    parts = [
+        named(view, name, value)
+        for place, (name, value) in enumerate(zip(view.by, series.values, strict=True))
+        if place == 0 or not (name == "replacement" and _share_replacement(panel, name, value))
+    ]
+    parts += [series.y.replace("_", " ")] if len(panel.ys) > 1 else []
+    return ", ".join(filter(None, parts)) or panel.about.label
+
+
+def _share_replacement(panel: Panel, name: str, value: object) -> bool:
+    return value == NO_REPLACEMENT or len({*panel.rows[name]} - {NO_REPLACEMENT}) == 1
+
+
+def named(view: View, column: str, value: object) -> str:
+    """Return what a value of a column is called."""
+    text = str(value)
+    if text in view.names:
+        return view.names[text]
+    if column == "layer":
+        return f"L{value:.0f}" if isinstance(value, int | float | np.number) else text
+    if column == "removed":
+        return words(text) if text == INTACT.name else f"without {words(text)}"
+    return f"{value:g}" if isinstance(value, float | np.floating) else words(text)
+
+
+def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
+    """Return the places on x; the middle of each bin where a column has the last of each."""
+    first, last = rows[name].to_numpy(), f"last_{name}"
+    return (first + rows[last].to_numpy(int)) / 2 if last in rows else first
+
+
+def _marks(panel: Panel, x: pd.Series, marks: Mapping[str, float]) -> list[PlotlyTrace]:
+    """Return vertical lines at the named places that x reaches, as traces for the legend."""
+    _, lows, highs = panel.ends
+    reach = [min(0.0, float(np.nanmin(lows))), float(np.nanmax(highs))]
+    reached = {name: place for name, place in marks.items() if place <= x.max()}
+    return [
+        scatter(
+            f"{name} ({place:,.0f})",
+            "",
+            x=[place, place],
+            y=reach,
+            mode="lines",
+            line={**GUIDE, "dash": dash},
+        )
+        for (name, place), dash in zip(reached.items(), cycle(DASHES[1:]), strict=False)
+    ]
+
+
+def _place_x(figure: go.Figure, view: View, table: pd.DataFrame) -> None:
+    """Set the axis of x: a tick for each layer, logarithmic bins, categories in their order."""
+    if view.kind == "rows":
+        names = [
+            named(view, view.x, value) for value in reversed(list(dict.fromkeys(table[view.x])))
+        ]
+        figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
+        figure.update_layout(showlegend=len(view.by) > 0 and view.by[0] != view.x)
+    elif view.x == "layer":
+        layers = sorted({*table["layer"].astype(int)})
+        figure.update_xaxes(
+            range=[layers[0] - 0.5, layers[-1] + 0.5],
+            showgrid=False,
+            zeroline=False,
+            tick0=0,
+            dtick=-(-len(layers) // MOST_TICKS),
+            minor={"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID},
+        )
+    elif view.scale == "log" or (view.scale == "binned" and f"last_{view.x}" in table):
+        figure.update_xaxes(type="log")
+    elif not pd.api.types.is_numeric_dtype(table[view.x]):
+        texts = {str(value): named(view, view.x, value) for value in table[view.x]}
+        figure.update_xaxes(
+            type="category",
+            categoryarray=[*texts],
+            tickvals=[*texts],
+            ticktext=[*texts.values()],
+        )
+
+
+def _scale_numbers(figure: go.Figure, view: View, panels: Sequence[Panel]) -> None:
+    """Set the axes of numbers: zero in sight, noise flat, percents, neutral lines, blanks."""
+    along = "x" if view.kind == "rows" else "y"
+    for place, panel in enumerate(panels):
+        numbers = figure.layout[f"{along}axis{axis(place)}"]
+        numbers.update(zerolinewidth=2, nticks=4 if along == "x" else 5)
+        if panel.about.is_share:
+            numbers.tickformat = ".0%"
+        if panel.about.neutral is not None:
+            line = {f"{along}0": panel.about.neutral, f"{along}1": panel.about.neutral}
+            other = "y" if along == "x" else "x"
+            ends = {f"{other}0": 0, f"{other}1": 1}
+            where = inside(place) | {f"{along}ref": f"{along}{axis(place)}"}
+            figure.add_shape(type="line", **line, **ends, **where, line=GUIDE, layer="below")
+        if view.kind != "curves":
+            numbers.rangemode = "tozero"
+        if view.kind == "dots" and view.x == "layer" and panel.about.blank:
+            known = panel.rows.groupby("layer")[panel.ys[0]].count()
+            note = {**NOTE, "text": panel.about.blank, "textangle": -90, "y": 0.5}
+            for layer in known.index[known == 0]:
+                place_of = inside(place) | {"xref": f"x{axis(place)}"}
+                figure.add_annotation(**note, **place_of, x=layer)
+    if view.kind in ("dots", "rows"):
+        units = [panel.about.unit for panel in panels]
+        alike = [[at for at, of in enumerate(units) if of == unit] for unit in dict.fromkeys(units)]
+        fit_axes(figure, along, [panel.ends for panel in panels], alike if view.same_scale else ())
+    elif view.same_scale:
+        for place in range(1, len(panels)):
+            figure.layout[f"yaxis{axis(place)}"].matches = "y"
+
+
+def _draw_cells(view: View, panels: Sequence[Panel]) -> go.Figure:
+    """Draw a heat map for each panel, all in the colours of one scale."""
+    [by], about = view.by, panels[0].about
+    traces = {panel.title: _cells(view, panel) for panel in panels}
+    rows = {panel.title: panel.rows[by].nunique() for panel in panels}
+    n_rows = max(rows.values())
+    figure = draw_panels(
+        view.title,
+        traces,
+        columns=min(view.across, len(panels)),
+        panel=max(160, int(min(CELL, MOST / n_rows) * n_rows)),
+        gap=0.04,
+        bottom=124,
+        x_title=PLACES.get(view.x, Column(view.x)).label,
+        y_title=PLACES.get(by, Column(by)).label,
+    )
+    top = 1.0 if about.bounded else max(reach_of(panel.ends[0]) for panel in panels)
+    is_signed = about.signed or any(np.nanmin(panel.ends[0]) < 0 for panel in panels)
+    bar = {"tickformat": ".0%"} if about.is_share else {}
+    n_columns = max(panel.rows[view.x].nunique() for panel in panels)
+    same = {"showgrid": False, "zeroline": False, "tick0": 0}
+    figure.update_xaxes(**same, dtick=-(-n_columns // 16))
+    figure.update_yaxes(**same, dtick=-(-n_rows // 32), autorange="reversed")
+    colours = colour_axis((-top if is_signed else 0.0, top), about.shown_unit, **bar)
+    return figure.update_layout(coloraxis=colours, plot_bgcolor=BLANK, showlegend=False)
+
+
+def _cells(view: View, panel: Panel) -> list[PlotlyTrace]:
+    """Return the heat map of a panel, with dots on marked cells."""
+    [by], [y] = view.by, panel.ys
+    order = {name: _in_order(panel.rows[name]) for name in (by, view.x)}
+    numbers = [
+        panel.rows.pivot(index=by, columns=view.x, values=name).reindex(
+            index=order[by], columns=order[view.x]
+        )
+        for name in (y, *bound_columns(y))
+    ]
+    where = "L%{y}H%{x}" if (by, view.x) == ("layer", "head") else "%{y}, %{x}"
+    share = panel.about.is_share
+    number = f"%{{z:{'.1%' if share else '.3g'}}} {panel.about.shown_unit}".strip()
+    names = {
+        name: values
+        if pd.api.types.is_numeric_dtype(panel.rows[name])
+        else [named(view, name, value) for value in values]
+        for name, values in order.items()
+    }
+    cells = interval_cells(
+        np.array(numbers, float),
+        f"{where}<br>{number} {PERCENT if share else BOUNDS}<extra></extra>",
+        x=names[view.x],
+        y=names[by],
+    )
+    if not view.marked:
+        return [cells]
+    marked = panel.rows[panel.rows[view.marked].astype(bool)]
+    dots = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": marked[view.x].tolist(),
+        "y": marked[by].tolist(),
+        "hoverinfo": "skip",
+        "marker": {"color": INK, "size": 5},
+    }
+    return [cells, dots]
+
+
+def _in_order(values: pd.Series) -> list[Any]:
+    """Return the values of a column once each: numbers by size, names as they come."""
+    found = list(dict.fromkeys(values))
+    return sorted(found) if pd.api.types.is_numeric_dtype(values) else found
+
+
+def _flat(y: Sequence[str | tuple[str, ...]]) -> Iterator[str]:
+    for names in y:
+        yield from (names,) if isinstance(names, str) else names

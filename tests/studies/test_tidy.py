@@ -1,0 +1,204 @@
+"""Views of hand-made tables: what a figure shows is read back from its traces."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from nope_probe.figures.intervals import bound_columns, numbers_as_text
+from nope_probe.figures.views import draw
+from nope_probe.figures.words import NO_PATTERN, SHARE, WITHIN
+from nope_probe.studies.tidy import Column, View, brief, sections
+
+COLUMNS = {
+    "lead": Column("lead of the first key", "", "nats", signed=True),
+    "kept": Column("kept", "", "nats", blank=NO_PATTERN),
+    "total_nats": Column("total", "", "nats"),
+    "weight": Column("weight", "", SHARE, blank="no share", bounded=True),
+    "rms": Column("RMS", "", "nats", noise=WITHIN),
+    "loss": Column("mean loss", "", "nats"),
+    "copied": Column("copied", "", SHARE),
+}
+
+
+def table(numbers: dict[str, list[float]], **places: list[Any]) -> pd.DataFrame:
+    """Return a table whose intervals reach 1/4 below and 1/2 above each number."""
+    ends = {
+        name: column
+        for number, values in numbers.items()
+        for name, column in zip(
+            (number, *bound_columns(number)),
+            (np.array(values), np.array(values) - 0.25, np.array(values) + 0.5),
+            strict=True,
+        )
+    }
+    return pd.DataFrame({**places, **ends})
+
+
+def titles(figure: go.Figure) -> list[str]:
+    return [a.text for a in figure.layout.annotations if a.yanchor == "bottom"]
+
+
+def by_name(figure: go.Figure) -> dict[tuple[str, str], Any]:
+    return {(trace.name, trace.yaxis): trace for trace in figure.data if trace.name}
+
+
+def test_dots_have_a_panel_for_each_number_and_a_series_for_each_condition():
+    rows = table(
+        {"lead": [2.0, -1.0, 3.0, -2.0], "kept": [0.5, 0.25, np.nan, np.nan]},
+        layer=[2, 2, 3, 3],
+        removed=["intact", "mask+rope"] * 2,
+    )
+    figure = draw(View(table="pattern", title="Kept", y=("lead", "kept")), rows, COLUMNS)
+    assert titles(figure) == ["lead of the first key, nats", "kept, nats"]
+    dots = by_name(figure)
+    assert {name for name, _ in dots} == {"intact model", "without mask + RoPE"}
+    without = dots["without mask + RoPE", "y"]
+    assert without.y.tolist() == [-1.0, -2.0]
+    assert without.error_y.array.tolist() == [0.5, 0.5]
+    assert without.error_y.arrayminus.tolist() == [0.25, 0.25]
+    assert np.round(without.x).tolist() == [2, 3]
+    assert (without.x > dots["intact model", "y"].x).all()  # side by side
+    # Only L3 has no number in the second panel.
+    notes = [(a.x, a.xref) for a in figure.layout.annotations if a.text == NO_PATTERN]
+    assert notes == [(3, "x2")]
+
+
+def test_a_second_number_in_a_panel_and_a_second_label_have_open_markers():
+    rows = table(
+        {"lead": [1.0, 2.0], "kept": [3.0, 4.0]}, layer=[0, 0], tokens=["text", "shuffled"]
+    )
+    both = View(table="", title="", y=(("lead", "kept"),), by=("tokens",))
+    symbols = {trace.name: trace.marker.symbol for trace in draw(both, rows, COLUMNS).data}
+    assert symbols["text, lead"] == symbols["text, kept"].removesuffix("-open")
+    rows["removed"] = "rope"
+    labelled = View(table="", title="", y=("lead",), by=("removed", "tokens"))
+    symbols = {trace.name: trace.marker.symbol for trace in draw(labelled, rows, COLUMNS).data}
+    assert symbols == {
+        "without RoPE, text": "diamond",
+        "without RoPE, shuffled": "diamond-open",
+    }
+
+
+def test_lines_name_the_replacement_only_where_there_are_several():
+    rows = table(
+        {"lead": [1.0, 2.0, 3.0]},
+        layer=[0, 0, 0],
+        removed=["mask", "w_q", "w_q"],
+        replacement=["none", "mean", "zero"],
+    )
+    view = View(table="", title="", y=("lead",), by=("removed", "replacement"), kind="lines")
+    dashes = {trace.name: trace.line.dash for trace in draw(view, rows, COLUMNS).data}
+    assert dashes == {
+        "without causal mask": "solid",
+        "without W_Q, mean": "solid",
+        "without W_Q, zero": "dot",
+    }
+    one = draw(view, rows[:2], COLUMNS)
+    assert [trace.name for trace in one.data] == ["without causal mask", "without W_Q"]
+
+
+def test_rows_of_a_long_table_take_title_and_unit_from_the_measure():
+    rows = table(
+        {"difference": [1.0, 0.5, 0.25, np.nan, np.nan]},
+        measure=["loss", "loss", "copied", "loss", "copied"],
+        removed=["mask", "rope", "rope", "intact", "intact"],
+    )
+    view = View(
+        table="", title="", y=("difference",), x="removed", panels="measure", kind="rows",
+        same_scale=True,
+    )  # fmt: skip
+    figure = draw(view, rows, COLUMNS)
+    assert titles(figure) == ["mean loss, nats", "copied"]
+    assert (figure.layout.xaxis.tickformat, figure.layout.xaxis2.tickformat) == (None, ".0%")
+    assert figure.layout.xaxis2.matches is None  # of another unit
+    # From above: the last category of the axis is at its top; intact has no difference, and no row.
+    assert figure.layout.yaxis.categoryarray == ("without RoPE", "without causal mask")
+    masked = by_name(figure)["without causal mask", "y"]
+    assert (masked.x.tolist(), masked.y) == ([1.0], ("without causal mask",))
+    alike = draw(view, rows.assign(measure=["loss", "loss", "rms", "loss", "rms"]), COLUMNS)
+    assert alike.layout.xaxis2.matches == "x"
+
+
+def test_curves_stand_at_the_middle_of_bins_between_their_bounds():
+    rows = table({"rms": [1.0, 2.0]}, layer=[1, 1], query=[2, 4], last_query=[3, 9])
+    view = View(
+        table="", title="", y=("rms",), x="query", by=(), panels="layer", kind="curves",
+        scale="binned",
+    )  # fmt: skip
+    figure = draw(view, rows, COLUMNS, marks={"context": 4, "window": 77})
+    band, curve, line = figure.data
+    assert (curve.x.tolist(), curve.y.tolist()) == ([2.5, 6.5], [1.0, 2.0])
+    assert band.y.tolist() == [1.5, 2.5, 1.75, 0.75]
+    assert (line.name, line.x, line.y) == ("context (4)", (4, 4), (0.0, 2.5))
+    assert titles(figure) == ["L1, nats"]
+    assert figure.layout.xaxis.type == "log"
+    plain = draw(view, rows.drop(columns="last_query"), COLUMNS)
+    assert plain.layout.xaxis.type is None
+
+
+def test_cells_are_blank_without_a_row_and_in_colours_around_zero():
+    rows = table(
+        {"lead": [1.0, -3.0, 2.0]}, layer=[0, 0, 5], head=[0, 1, 1], clear=[False, True, False]
+    )
+    view = View(
+        table="", title="", y=("lead",), x="head", by=("layer",), kind="cells", marked="clear"
+    )
+    cells, dots = (figure := draw(view, rows, COLUMNS)).data
+    np.testing.assert_array_equal(cells.z, [[1.0, -3.0], [np.nan, 2.0]])
+    assert cells.customdata[1, 1].tolist() == [1.75, 2.5]
+    assert (cells.x, cells.y) == ((0, 1), (0, 5))
+    assert (dots.x, dots.y) == ((1,), (0,))
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-3.0, 3.0)
+    weights = table({"weight": [0.5, 0.25]}, layer=[0, 0], head=[0, 1])
+    bounded = draw(replace(view, y=("weight",), marked=""), weights, COLUMNS).layout.coloraxis
+    assert (bounded.cmin, bounded.cmax, bounded.colorbar.tickformat) == (0.0, 1.0, ".0%")
+
+
+def test_a_number_is_shown_as_its_column_is_declared_whatever_its_name():
+    numbers = table(
+        {"total_nats": [1.5], "weight": [0.5], "rms": [0.125], "kept": [np.nan], "share": [2.0]},
+        layer=[3],
+    )
+    assert numbers_as_text(numbers, COLUMNS).iloc[0].tolist()[:5] == [
+        "3", "1.5 [1.25, 2]", "50.0% [25.0, 100.0]", WITHIN, NO_PATTERN,
+    ]  # fmt: skip
+
+
+def test_sections_leave_out_missing_tables_and_show_all_rows_of_others():
+    rows = table({"lead": [1.0, 2.0]}, layer=[0, 1], removed=["intact", "rope"])
+    views = [
+        View(table="pattern", title="Lead", y=("lead",), rows="removed != 'intact'", folded=True),
+        View(table="pattern", title="Numbers"),
+        View(table="absent", title="Nothing", y=("lead",)),
+        View(table="empty", title="Nothing", y=("lead",)),
+    ]
+    found = list(sections(views, {"pattern": rows, "empty": rows[:0]}, COLUMNS))
+    assert [(s.title, s.folded, s.drawn() is None) for s in found] == [
+        ("Lead", True, False),
+        ("Numbers", False, True),
+    ]
+    figure = found[0].drawn()
+    assert figure is not None
+    assert [trace.name for trace in figure.data] == ["without RoPE"]
+    assert found[0].table is not None
+    assert len(found[0].table) == 2
+
+
+@pytest.mark.parametrize("by", ["", "measure"])
+def test_a_small_table_has_a_row_for_each_value_and_a_cell_for_each_number(by: str):
+    wide = table({"loss": [1.0, 2.0], "copied": [0.5, 0.25]}, removed=["intact", "rope"])
+    long = table(
+        {"value": [1.0, 0.5, 2.0, 0.25]},
+        removed=["intact", "intact", "rope", "rope"],
+        measure=["loss", "copied"] * 2,
+    )
+    shown, numbers = (long, ["value"]) if by else (wide, ["loss", "copied"])
+    found = brief(shown, "removed", numbers, COLUMNS, by=by, heading="L3")
+    assert found.to_dict("records") == [
+        {"L3": "intact model", "mean loss, nats": "1.00 [0.75, 1.50]", "copied": "50% [25, 100]"},
+        {"L3": "without RoPE", "mean loss, nats": "2.00 [1.75, 2.50]", "copied": "25% [0, 75]"},
+    ]
