@@ -107,7 +107,7 @@ def ablation(
     """Return how many passes the default run has, and a function that runs them all."""
     engine = Engine(model=model, inputs=tokens, batch_size=settings.batch_size)
     passes = [*make_plan(components(model), None).passes(engine)]
-    return len(passes), lambda: [*run_passes(passes)]
+    return len(passes), lambda: run_passes(passes)
 
 
 def plain_batches(model: torch.nn.Module, tokens: torch.Tensor, sizes: capture.Settings) -> None:

@@ -33,6 +33,7 @@ from nope_probe.run.sources import load_model, on_tokens
 from nope_probe.studies.engine import Capture, Engine, position_keys
 
 Chosen = TypeVar("Chosen", bound=SessionSettings)
+CALIBRATION = "calibration"  # the pass whose result calibrates the engines of all passes after it
 NO_SIGNAL = 0  # as which a pass is interrupted to be timed
 TIMED = 0.1  # of all tokens: the share of a kind of passes that --dry-run times
 Results: TypeAlias = Mapping[str, Any]  # by the pass's key; passes read different things
@@ -45,12 +46,11 @@ class Pass:
     Attributes:
         key: its name in the checkpoint, on the progress bar, and among the results.
         engine: the model on the sequences that are run.
-        read: captures what the pass is for, given the engine, the key and the ablation; the engine
-            has the results of the passes before.
+        read: captures what the pass is for, given the engine, the key and the ablation. The engine
+            has the `results` of the passes before it by key; none where `--dry-run` times a batch.
         ablation: what the model is run without; None for the intact model.
         inside: a further change of the model during the pass, besides the ablation.
-        calibrates: whether its result is the gains and means of all passes after it.
-        n_seqs: how many sequences it runs, if not all of the engine's once; 0 if unknown.
+        runs: how often it runs the engine's sequences; None where the results before it decide.
         kind: passes of a kind take the same time for each sequence; by default, a kind is one pass.
     """
 
@@ -59,9 +59,8 @@ class Pass:
     read: Callable[[Engine, str, Ablation | None], Any]
     ablation: Ablation | None = None
     inside: Callable[[HookedModel], AbstractContextManager[object]] = nullcontext
-    calibrates: bool = False
-    n_seqs: int | None = None
-    kind: str = ""
+    runs: int | None = 1
+    kind: str | None = None
 
     def sizes(self, processes: Processes) -> dict[str, int]:
         """Return how many sequences this process runs for each key.
@@ -69,16 +68,16 @@ class Pass:
         The positions of removed writers, which are measured in the ablated model, come first.
         """
         of_positions = position_keys(self.key, self.ablation or Ablation())
-        n_seqs = len(self.engine.inputs) if self.n_seqs is None else self.n_seqs
-        n_local = processes.n_own(n_seqs, self.engine.batch_size) if n_seqs else 0
+        n_local = 0
+        if self.runs is not None:
+            n_local = self.runs * processes.n_own(len(self.engine.inputs), self.engine.batch_size)
         return dict.fromkeys((*of_positions.values(), self.key), n_local)
 
 
-def calibration(key: str, engine: Engine, ablations: Sequence[Ablation]) -> Iterator[Pass]:
+def calibration(engine: Engine, ablations: Sequence[Ablation]) -> Iterator[Pass]:
     """Yield the pass that measures gains and means for those after it, if an ablation needs them.
 
     Args:
-        key: its name.
         engine: the model on the sequences that they are measured on.
         ablations: what is removed in the passes after it.
     """
@@ -87,7 +86,7 @@ def calibration(key: str, engine: Engine, ablations: Sequence[Ablation]) -> Iter
         return engine.calibrated(key, ablations).calibration
 
     if any(ablation.needs_calibration for ablation in ablations):
-        yield Pass(key=key, engine=engine, read=read, calibrates=True)
+        yield Pass(key=CALIBRATION, engine=engine, read=read)
 
 
 def captured(capture: Capture, engine: Engine, key: str, ablation: Ablation | None) -> State:
@@ -189,15 +188,15 @@ def carry_out(kind: type[Study[Chosen]], session: Session[Chosen]) -> Path:
     with session:
         if not session.finished:
             study = kind(session)
-            results = dict(execute(session, [*study.passes()]))
+            results = execute(session, [*study.passes()])
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
                     session.write(study.analyse(results))
     return session.folder
 
 
-def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[str, Any]]:
-    """Run passes in turn with a progress bar, and yield the key and the result of each.
+def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Results:
+    """Run passes in turn with a progress bar, and return their results by key.
 
     Args:
         session: the run, whose checkpoint keeps what is finished.
@@ -211,22 +210,20 @@ def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[
     done = f", {n_done:,} of them done before" if n_done else ""
     print_line(f"running {len(sizes):,} {'pass' if len(sizes) == 1 else 'passes'}{done}; {memory}")
     with session.checkpoint.progress(sizes):
-        yield from run_passes(passes)
+        return run_passes(passes)
 
 
-def run_passes(passes: Iterable[Pass]) -> Iterator[tuple[str, Any]]:
-    """Run passes in turn, and yield the key and the result of each."""
-    measured, results = None, dict[str, Any]()
+def run_passes(passes: Iterable[Pass]) -> Results:
+    """Run passes in turn, and return their results by key."""
+    results = dict[str, Any]()
     for inside, group in groupby(passes, key=lambda pass_: pass_.inside):
         of_context = list(group)
         with inside(of_context[0].engine.model):
             for pass_ in of_context:
-                engine = replace(pass_.engine, calibration=measured, results=results)
-                result = pass_.read(engine, pass_.key, pass_.ablation)
-                results[pass_.key] = result
-                if pass_.calibrates:
-                    measured = result
-                yield pass_.key, result
+                calibrated = results.get(CALIBRATION)
+                engine = replace(pass_.engine, calibration=calibrated, results=results)
+                results[pass_.key] = pass_.read(engine, pass_.key, pass_.ablation)
+    return results
 
 
 def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:

@@ -76,12 +76,13 @@ class Simulate(Study[Settings]):
 
     def passes(self) -> Iterator[Pass]:
         """Yield the pass that simulates each alpha, on samples that are drawn meanwhile."""
-        model, nothing = self.session.loaded.model, torch.empty(0, self.settings.seq_len)
-        engine = Engine(model=model, inputs=nothing, checkpoint=self.session.checkpoint)
-        n_samples = self.settings.samples or 0
+        session, samples = self.session, self.settings.samples
+        shape = torch.empty(1, 1).expand(samples or 0, self.settings.seq_len)
+        engine = Engine(model=session.loaded.model, inputs=shape, checkpoint=session.checkpoint)
+        runs = None if samples is None else 1  # else the standard errors decide
         for alpha in self.settings.alpha:
             read = partial(captured, partial(self._simulate, alpha))
-            yield Pass(key=key_of(alpha), engine=engine, read=read, n_seqs=n_samples)
+            yield Pass(key=key_of(alpha), engine=engine, read=read, runs=runs)
 
     def _simulate(self, alpha: float, engine: Engine, stream: StreamCheckpoint | None) -> State:
         settings = self.settings

@@ -54,7 +54,7 @@ def measured(
         batch_size=7,
         checkpoint=checkpoint,
     )
-    return Measured.of(plan, dict(run_passes(plan.passes(engine, shuffled))))
+    return Measured.of(plan, run_passes(plan.passes(engine, shuffled)))
 
 
 def powerset(names: list[str]) -> list[tuple[str, ...]]:
@@ -92,7 +92,7 @@ def test_mask_and_rope_take_eight_runs_and_another_replacement_four_more():
         keys = [one.key for one in plan.passes(engine)]
         scores = [key for key in keys if key.startswith("score")]
         assert len(scores) == len({*scores}) == n_scores
-        assert keys.index("gains") < keys.index("score-mean/w_q")
+        assert keys.index("calibration") < keys.index("score-mean/w_q")
 
 
 def test_behind_a_constant_output_w_v_does_not_matter():

@@ -180,7 +180,7 @@ def test_a_dry_run_lists_every_pass_and_leaves_nothing(
     listed = {row.split()[0]: row.split()[1:] for row in rows}
     assert listed["score/mask+rope"][:2] == ["mask+rope", str(8 * 16)]
     assert listed["score-mean/w_k"][:2] == ["w_k", str(8 * 16)]
-    assert "gains" in listed
+    assert "calibration" in listed
     assert f"for {len(rows)} passes" in last
     total = sum(float(columns[-1]) for columns in listed.values())
     assert abs(float(last.split()[1]) - total) < 0.5 + 0.05 * len(rows)  # both are rounded

@@ -24,7 +24,7 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.removal import INTACT, MASK, SOURCES, UNION, Component, Condition
 from nope_probe.studies.engine import Engine, idle_sources, irreplaceable, validate_removable
 from nope_probe.studies.removing import parse_removed
-from nope_probe.studies.study import Pass, Results, calibration
+from nope_probe.studies.study import CALIBRATION, Pass, Results, calibration
 
 ConditionMaps = dict[Condition, Layers]
 DEFAULT_WEIGHTS = ("w_q", "w_k", "w_q+w_k", "w_o")  # constant queries, keys, both, and output
@@ -100,7 +100,7 @@ class AblationPlan:
         yield from self._scores("score", engine, of_sources, also=also)
         if self.sources and engine.n_folds >= MIN_FOLDS:
             yield Pass(key="positions", engine=engine, read=self._read_positions)
-        yield from calibration("gains", engine, self.calibrated)
+        yield from calibration(engine, self.calibrated)
         yield from self._scores("score", engine, [x for x in self.plain if x not in of_sources])
         for by in self.ablations:
             run = dict.fromkeys(equivalent(condition, by) for condition in self.replacing)
@@ -132,7 +132,7 @@ class AblationPlan:
                     also=() if condition else also,
                 ),
                 ablation=without if condition else None,
-                kind="" if mean_term else "scores of heads" if per_head else "scores",
+                kind=None if mean_term else "scores of heads" if per_head else "scores",
             )
 
     def _read_scores(
@@ -293,7 +293,7 @@ class Measured:
         return cls(
             maps=maps("score", plan.plain),
             replaced=replaced,
-            gains=results.get("gains"),
+            gains=results.get(CALIBRATION),
             shuffled=maps("shuffled", (INTACT, MASK)),
             positions=results.get("positions") if has_mean_term else None,
         )

@@ -125,9 +125,9 @@ class LookSteps:
         yield one
         for step in range(2, self.n_steps + 1):  # whose layers the step before finds
             read = partial(self.read, step=step)
-            yield replace(one, key=f"why-{step}", read=read, n_seqs=0)
+            yield replace(one, key=f"why-{step}", read=read, runs=None)
         if self.n_steps > 1:
-            yield replace(one, key="why-effects", read=self.read_effects, n_seqs=0)
+            yield replace(one, key="why-effects", read=self.read_effects, runs=None)
 
     def read(self, engine: Engine, key: str, ablation: Ablation | None, step: int) -> State:
         """Return the terms of a step's looks, which the step before has found."""

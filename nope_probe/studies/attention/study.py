@@ -142,7 +142,7 @@ class SplitAttention(Study[Settings]):
                     of_text = replace(engine.with_sequences(text.alone), query_rows=len(text))
                     looks = [self.why.first]
                     captured_looks(of_text, None, looks=looks, text=text.tokens, moves=False)
-        yield from calibration("gains", engine, [self.ablation])
+        yield from calibration(engine, [self.ablation])
         for start in range(0, len(layers), max(1, size)):
             group = layers[start : start + max(1, size)]
             read = partial(captured, partial(capture, layers=group))

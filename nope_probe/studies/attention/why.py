@@ -68,7 +68,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     )
     ablation = ablation_of(loaded.model, settings)
     passes = steps.passes(engine, ablation if settings.remove else None)
-    dict(run_passes([*calibration("gains", engine, [ablation]), *passes]))  # the steps keep them
+    run_passes([*calibration(engine, [ablation]), *passes])  # the steps keep them
     look = steps.first
     place = run.manifest.layers.index(look.name.block)
     weights = torch.from_numpy(run.maps["text_weights"][place, look.head, look.query])

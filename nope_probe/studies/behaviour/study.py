@@ -76,7 +76,7 @@ class MeasureBehaviour(Study[Settings]):
     def passes(self) -> Iterator[Pass]:
         """Yield the passes of the losses, and of decoded positions."""
         engines = {name: self._on(probe) for name, probe in self.probes.items()}
-        yield from calibration("calibration", engines["text"], [*self.conditions.values()])
+        yield from calibration(engines["text"], [*self.conditions.values()])
         for probe, engine in engines.items():
             if self._measured_on(engine):
                 key = f"positions/{probe}"

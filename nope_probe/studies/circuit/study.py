@@ -69,7 +69,7 @@ class CaptureStages(Study[Settings]):
         """Yield the passes that capture the stages."""
         ablation, engine = self.ablation, Engine.of(self.session)
         yield Pass(key=INTACT.name, engine=engine, read=self._read)
-        yield from calibration("gains", engine, [ablation])
+        yield from calibration(engine, [ablation])
         if ablation.condition:
             yield Pass(key=ABLATED, engine=engine, read=self._read, ablation=ablation)
 

@@ -50,7 +50,7 @@ from nope_probe.studies.heads.orders import (
 from nope_probe.studies.heads.page import HeadsTested, report
 from nope_probe.studies.heads.settings import LOWEST, Settings
 from nope_probe.studies.page import with_page
-from nope_probe.studies.study import Capture, Pass, Results, Study, captured, run_study
+from nope_probe.studies.study import CALIBRATION, Capture, Pass, Results, Study, captured, run_study
 from nope_probe.studies.tables import TableRow, interval_columns
 
 STRONGEST = 8  # induction heads whose mean attention is a measure
@@ -135,7 +135,7 @@ class Heads(Study[Settings]):
             read = partial(self._read_measures, partial(head_measures, layers=layers))
             yield Pass(key=f"order/L{layers[0]}", engine=means, read=read, kind="order")
         if "content" in self.settings.remove:
-            yield Pass(key="means", engine=means, read=self._read_means, calibrates=True)
+            yield Pass(key=CALIBRATION, engine=means, read=self._read_means)
         for probe, tokens in self.probes.items():
             n_runs = 1 + len(self.conditions_on(probe))
             for start in range(0, len(tokens), batch_size):
@@ -144,7 +144,7 @@ class Heads(Study[Settings]):
                     key=f"{probe}/{start}",
                     engine=replace(self.engine, inputs=batch, documents=None),
                     read=partial(captured, partial(self._losses, probe)),
-                    n_seqs=n_runs * len(batch),
+                    runs=n_runs,
                     kind=probe,
                 )
 

@@ -45,7 +45,7 @@ class TracePosition(Study[Settings]):
             layers = self.settings.layers_with_maps(session.loaded.info)
             validate_first_sequence(session.loaded.model, engine.inputs, layers)
         yield Pass(key="positions", engine=engine, read=self._read_positions)
-        yield Pass(key="effects", engine=engine, read=self._read_effects, n_seqs=0)
+        yield Pass(key="effects", engine=engine, read=self._read_effects, runs=None)
 
     def _read_positions(self, engine: Engine, key: str, ablation: Ablation | None) -> PositionSums:
         with self._traceable():
@@ -62,7 +62,7 @@ class TracePosition(Study[Settings]):
     ) -> dict[str, pd.DataFrame]:
         """Return the tables; which positions are taken away follows from those of `positions`."""
         with self._traceable():
-            sums = self._read_positions(engine, "positions", ablation)
+            sums: PositionSums = engine.results["positions"]
             terms, writers = term_table(sums), sorted_writers(sums)
             reader, n_heads = self._reader(terms, sums), self.settings.confirm
             effects = pd.DataFrame(columns=EFFECTS_COLUMNS)
