@@ -114,7 +114,7 @@ def axis(panel: int) -> str:
 
 def place_panels(
     title: str,
-    names: Sequence[str],
+    names: Sequence[str | None],
     *,
     panel: int,
     zoom: str = "",
@@ -130,7 +130,7 @@ def place_panels(
 
     Args:
         title: the figure's title.
-        names: the panels' titles.
+        names: the panels' titles; None leaves a place empty.
         panel: height of a panel, px.
         zoom: `x`, `y` or `xy`, the axes that all panels share.
         columns: panels in a row.
@@ -147,12 +147,16 @@ def place_panels(
     figure = make_subplots(
         len(starts),
         columns,
-        specs=[[{} if at + i < n else None for i in range(columns)] for at in starts],
+        specs=[
+            [{} if at + i < n and names[at + i] is not None else None for i in range(columns)]
+            for at in starts
+        ],
         horizontal_spacing=gap,
         vertical_spacing=min(1.0, row_gap / inner),
-        subplot_titles=[name or " " for name in names],
+        subplot_titles=[name or " " for name in names if name is not None],
     )
-    for index, (x, y) in enumerate(zip(figure.select_xaxes(), figure.select_yaxes(), strict=True)):
+    places = [index for index, name in enumerate(names) if name is not None]
+    for index, x, y in zip(places, figure.select_xaxes(), figure.select_yaxes(), strict=True):
         x.title.text = x_title if index + columns >= n else ""
         is_first = index % columns == 0
         y.update(title_text=y_title if is_first else "", showticklabels=is_first or not shared_y)
@@ -162,7 +166,7 @@ def place_panels(
     )
     for letter in zoom:
         figure.update_layout(
-            {f"{letter}axis{axis(i)}_matches": letter for i in range(1, len(names))}
+            {f"{letter}axis{axis(i)}_matches": letter for i in range(1, len(places))}
         )
     return figure.update_annotations(font_size=13)
 

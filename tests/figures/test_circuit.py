@@ -8,8 +8,17 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from nope_probe.figures.circuit_figure import ALL_COSINES, COSINES, PER_STAGE, RAW, circuit, cosines
-from nope_probe.figures.circuit_layout import PANEL, block_flow
+from nope_probe.figures.circuit import (
+    ALL_COSINES,
+    CORNER,
+    COSINES,
+    PATHS,
+    PER_STAGE,
+    RAW,
+    SUM,
+    circuit,
+    cosines,
+)
 from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.manifest import Manifest
 from nope_probe.stages import LETTERS, SCORE_STAGES
@@ -96,10 +105,10 @@ def test_a_comparison_offers_both_models_their_difference_and_cosines() -> None:
         "ablated",
         "intact",
         "difference",
-        "ablated cosines",
-        "intact cosines",
-        "difference of cosines",
-        "ablated less diagonal means",
+        "ablated, cosines",
+        "intact, cosines",
+        "difference, cosines",
+        "ablated, less diagonal means",
     ]
     for letter in LETTERS:
         one, two = truth[letter], reference[letter]
@@ -108,10 +117,10 @@ def test_a_comparison_offers_both_models_their_difference_and_cosines() -> None:
             "ablated": one,
             "intact": two,
             "difference": one - two,
-            "ablated cosines": as_cosines[0],
-            "intact cosines": as_cosines[1],
-            "difference of cosines": as_cosines[0] - as_cosines[1],
-            "ablated less diagonal means": normalised[letter],
+            "ablated, cosines": as_cosines[0],
+            "intact, cosines": as_cosines[1],
+            "difference, cosines": as_cosines[0] - as_cosines[1],
+            "ablated, less diagonal means": normalised[letter],
         }
         for view, values in expected.items():
             [shown] = [trace for trace in visible(figure, view) if trace.name == letter]
@@ -161,12 +170,12 @@ def test_both_models_share_each_stages_colours_and_cosines_can_share_one_scale()
     off = ~np.eye(N, dtype=bool)
     ends = [np.percentile(maps["e"][off], (5, 95)) for maps in (truth, reference)]
     assert intact["e"] == pytest.approx((min(e[0] for e in ends), max(e[1] for e in ends)))
-    for view in ("ablated cosines", "intact cosines"):
+    for view in ("ablated, cosines", "intact, cosines"):
         shared, own = (colour_limits(figure, choice, view) for choice in (ALL_COSINES, PER_STAGE))
         assert {shared[letter] for letter in "acdefgh"} == {(-1.0, 1.0)}
         assert len({own[letter] for letter in "acdefgh"}) == 7
         assert (shared["b"], shared["i"]) == (own["b"], own["i"])
-    changes = colour_limits(figure, ALL_COSINES, "difference of cosines")
+    changes = colour_limits(figure, ALL_COSINES, "difference, cosines")
     assert len({changes[letter] for letter in "acdefgh"}) == 1
 
 
@@ -193,28 +202,18 @@ def test_missing_stages_stay_blank_with_the_reason() -> None:
     assert figure.layout.xaxis9.showticklabels is False
 
 
-def test_panels_are_inside_the_plot_and_never_overlap() -> None:
-    flow = block_flow()
-    boxes = [flow.domain(letter) for letter in LETTERS]
-    for (left, right), (bottom, top) in boxes:
-        assert 0 <= left < right <= 1
-        assert 0 <= bottom < top <= 1
-    for i, ((l1, r1), (b1, t1)) in enumerate(boxes):
-        for (l2, r2), (b2, t2) in boxes[:i]:
-            assert r1 <= l2 or r2 <= l1 or t1 <= b2 or t2 <= b1
-
-
 def test_no_arrow_crosses_a_panel_and_that_of_the_mlp_ends_before_its_sum() -> None:
-    flow = block_flow()
-    boxes = [(flow.columns[letter], flow.tops[letter]) for letter in LETTERS]
-    for name, corners in flow.paths.items():
-        for start, end in pairwise(corners):
-            x, y = (np.linspace(a, b, 101)[1:-1] for a, b in zip(start, end, strict=True))
-            for (left, right), top in boxes:
-                inside = (left < x) & (x < right) & (top < y) & (y < top + PANEL)
-                assert not inside.any(), name
-    start, end = (np.array(corner) for corner in flow.paths["g"][-2:])
-    assert ((end - start) @ (np.array(flow.joins[1]) - end)) > 0
+    """A panel is a unit square, and its map is drawn where its corner is."""
+    for index, (letter, (left, top)) in enumerate(CORNER.items()):
+        for name, corners in PATHS.items():
+            for start, end in pairwise(corners):
+                x, y = (np.linspace(a, b, 101)[1:-1] for a, b in zip(start, end, strict=True))
+                inside = (left < x) & (x < left + 1) & (top < y) & (y < top + 1)
+                assert not inside.any(), (letter, name)
+        domain = drawn().layout[f"xaxis{index + 1 if index else ''}"].domain
+        assert domain[0] / (domain[1] - domain[0]) == pytest.approx(left, abs=1e-9)
+    start, end = (np.array(corner) for corner in PATHS["g"])
+    assert ((end - start) @ (np.array(SUM) - end)) > 0
 
 
 @pytest.mark.parametrize("wrong", [{}, {"z": np.zeros((3, 3))}])

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.circuit_figure import circuit, limits
+from nope_probe.figures.circuit import circuit, limits
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.measures import STAGE_MEASURES, stage_measures
 from nope_probe.figures.names import phrase
