@@ -1,14 +1,13 @@
 """The Hub: what is refused at once without it; and a model's context, known before it is loaded."""
 
 import json
-import subprocess
-import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import constants
+from support.command_line import refused
 from support.decoders import SIZES, tiny_config
 from support.fake_hub import HubHandler, online, serving
 from support.tiny_models import ByName
@@ -21,6 +20,7 @@ from transformers import (
     PretrainedConfig,
 )
 
+from nope_probe import ablate
 from nope_probe.errors import UserError
 from nope_probe.models.context import (
     configured_context,
@@ -28,6 +28,7 @@ from nope_probe.models.context import (
     stated_lengths,
     validate_context,
 )
+from nope_probe.models.huggingface import load_hugging_face
 from nope_probe.models.names import (
     answers,
     is_on_hub,
@@ -40,27 +41,20 @@ from nope_probe.models.names import (
 CLOSED = "http://127.0.0.1:9"  # the discard port, at which nothing listens
 
 
-def run(hub: str, home: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], env=online(hub, home), capture_output=True, text=True
-    )
-
-
 def test_a_server_answers_with_any_status_and_a_closed_port_does_not() -> None:
     with serving(HubHandler) as hub:  # it has no HEAD, and answers 501
         assert answers(hub)
     assert not answers(CLOSED)
 
 
-def test_an_unreachable_hub_is_not_asked_again_while_a_model_loads(tmp_path: Path) -> None:
-    code = "from nope_probe.models.huggingface import load_hugging_face\n"
-    code += "import torch\n"
-    code += "try: load_hugging_face('owner/model', dtype=torch.float32)\n"
-    code += "except ValueError as error: print(error)"
-    ended = run(CLOSED, tmp_path, "-c", code)
-    assert ended.stdout.startswith("owner/model is not in the local cache and the Hub cannot be ")
-    assert "if it is gated: accept its licence" in ended.stdout
-    assert "Retrying" not in ended.stderr
+def test_an_unreachable_hub_is_not_asked_again_while_a_model_loads(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with online(CLOSED, tmp_path), pytest.raises(UserError) as error:
+        load_hugging_face("owner/model", dtype=torch.float32)
+    assert str(error.value).startswith("owner/model is not in the local cache and the Hub cannot ")
+    assert "if it is gated: accept its licence" in str(error.value)
+    assert "Retrying" not in capfd.readouterr().err
 
 
 def test_the_client_is_offline_only_within_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,15 +194,13 @@ class OneFile(HubHandler):
         self.wfile.write(self.content)
 
 
-def test_of_a_model_on_the_hub_only_its_configuration_is_downloaded(tmp_path: Path) -> None:
+def test_of_a_model_on_the_hub_only_its_configuration_is_downloaded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     OneFile.requests = []
-    command = [sys.executable, "-m", "nope_probe.ablate", "--model", "owner/model"]
-    with serving(OneFile) as hub:
-        ended = subprocess.run(
-            command, env=online(hub, tmp_path), cwd=tmp_path, capture_output=True, text=True
-        )
-    assert (ended.returncode, ended.stdout) == (2, "")
-    context = "error: --seq-len 64 is beyond the model's context 31: "
-    assert ended.stderr == f"{context}take --beyond-context, or shorter sequences\n"
+    with serving(OneFile) as hub, online(hub, tmp_path / "cache"):
+        line = refused(capfd, tmp_path / "runs", ablate, "--model", "owner/model")
+    context = "--seq-len 64 is beyond the model's context 31: "
+    assert line == f"{context}take --beyond-context, or shorter sequences"
     of_the_model = [path for path in OneFile.requests if path.startswith("/owner/model")]
     assert of_the_model == ["/owner/model/resolve/main/config.json"]

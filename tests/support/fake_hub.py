@@ -9,6 +9,9 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import pytest
+from huggingface_hub import close_session, constants
+
 COMMIT = "5" * 40
 
 
@@ -46,7 +49,17 @@ def serving(handler: type[HubHandler]) -> Iterator[str]:
         server.shutdown()
 
 
-def online(hub: str, home: Path) -> dict[str, str]:
-    """Return the environment of a process that may use a hub, with a cache of its own."""
-    environment = {name: v for name, v in os.environ.items() if "proxy" not in name.lower()}
-    return environment | {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home)}
+@contextmanager
+def online(hub: str, home: Path) -> Iterator[None]:
+    """Use a hub in place of the Hugging Face Hub, with another cache and without a proxy."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if "proxy" in name.lower()]:
+            patch.delenv(name)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(constants, "ENDPOINT", hub)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.split("/{repo_id}")[1]
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{hub}/{{repo_id}}{template}")
+        patch.setattr(constants, "HF_HUB_CACHE", str(home))
+        close_session()
+        yield
+    close_session()
