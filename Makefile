@@ -61,6 +61,7 @@ check: $(CHECKS)
 
 ci: install  ## tests/ci: all decoders, flags and pages, kill and resume, and `make real`'s model if it is there
 	$(BIN)/pytest -n auto --dist worksteal tests/ci
+	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile=thorough tests/hooks/test_ablation.py
 
 shapes: install  ## The numerical tests with checks of shapes and types at every call
 	$(BIN)/pytest -n auto --dist loadfile --jaxtyping-packages=nope_probe,beartype.beartype $(NUMERICAL)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from support.finished_runs import Finished, finish
 from support.tiny_models import Tiny, write_tiny
 
@@ -26,8 +26,10 @@ settings.register_profile(
     database=None,
     deadline=None,
     max_examples=25,
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=300)
 settings.load_profile("repeatable")
 
 HAS_HOOKED_TRANSFORMER = version("transformer-lens").startswith("3.")

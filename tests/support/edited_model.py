@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
+from support.tiny_models import N_POS
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -19,6 +20,7 @@ WEIGHTS = ("w_q", "w_k", "w_o", "w_v")
 Sizes = Mapping[tuple[str, int], float]  # (projection, layer) -> c
 # (projection, layer) -> weight [out, in] and bias [out] of the ungrouped model
 Replaced = Mapping[tuple[str, int], tuple[Tensor, Tensor]]
+Where = Mapping[int, Sequence[int] | None]  # layer -> query heads, None for all
 MatrixOf = Callable[[str, int], Tensor]  # of a projection and layer, [out, in], ungrouped
 
 
@@ -32,11 +34,6 @@ class Projection(NamedTuple):
 def subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
     """Return all subsets, from none to all."""
     return [c for size in range(len(names) + 1) for c in combinations(names, size)]
-
-
-def pairs_and_most(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the subsets of at most two names, and of all or all but one."""
-    return [subset for subset in subsets(names) if not 2 < len(subset) < len(names) - 1]
 
 
 def blocks(hf: PreTrainedModel) -> Any:
@@ -95,24 +92,27 @@ def edited(
     hf: PreTrainedModel,
     remove: Iterable[str],
     c: Sizes | None = None,
-    layers: Iterable[int] | None = None,
+    where: Where | None = None,
     *,
     prefix: int | None = None,
     replaced: Replaced | None = None,
-    heads: Sequence[int] | None = None,
     pairs: Sequence[int] | None = None,
+    n_pos: int = N_POS,
 ) -> PreTrainedModel:
-    """Return a plain model without some components in some layers; weights become c * P.
+    """Return a plain model without some components somewhere; weights become c * P.
 
-    With a prefix, the mask is removed among that many first positions only; with heads, all is
-    removed in these query heads only; with pairs, RoPE is in these rotary pairs only. `replaced`
-    holds other weights and biases than c * P and 0.
+    With a prefix, the mask is removed among that many first positions only; with pairs, RoPE is in
+    these rotary pairs only. `replaced` holds other weights and biases than c * P and 0. Learned
+    positions and the weights of norms belong to no head.
     """
     copied, remove = ungrouped(hf), set(remove)
     if replaced is None:
         replaced = scaled_identities(copied, c)
     add_biases(copied)
-    for layer in range(len(blocks(hf))) if layers is None else layers:
+    if "pos_embed" in remove:
+        positions = copied.transformer.wpe.weight
+        positions[:n_pos] = positions[:n_pos].mean(0)
+    for layer, heads in (dict.fromkeys(range(len(blocks(hf)))) if where is None else where).items():
         actual = projections(copied, layer)
         for name in remove & set(WEIGHTS):
             rows = rows_of(heads, hf, layer)
@@ -127,8 +127,22 @@ def edited(
             last = block.mlp.c_proj if hasattr(block.mlp, "c_proj") else block.mlp.down_proj
             for parameter in last.parameters():
                 parameter.zero_()
+        if "norms" in remove:
+            set_norms_to_1(block)
         unmask_and_unrotate(attention(block), remove, prefix, heads, pairs)
     return copied
+
+
+def set_norms_to_1(block: Any) -> None:
+    """Set the weights of the norms before attention and MLP to 1, and their biases to 0."""
+    before_mlp = "pre_feedforward_layernorm"
+    if not hasattr(block, before_mlp):
+        before_mlp = "post_attention_layernorm"
+    norms = [getattr(block, n, None) for n in ("ln_1", "ln_2", "input_layernorm", before_mlp)]
+    for norm in filter(None, norms):
+        norm.weight.fill_(0.0 if "Gemma" in type(norm).__name__ else 1.0)  # Gemma's is 1 + weight
+        if getattr(norm, "bias", None) is not None:
+            norm.bias.zero_()
 
 
 def rows_of(heads: Sequence[int] | None, hf: PreTrainedModel, layer: int) -> Any:
@@ -207,10 +221,10 @@ def unmasked(mask: Tensor, remove: set[str], prefix: int | None) -> Tensor:
 def unrotated(x: Tensor, n_heads: int, heads: Any, pairs: Any) -> Tensor:
     """Return cos or sin per head, with the value of position 0 in some heads and pairs."""
     half = x.shape[-1] // 2
-    columns = range(half) if pairs is None else pairs
     out = x[:, None].repeat(1, n_heads, 1, 1)
-    for column in columns:
-        for item in (column, column + half):
+    is_adjacent = x.shape[1] > 1 and torch.equal(x[..., ::2], x[..., 1::2])  # as in Cohere
+    for pair in range(half) if pairs is None else pairs:
+        for item in (2 * pair, 2 * pair + 1) if is_adjacent else (pair, pair + half):
             out[:, heads, :, item] = x[:, None, :1, item]
     return out
 

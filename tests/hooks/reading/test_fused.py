@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.edited_model import SEVEN, subsets
 from support.rounding import NETWORK, rounding
 from support.tiny_models import ByName, ModelOf, tokens
 from torch import Tensor
@@ -14,12 +13,10 @@ from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attention import Attention, AttentionMask, relative_error
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, tapped
-from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.components import components
 
-PLAIN = ("llama", "phi3", "qwen3", "smollm3", "mistral", "gpt2", "neox")
-SPECS = (*(f"bridge:{name}" for name in PLAIN), "hooked:smollm3-rope", "hooked:smollm3-nope")
+SPECS = ("bridge:llama", "bridge:phi3", "bridge:mistral", "bridge:neox", "hooked:smollm3-rope")
 TOKENS = tokens(n_seqs=7, n_pos=13)
 
 
@@ -36,26 +33,11 @@ def both_ways(model: Any, **options: Any) -> tuple[Any, Any]:
     return fused, hooked
 
 
-def assert_same_maps(fused: Any, hooked: Any, case: object = None) -> None:
-    assert torch.equal(fused.visible, hooked.visible), case
+def assert_same_maps(fused: Any, hooked: Any) -> None:
+    assert torch.equal(fused.visible, hooked.visible)
     seen = hooked.visible.expand_as(hooked.folds)
-    assert relative_error(fused.folds[seen], hooked.folds[seen]) <= NETWORK, case
-    assert fused.folds[~seen].isnan().all(), case
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_every_set_of_removals_gives_the_maps_of_hooked_scores(
-    spec: str, model_of: ModelOf
-) -> None:
-    model, _ = model_of(spec)
-    calibration = calibrate(model, TOKENS)
-    names = tuple(name for name in SEVEN if name in components(model))
-    edits = [name for name in ("mask", "rope", "w_k", "w_v") if name in names]
-    for remove in [*subsets(edits), *((name,) for name in names), names]:
-        with ablated(model, Ablation(remove=remove), calibration):
-            assert_same_maps(*both_ways(model), remove)
-    with ablated(model, Ablation(remove=["mask"], prefix=5)):
-        assert_same_maps(*both_ways(model))
+    assert relative_error(fused.folds[seen], hooked.folds[seen]) <= NETWORK
+    assert fused.folds[~seen].isnan().all()
 
 
 @pytest.mark.parametrize("n_folds", [2, 3])  # of batches of 4: in rounds, or one by one

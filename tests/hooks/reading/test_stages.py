@@ -54,30 +54,22 @@ def stages_of(states: list[BlockStates], layer: int) -> dict[str, torch.Tensor]:
     return maps
 
 
-@pytest.mark.parametrize("batch_size", [7, 32])
 @pytest.mark.parametrize(
     ("spec", "layer"),
     [
         ("bridge:llama", 0),
         ("bridge:llama", 1),
-        ("bridge:smollm3", 0),
         ("bridge:smollm3", 1),
         ("hooked:smollm3-rope", 0),
-        ("hooked:smollm3-nope", 0),
         ("hooked:smollm3-nope", 1),
     ],
 )
 def test_every_stage_equals_the_gram_of_plain_states(
-    spec: str,
-    layer: int,
-    batch_size: int,
-    model_of: ModelOf,
-    tiny: ByName,
-    inputs: torch.Tensor,
+    spec: str, layer: int, model_of: ModelOf, tiny: ByName, inputs: torch.Tensor
 ) -> None:
     model, name = model_of(spec)
     expected = stages_of(plain_states(tiny(name).hf, inputs), layer)
-    maps = capture_stages(model, inputs, layer=layer, batch_size=batch_size, n_folds=N_FOLDS)
+    maps = capture_stages(model, inputs, layer=layer, batch_size=7, n_folds=N_FOLDS)
     assert list(maps.folds) == list(expected)
     for letter, actual in maps.folds.items():
         assert torch.equal(actual.isnan(), expected[letter].isnan()), letter

@@ -1,6 +1,5 @@
 """Sequences are counted exactly once, also after a pass that runs out of memory or is stopped."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
 
 N_SEQS, N_FOLDS = 37, 5
 
@@ -101,31 +99,6 @@ def test_blocks_that_have_counted_different_sequences_catch_up(fits: int, bridge
     with out_of_memory_above(11, model, 0), out_of_memory_above(fits, model, 1):
         maps = capture_scores(model, inputs, **options)
     assert agree(maps.folds, expected.folds)
-
-
-class Pair(StreamCheckpoint):
-    """One of two processes whose totals are added up by hand."""
-
-    n_processes = 2
-
-    def __init__(self, rank: int) -> None:
-        self.rank, self.totals = rank, list[torch.Tensor]()
-
-    def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
-        self.totals = [total.clone() for total in totals]
-
-
-def test_the_totals_of_two_processes_add_up_to_those_of_one(bridge: ByName):
-    model, inputs = bridge("llama"), tokens(N_SEQS, seed=3)
-    pair = [Pair(0), Pair(1)]
-    for checkpoint in pair:
-        capture_scores(model, inputs, batch_size=8, n_folds=N_FOLDS, checkpoint=checkpoint)
-    alone = Pair(0)
-    alone.n_processes = 1
-    capture_scores(model, inputs, batch_size=8, n_folds=N_FOLDS, checkpoint=alone)
-    for whole, *parts in zip(alone.totals, *(item.totals for item in pair), strict=True):
-        torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
-        assert not torch.equal(parts[0], whole)
 
 
 @pytest.mark.parametrize("remove", [["w_v"], ["mask", "w_q", "w_k", "w_v", "w_o"]])

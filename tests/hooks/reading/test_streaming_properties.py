@@ -1,16 +1,20 @@
 """Sums over sequences do not depend on how the sequences are split into batches."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.ablations import ablations, calibration_of
 from support.rounding import assert_same
 from support.tiny_models import ByName
 from torch import Tensor
 
+from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import (
     fold_products,
     grouped_folds,
@@ -97,24 +101,43 @@ def tokens() -> Tensor:
     return torch.randint(1, 263, (N_SEQS, 7), generator=torch.Generator().manual_seed(3))
 
 
+class Share(StreamCheckpoint):
+    """One of several processes, which gets the totals of those that ran before."""
+
+    def __init__(self, rank: int, n_processes: int, before: list[list[Tensor]]) -> None:
+        self.rank, self.n_processes, self.before = rank, n_processes, before
+
+    def all_reduce(self, totals: Sequence[Tensor]) -> None:
+        for total, *others in zip(totals, *self.before, strict=True):
+            total += sum(others)
+        self.before[:] = [[total.clone() for total in totals]]
+
+
 @FEW
-@given(st.integers(1, N_SEQS + 2), st.integers(1, 6), st.data())
-def test_maps_do_not_depend_on_the_batch_size(
-    model: Any, tokens: Tensor, batch_size: int, n_folds: int, data: st.DataObject
+@given(st.data())
+def test_maps_do_not_depend_on_batch_size_folds_and_processes_whatever_is_removed(
+    model: Any, tokens: Tensor, tiny: ByName, data: st.DataObject
 ):
+    n_folds, batch_size = (data.draw(st.integers(1, largest)) for largest in (6, N_SEQS + 2))
+    n_processes = data.draw(st.integers(1, min(3, -(-N_SEQS // batch_size))))
     numbers = st.lists(st.integers(0, 9), min_size=N_SEQS, max_size=N_SEQS)
     enough = numbers.filter(lambda item: len(set(item)) >= n_folds)
     documents = data.draw(st.none() | enough.map(torch.tensor))
-    result, expected = (
-        capture_scores(
-            model, tokens, batch_size=size, n_folds=n_folds, documents=documents, per_head=True
-        )
-        for size in (batch_size, N_SEQS)
-    )
+    given: dict[str, Any] = {"per_head": True, "n_folds": n_folds, "documents": documents}
+    ablation, totals = data.draw(ablations(model, tiny("smollm3"))), list[list[Tensor]]()
+    with ablated(model, ablation, calibration_of(model, tiny("smollm3"), ablation.seed)):
+        expected = capture_scores(model, tokens, batch_size=N_SEQS, **given)
+        in_one_fold = capture_scores(model, tokens, n_folds=1).mean
+        for rank in range(n_processes):
+            share = Share(rank, n_processes, totals)
+            result = capture_scores(model, tokens, batch_size=batch_size, checkpoint=share, **given)
     assert torch.equal(result.counts, expected.counts)
-    assert_same(result.folds, expected.folds)
-    assert_same(result.per_head, expected.per_head)
-    assert_same(result.per_head.double().mean(2), result.folds)
+    size = 1 + float(in_one_fold.nan_to_num().abs().max())
+    assert_same(result.mean, in_one_fold, size=size)
+    size = 1 + float(expected.per_head.nan_to_num().abs().max())
+    assert_same(result.folds, expected.folds, size=size)
+    assert_same(result.per_head, expected.per_head, size=size)
+    assert_same(result.per_head.double().mean(2), result.folds, size=size)
 
 
 @FEW

@@ -15,18 +15,16 @@ Its inputs have RMS 1, so that the RMS norm leaves them alone (Y = X), and come 
 
 Row 1 attends to itself alone: z = v = (3, 7), z W_O = (26, 24), X1 = X + z W_O = (27, 25).
 
-The mask of a prefix is removed in larger models, against an edited 4-D mask.
 """
 
 from typing import Any
 
 import pytest
 import torch
-from support.edited_model import SEVEN, edited, norm_sizes, plain_run
-from support.hooked_runs import hooked_run, hooks_left, largest_error
+from support.hooked_runs import hooks_left
 from support.plain_states import agree
-from support.rounding import NETWORK, rounding
-from support.tiny_models import ByName, ModelOf
+from support.rounding import rounding
+from support.tiny_models import ByName
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attention import AttentionMask
@@ -116,21 +114,6 @@ def test_gram_of_the_first_position(
     first = {letter: float(maps.mean(letter)[0, 0]) for letter in maps.folds}
     expected = {"a": 2, "b": 18, "c": z, "d": written, "g": output}
     assert first == pytest.approx(expected, rel=rounding(2 * N_TERMS))
-
-
-@pytest.mark.parametrize("remove", [("mask",), ("mask", "rope", "w_k"), SEVEN], ids="+".join)
-@pytest.mark.parametrize("prefix", [1, 7, 11])
-@pytest.mark.parametrize(
-    "spec", ["bridge:llama", "bridge:mistral", "bridge:gemma2", "hooked:smollm3-rope"]
-)
-def test_a_bidirectional_prefix_equals_an_additive_mask_that_is_zero_in_the_prefix(
-    spec: str, prefix: int, remove: tuple[Any, ...], model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    hf, tokens = tiny(name).hf, tiny(name).tokens
-    expected = plain_run(edited(hf, remove, norm_sizes(hf), prefix=prefix), tokens)
-    with ablated(model, Ablation(remove=remove, prefix=prefix, gain="norm")):
-        assert largest_error(hooked_run(model, tokens), expected) <= NETWORK
 
 
 def test_later_queries_do_not_see_what_follows_them(bridge: ByName, tiny: ByName) -> None:

@@ -1,7 +1,6 @@
-"""A removal in named heads equals a model edited in these heads."""
+"""Removals in named heads; tests/hooks/test_ablation.py compares them with edited models."""
 
 import re
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,10 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.edited_model import (
-    attention_inputs,
-    edited,
-    projections,
     rectangular_identity,
-    rows_of,
-    ungrouped,
 )
-from support.hooked_runs import errors_above, hooked_run, replaced_weights
-from support.rounding import NETWORK
-from support.tiny_models import ByName, ModelOf, distance, tokens
+from support.hooked_runs import hooked_run
+from support.tiny_models import ByName, distance, tokens
 
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
@@ -29,34 +22,6 @@ from nope_probe.models.load import load
 
 HEADS = [1, 3]  # of six query heads, of which three share a key head
 SIX = ("mask", "rope", "w_q", "w_k", "w_v", "w_o")
-REMOVALS = [*((name,) for name in SIX), *combinations(("rope", "w_k", "w_o"), 2), SIX]
-
-
-@pytest.mark.parametrize("replacement", ["identity", "mean", "random"])
-@pytest.mark.parametrize(
-    "spec", ["bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope"]
-)
-def test_a_removal_in_named_heads_equals_a_model_edited_in_these_heads(
-    spec: str, replacement: Any, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    hf, inputs = tiny(name).hf, tiny(name).tokens
-    weights = replaced_weights(replacement, model, hf, inputs)
-    cases = []
-    for remove in REMOVALS:
-        ablation = Ablation(remove=remove, heads={1: HEADS}, replacement=replacement)
-        oracle = edited(hf, remove, layers=[1], heads=HEADS, replaced=weights)
-        if replacement == "mean" and "w_o" in remove:
-            projections(oracle, 1)["w_o"].bias.add_(mean_of_heads(hf, inputs))
-        cases.append((ablation, oracle))
-    assert not errors_above(NETWORK, model, inputs, cases, calibrate(model, inputs, seed=0))
-
-
-def mean_of_heads(hf: Any, inputs: torch.Tensor) -> torch.Tensor:
-    """Return the mean of what the named heads add to the output of W_O in the intact model."""
-    weight = projections(ungrouped(hf), 1)["w_o"].weight
-    rows = rows_of(HEADS, hf, 1)
-    return attention_inputs(hf, inputs)[1][1][..., rows].mean((0, 1)) @ weight[:, rows].T
 
 
 @pytest.mark.parametrize("replacement", REPLACEMENTS)

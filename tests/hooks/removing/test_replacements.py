@@ -1,23 +1,20 @@
-"""A model with a replaced projection equals one whose weights and biases are set by hand."""
+"""What a projection is replaced by; tests/hooks/test_ablation.py compares whole models."""
 
 import re
-from itertools import pairwise
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from einops import rearrange
-from support.decoders import write_decoder
-from support.edited_model import WEIGHTS, edited, output_means
-from support.hooked_runs import (
-    errors_above,
-    hooked_run,
-    hooks_left,
-    random_matrix,
-    replaced_weights,
-    replacement_errors,
+from support.ablations import (
+    calibration_of,
+    edited_as,
+    own_weight,
 )
+from support.decoders import write_decoder
+from support.edited_model import WEIGHTS, plain_run, projections
+from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import ByName, ModelOf, tokens
 
@@ -26,31 +23,11 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Place, random_rows
 from nope_probe.hooks.removing.stand_ins import CONSTANT_OUTPUTS, REPLACEMENTS, STAND_INS
 from nope_probe.models.load import load
 from nope_probe.studies.ablation.study import run_ablations
-
-MODELS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")
-OTHERS = tuple(name for name in REPLACEMENTS if name != "identity")
-
-
-def covering(names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return each weight alone, all weights, and with each other component: 13 of 128 subsets."""
-    alone = [(name,) for name in WEIGHTS]
-    others = [name for name in names if name not in WEIGHTS]
-    return [*alone, *((*WEIGHTS, other) for other in others), *pairwise(WEIGHTS), names]
-
-
-@pytest.mark.parametrize("replacement", OTHERS)
-@pytest.mark.parametrize("spec", [*MODELS, "bridge:gpt2", "hooked:smollm3-nope"])
-def test_each_replacement_equals_an_edited_model(
-    spec: str, replacement: Any, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    assert not replacement_errors(model, tiny(name), replacement, covering(components(model)))
 
 
 @pytest.mark.parametrize("name", ["olmo", "olmoe"])
@@ -58,7 +35,11 @@ def test_outputs_that_a_model_clips_in_place_are_clipped_alike(name: str, tmp_pa
     tiny = write_decoder(name, tmp_path, clip_qkv=0.5, num_key_value_heads=6)
     model = load(str(tiny.folder)).model
     for replacement in ("identity", "mean"):
-        assert not replacement_errors(model, tiny, replacement, [(weight,) for weight in WEIGHTS])
+        for weight in WEIGHTS:
+            ablation = Ablation(remove=[weight], replacement=replacement, gain="output")
+            expected = plain_run(edited_as(ablation, model, tiny), tiny.tokens)
+            with ablated(model, ablation, calibration_of(model, tiny, 0)):
+                assert largest_error(hooked_run(model, tiny.tokens), expected) <= NETWORK
 
 
 def test_one_token_that_is_clipped_leaves_the_constant_as_it_is(tmp_path: Path) -> None:
@@ -119,36 +100,6 @@ def test_heads_wider_than_the_residual_stream_get_blocks_of_orthonormal_rows() -
     assert_same(r.norm(dim=-1), torch.ones(2, 7), rounding(3 * 3))
 
 
-@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
-def test_a_random_replacement_with_the_gain_output_has_the_rms_of_the_weights_output(
-    spec: str, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    inputs = tokens(23, seed=9)
-    weights = replaced_weights("random", model, tiny(name).hf, inputs, seed=5)
-    calibration = calibrate(model, inputs, batch_size=7, seed=5)
-    for (projection, layer), (weight, _) in weights.items():
-        expected = weight / random_matrix(model, projection, layer, seed=5)
-        c = calibration.gains["random"][projection][layer]
-        assert c == pytest.approx(float(expected.nanmedian()), rel=NETWORK), (projection, layer)
-
-
-@pytest.mark.parametrize("batch_size", [7, 32])
-@pytest.mark.parametrize("spec", [*MODELS, "bridge:gpt2"])
-def test_means_are_those_of_plain_transformers_own_projections(
-    spec: str, batch_size: int, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    inputs = tokens(23, seed=9)
-    means = calibrate(model, inputs, batch_size=batch_size).means
-    for (projection, layer), expected in output_means(tiny(name).hf, inputs).items():
-        actual = means[projection][layer].float()
-        if projection in ("w_k", "w_v"):  # one per key head, the oracle's one per query head
-            n_kv, group = layers_of(model)[layer].n_kv_heads, layers_of(model)[layer].n_heads
-            actual = actual.unflatten(0, (n_kv, -1)).repeat_interleave(group // n_kv, 0).flatten()
-        assert_same(actual, expected)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -195,57 +146,28 @@ def test_a_replacement_without_a_gain_is_one_output_for_all_inputs_and_gains(
     assert torch.equal(outputs, outputs[:1, :1].expand_as(outputs))
 
 
-def own_weight(weight: torch.Tensor, place: Any) -> torch.Tensor:
-    """Return a weight of a size of its own, drawn for its place."""
-    return 0.3 * torch.randn(weight.shape, generator=place.generator)
-
-
-def by_hand(model: Any, own: Any) -> dict[Any, Any]:
-    """Return the weights of `own` and biases of 0 as plain transformers has them, ungrouped."""
-    weights = {}
-    for layer in layers_of(model):
-        for name in WEIGHTS:
-            new = own(layer.weight_per_head(name), Place(layer=layer, name=name, replacement=""))
-            new = new.repeat_interleave(layer.n_heads // len(new), 0)
-            shape = "h d m -> m (h d)" if name == "w_o" else "h m d -> (h d) m"
-            matrix = rearrange(new, shape)
-            weights[name, layer.index] = matrix, torch.zeros(len(matrix))
-    return weights
-
-
-@pytest.mark.parametrize("spec", [*MODELS, "bridge:gpt2", "hooked:smollm3-nope"])
-def test_a_function_of_the_users_own_equals_an_edited_model(
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_a_tensor_of_the_users_own_is_the_weight_of_all_heads_and_the_weight_itself_changes_none(
     spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
-    model, name = model_of(spec)
-    weights = by_hand(model, own_weight)
-    cases = [
-        (
-            Ablation(remove=remove, replacement=own_weight, heads=heads),
-            edited(tiny(name).hf, remove, replaced=weights, **where),
-        )
-        for remove in [("w_q",), ("w_k",), ("w_o",), WEIGHTS]
-        for heads, where in [(None, {}), ({1: [1, 3]}, {"layers": [1], "heads": [1, 3]})]
-    ]
-    assert not errors_above(1e-5, model, tiny(name).tokens, cases)
-
-
-@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_a_tensor_of_the_users_own_equals_an_edited_model_and_the_weight_itself_changes_nothing(
-    name: Any, spec: str, model_of: ModelOf, tiny: ByName
-) -> None:
     model, architecture = model_of(spec)
-    hf, inputs, layer = tiny(architecture).hf, tiny(architecture).tokens, layers_of(model)[1]
-    own = own_weight(layer.weight_per_head(name), Place(layer=layer, name=name, replacement=""))
-    weights = by_hand(model, lambda weight, place: own)
-    ablation = Ablation(remove=[name], layers=[1], replacement=own)
-    plain = edited(hf, [name], layers=[1], replaced=weights)
-    assert not errors_above(1e-5, model, inputs, [(ablation, plain)])
-    same = Ablation(remove=[name], layers=[1], replacement=lambda weight, place: weight)
-    unbiased = by_hand(model, lambda weight, place: weight)
-    plain = edited(hf, [name], layers=[1], replaced=unbiased)
-    assert not errors_above(1e-5, model, inputs, [(same, plain)])
+    layer, inputs = layers_of(model)[1], tiny(architecture).tokens
+    for name in WEIGHTS:
+        weight = layer.weight_per_head(name)
+        own = own_weight(weight, Place(layer=layer, name=name, replacement=""))
+        outputs = []
+        for given in (own, own_weight):
+            with ablated(model, Ablation(remove=[name], layers=[1], replacement=given)):
+                outputs.append(hooked_run(model, inputs).logits)
+        assert torch.equal(*outputs)
+        same = Ablation(remove=[name], layers=[1], replacement=lambda weight, place: weight)
+        copied = deepcopy(tiny(architecture).hf)
+        bias = projections(copied, 1)[name].bias
+        if bias is not None:
+            bias.zero_()
+        with ablated(model, same):
+            error = largest_error(hooked_run(model, inputs), plain_run(copied, inputs))
+        assert error <= NETWORK
 
 
 def test_the_gain_norm_gives_a_weight_of_the_users_own_the_norm_of_the_weight(
