@@ -68,6 +68,7 @@ class Engine:
         inputs: token sequences of equal length, or input vectors.
         documents: the document of each sequence, if that is known.
         checkpoint: where captures are saved; without one, nothing is kept.
+        stream: hears of the batches of captures that are not kept.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
         calibration: gains, means and positions of removals, from `calibrated`.
@@ -85,6 +86,7 @@ class Engine:
     inputs: Tensor
     documents: Int[Tensor, " seq"] | None = None
     checkpoint: RunCheckpoint | None = None
+    stream: StreamCheckpoint | None = None
     batch_size: int = 32
     n_folds: int = 8
     calibration: Calibration | None = None
@@ -156,7 +158,7 @@ class Engine:
         """
         if self.checkpoint is None:
             with self._without(key, ablation):
-                return capture(self, None)
+                return capture(self, self.stream)
         if key not in self.checkpoint:
             with self._without(key, ablation):
                 return self.checkpoint.load_or_compute(key, partial(capture, self))

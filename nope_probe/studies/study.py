@@ -18,15 +18,15 @@ from rich.filesize import decimal
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
-from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.folder import Run
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.process_group import Processes
-from nope_probe.run.processes import Interrupted, Signals, print_line, status, validate_one_process
+from nope_probe.run.processes import print_line, status, validate_one_process
 from nope_probe.run.session import SIZES, Session
 from nope_probe.run.settings import RunSettings, SessionSettings
 from nope_probe.run.sources import load_model, on_tokens
@@ -34,7 +34,6 @@ from nope_probe.studies.engine import Capture, Engine, position_keys
 
 Chosen = TypeVar("Chosen", bound=SessionSettings)
 CALIBRATION = "calibration"  # the pass whose result calibrates the engines of all passes after it
-NO_SIGNAL = 0  # as which a pass is interrupted to be timed
 TIMED = 0.1  # of all tokens: the share of a kind of passes that --dry-run times
 Results: TypeAlias = Mapping[str, Any]  # by the pass's key; passes read different things
 
@@ -237,17 +236,17 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
         passes: all of them.
     """
     loading, memory = time.monotonic() - session.started, memory_in_words(session)
-    rows, kinds = list[tuple[str, str, str, int]](), dict[str, Pass]()
-    for pass_ in passes:
-        kind, removed = pass_.kind or pass_.key, (pass_.ablation or Ablation()).condition
-        kinds.setdefault(kind, pass_)
-        for key, n_seqs in pass_.sizes(session.processes).items():
-            tokens = n_seqs * pass_.engine.inputs.shape[1]
-            rows.append((kind, key, removed.name if removed else "", tokens))
+    rows = [
+        (kind_of(pass_), key, condition.name if condition else "", n * pass_.engine.inputs.shape[1])
+        for pass_ in passes
+        for condition in [(pass_.ablation or Ablation()).condition]
+        for key, n in pass_.sizes(session.processes).items()
+    ]
     table = pd.DataFrame(rows, columns=["kind", "pass", "removed", "tokens"])
     sizes = table.groupby("kind")["tokens"].sum().sort_values(ascending=False)
+    first = {kind_of(pass_): pass_ for pass_ in reversed(passes)}
     timed = {
-        str(kind): seconds_per_token(one := kinds[str(kind)], one.sizes(session.processes)[one.key])
+        kind: seconds_per_token(first[str(kind)])
         for kind, size in sizes.items()
         if size and size >= TIMED * sizes.sum()
     }
@@ -262,29 +261,34 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
     )
 
 
-def seconds_per_token(one: Pass, n_seqs: int) -> float:
-    """Return how long a pass takes for a token: it is interrupted after its first batch.
+def kind_of(pass_: Pass) -> str:
+    """Return the kind of passes that take as long for each token."""
+    return pass_.kind or pass_.key
 
-    A pass that cannot be interrupted runs all of its n_seqs sequences.
-    """
-    signals, ablation = Signals(), one.ablation
-    signals.received = NO_SIGNAL
+
+class BatchDone(Exception):  # noqa: N818  (it ends a timed pass, it is no error)
+    """Raised after the first batch of a pass that is timed; it has so many sequences."""
+
+
+class FirstBatch(StreamCheckpoint):
+    """Ends a stream after its first batch."""
+
+    def advance(self, n_seqs: int) -> None:
+        """Raise `BatchDone`."""
+        raise BatchDone(n_seqs)
+
+
+def seconds_per_token(pass_: Pass) -> float:
+    """Return how long the first batch of a pass takes for a token; all of one without batches."""
+    engine, ablation = replace(pass_.engine, checkpoint=None, stream=FirstBatch()), pass_.ablation
     if ablation is not None and ablation.needs_calibration:  # which is not measured yet
         ablation = None
-    start, done = time.monotonic(), 0
-    with (
-        TemporaryDirectory(prefix="nope-probe-") as folder,
-        RunCheckpoint(Path(folder), signals=signals) as checkpoint,
-        checkpoint.progress({one.key: n_seqs}),
-    ):
-        try:
-            one.read(replace(one.engine, checkpoint=checkpoint), one.key, ablation)
-        except Interrupted as end:
-            if end.signum != NO_SIGNAL:
-                raise
-        assert checkpoint.bar is not None
-        done = checkpoint.bar.n
-    return (time.monotonic() - start) / ((done or n_seqs) * one.engine.inputs.shape[1])
+    start, n_seqs = time.monotonic(), len(engine.inputs) * (pass_.runs or 1)
+    try:
+        pass_.read(engine, pass_.key, ablation)
+    except BatchDone as end:
+        (n_seqs,) = end.args
+    return (time.monotonic() - start) / (n_seqs * engine.inputs.shape[1])
 
 
 def memory_in_words(session: Session[Chosen]) -> str:
