@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from nope_probe.studies.attention.study import AttentionStudy as AttentionStudy
     from nope_probe.studies.attention.study import run_attention as run_attention
     from nope_probe.studies.behaviour.study import run_behaviour as run_behaviour
-    from nope_probe.studies.circuit.study import run_circuit as run_circuit
+    from nope_probe.studies.circuit_run import run_circuit as run_circuit
     from nope_probe.studies.compare.analyse import difference as difference
     from nope_probe.studies.heads.study import run_heads as run_heads
     from nope_probe.studies.trace.study import run_trace as run_trace
@@ -64,7 +64,7 @@ _NAMES = {
     "nope_probe.studies.ablation.study": "run_ablations",
     "nope_probe.studies.attention.study": "AttentionStudy run_attention",
     "nope_probe.studies.behaviour.study": "run_behaviour",
-    "nope_probe.studies.circuit.study": "run_circuit",
+    "nope_probe.studies.circuit_run": "run_circuit",
     "nope_probe.studies.compare.analyse": "difference",
     "nope_probe.studies.heads.study": "run_heads",
     "nope_probe.studies.trace.study": "run_trace",

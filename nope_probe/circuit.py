@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from nope_probe.cli import run_and_show
-from nope_probe.studies.circuit.settings import Settings
+from nope_probe.studies.circuit import Settings
 
 EXAMPLES = ("--model nope-tiny", "--model rope-tiny --layer 1 --remove mask w_q")
 

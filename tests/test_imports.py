@@ -25,7 +25,7 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
         ("ablate", "cli errors studies.ablation.study", "hooks.ablation"),
         ("data.sequences", "errors", "cli"),
         ("run.session", "models.load", "ablate"),
-        ("studies.circuit.study", "studies.engine", "studies.ablation.plan"),
+        ("studies.circuit_run", "studies.engine", "studies.ablation.plan"),
         ("studies.explore", "studies.ablation.plan", "ablate"),
         ("figures", "studies.explore", ""),  # it lists what is public
         ("figures.maps", "maps.centred", "studies.explorer"),

@@ -23,7 +23,7 @@ _NAMES = {
     "nope_probe.figures.explorer": "Explorer",
     "nope_probe.figures.image": "save",
     "nope_probe.figures.maps": "score_maps term_maps",
-    "nope_probe.figures.measures": "controls head_map mask_effect pattern_measures stage_measures",
+    "nope_probe.figures.measures": "controls head_map mask_effect pattern_measures",
     "nope_probe.figures.panels": "RowMaps",
     "nope_probe.figures.values": "head_values term_sizes values_by_layer",
 }

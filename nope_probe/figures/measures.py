@@ -9,20 +9,18 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.dots import BOUNDS, Dots, interval_cells, interval_dots, over_layers
-from nope_probe.figures.intervals import bound_columns, estimates_of, reach_of
-from nope_probe.figures.names import colour, words
+from nope_probe.figures.dots import BOUNDS, Dots, interval_cells, over_layers
+from nope_probe.figures.intervals import bound_columns, reach_of
+from nope_probe.figures.names import words
 from nope_probe.figures.style import (
     BLANK,
-    GUIDE,
     Extent,
     PlotlyTrace,
     colour_axis,
     draw_panels,
 )
 from nope_probe.figures.words import ATTENTION, MEASURES
-from nope_probe.removal import INK, INTACT, Condition
-from nope_probe.stages import LETTERS
+from nope_probe.removal import INTACT, Condition
 
 CONTROLS = ("lead", "amplitude", "locality", "non_relative")
 
@@ -175,48 +173,3 @@ def layers_by_heads(
     )
     figure.update_xaxes(zeroline=False, tickformat="d", nticks=min(17, 1 + n_heads))
     return figure.update_yaxes(zeroline=False, tickformat="d", nticks=min(33, 1 + n_layers))
-
-
-STAGE_MEASURES = ("locality", "monotonicity")
-
-
-def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Figure:
-    """Draw locality and monotonicity of each stage's map, with 95% intervals.
-
-    Args:
-        table: `stages.csv`: model (intact or ablated), stage, and the measures with their bounds.
-        removed: the components that the ablation removed; the first fixes the colour.
-    """
-    panels: dict[str, list[PlotlyTrace]] = {}
-    for measure in STAGE_MEASURES:
-        panels[MEASURES[measure].title] = []
-        for model, rows in table.groupby("model", sort=False):
-            ablated = model == "ablated"
-            ink = colour(removed[0]) if ablated and removed else INK
-            without = f"without {' + '.join(map(words, removed))}"
-            dots = interval_dots(
-                rows["stage"].tolist(),
-                estimates_of(rows, measure),
-                label=without if ablated else words("intact"),
-                hover="(%{x}): %{y:.2f}",
-                marker={
-                    "color": ink,
-                    "size": 9,
-                    "symbol": "circle-open" if ablated else "circle",
-                },
-                mode="lines+markers",
-                line={"color": ink, "width": 1, "dash": "dot" if ablated else "solid"},
-            )
-            panels[MEASURES[measure].title].append(dots)
-    figure = draw_panels(
-        "Measures of each stage's positional pattern",
-        panels,
-        zoom="x",
-        columns=2,
-        panel=240,
-        x_title="stage",
-    )
-    for column, measure in enumerate(STAGE_MEASURES, 1):
-        figure.add_hline(MEASURES[measure].neutral, row=1, col=column, line=GUIDE)
-    figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(LETTERS))
-    return figure.update_layout(yaxis_range=[-1.08, 1.08], yaxis2_range=[-0.04, 1.04])

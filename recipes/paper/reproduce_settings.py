@@ -16,7 +16,7 @@ from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, Bounds
 from nope_probe.run.paths import default_output_dir
 from nope_probe.run.settings import SessionSettings
 from nope_probe.studies.ablation.settings import Settings as Ablate
-from nope_probe.studies.circuit.settings import Settings as Circuit
+from nope_probe.studies.circuit import Settings as Circuit
 from simulation_settings import Settings as Simulation
 
 # The trained NoPE model (section 4.2), and the language models (section 5.2 and appendix E).

@@ -13,7 +13,7 @@ from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import is_first_process
 from nope_probe.run.session import Session
 from nope_probe.studies.ablation.study import Ablate
-from nope_probe.studies.circuit.study import CaptureStages
+from nope_probe.studies.circuit_run import CaptureStages
 from nope_probe.studies.study import Study, run_study
 from reproduce_analysis import analyse, print_index, write_index
 from reproduce_page import draw, print_summary

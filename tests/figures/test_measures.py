@@ -6,12 +6,10 @@ import pytest
 
 from nope_probe.analyses.pattern import Measures
 from nope_probe.figures.measures import (
-    STAGE_MEASURES,
     controls,
     head_map,
     mask_effect,
     pattern_measures,
-    stage_measures,
 )
 from nope_probe.figures.names import TABLE
 from nope_probe.figures.words import MEASURES
@@ -97,28 +95,6 @@ def test_a_head_map_has_a_row_per_layer_and_a_column_per_head_and_leaves_out_no_
     assert signed.colorbar.title.text == MEASURES["locality"].unit
     with pytest.raises(ValueError, match=r"expected a measure of lead, .*, got 'height'"):
         head_map(table, "height")
-
-
-def test_stages_are_drawn_with_intervals_and_the_ablated_models_with_open_markers() -> None:
-    rows = [("intact", "f", 0.9), ("intact", "g", -0.2), ("ablated", "f", 0.1)]
-    table = pd.DataFrame(rows, columns=["model", "stage", "value"])
-    ends = {"": 0.0, "_low": -0.1, "_high": 0.2}
-    table = table.assign(
-        **{
-            f"{name}{end}": table["value"] + off
-            for name in STAGE_MEASURES
-            for end, off in ends.items()
-        }
-    )
-    figure = stage_measures(table, ("mlp", "mask"))
-    intact, ablated = figure.data[:2]
-    assert (list(intact.x), list(intact.y)) == (["f", "g"], [0.9, -0.2])
-    np.testing.assert_allclose(intact.error_y.arrayminus, [0.1, 0.1])
-    assert (intact.name, ablated.name) == ("intact model", "without MLP + causal mask")
-    assert (intact.marker.symbol, ablated.marker.symbol) == ("circle", "circle-open")
-    assert ablated.marker.color == TABLE["mlp"].colour
-    guides = [(line.yref, line.y0) for line in figure.layout.shapes]
-    assert guides == [("y", 0.0), ("y2", 0.5)], "no trend is dotted"
 
 
 def test_every_measure_has_a_title_and_every_component_a_colour() -> None:

@@ -1,11 +1,10 @@
 """A manifest is written as entries of JSON, and read back from them as the same record."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from nope_probe.models.info import GGUFInfo
 from nope_probe.run.manifest import Manifest, RunData, RunModel, ShownText, TooFew
-from nope_probe.studies.circuit.page import StudiedBlock
 from tests.support.manifests import A_MODEL, manifest_of
 
 GGUF = GGUFInfo(file="a.gguf", sha256="b1", file_type=None, tensor_types={"F32": 61})
@@ -52,10 +51,19 @@ def test_entries_of_the_file_itself_are_no_results() -> None:
     assert read.results == {"prefix": 7}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What a command found."""
+
+    layer: int = 0
+    components: tuple[str, ...] = ()
+    of: dict[str, str] | None = None
+
+
 def test_a_command_reads_its_results_as_a_record() -> None:
-    block = StudiedBlock(layer=1, components=("mask", "w_q"), absent={"h": "it is the last"})
+    block = Block(layer=1, components=("mask", "w_q"), of={"h": "it is the last"})
     entries = json.loads(json.dumps(Manifest(results=asdict(block)).to_json()))
-    assert Manifest.of_json(entries).results_as(StudiedBlock) == block
+    assert Manifest.of_json(entries).results_as(Block) == block
 
 
 def test_a_model_in_a_folder_is_named_after_the_folder() -> None:

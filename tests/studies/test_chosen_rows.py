@@ -18,7 +18,7 @@ from nope_probe import (
 )
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.context import stated_lengths
-from nope_probe.studies.circuit import page as circuit_page
+from nope_probe.studies import circuit as circuit_page
 
 N, ROWS = 41, 13
 SMALL = ["--n-seqs", "11", "--seq-len", str(N), "--folds", "5"]

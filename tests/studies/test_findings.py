@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from nope_probe.studies.behaviour import page as behaviour
-from nope_probe.studies.circuit.page import inversion
+from nope_probe.studies.circuit import inversion
 from nope_probe.studies.page import (
     noisy_layers,
     preferred_keys,

@@ -1,15 +1,14 @@
-"""The `circuit` command's study: its passes, and the run of their stages."""
+"""What `circuit` runs: the stages of a block, and their measures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
@@ -26,8 +25,7 @@ from nope_probe.run.folder import Run
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
 from nope_probe.run.sources import load_layers
-from nope_probe.studies.circuit.page import StudiedBlock, report
-from nope_probe.studies.circuit.settings import Settings
+from nope_probe.studies.circuit import Settings, report
 from nope_probe.studies.engine import Engine, ablation_of, are_finite
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
 from nope_probe.studies.page import with_page
@@ -75,28 +73,31 @@ class CaptureStages(Study[Settings]):
 
     def _read(self, engine: Engine, key: str, ablation: Ablation | None) -> StageMaps:
         maps = engine.stages(key, ablation, layer=self.settings.layer)
-        validate_finite_stages(maps, f"the {key} model")
+        for letter, folds in maps.folds.items():
+            n_rows, n = folds.shape[-2:]
+            # Chosen rows have no cells j > i.
+            below = torch.arange(n) <= maps.query_positions[:, None]
+            if not are_finite(folds, maps.visible.get(letter, below | (n_rows == n))):
+                raise UserError(f"non-finite values at stage ({letter}) of the {key} model")
         return maps
 
     def analyse(self, results: Results) -> Run:
         """Measure the stages, and return the run."""
-        session, layer = self.session, self.settings.layer
+        session, model, layer = self.session, self.session.loaded.model, self.settings.layer
         maps = {name: results[name] for name in (INTACT.name, ABLATED) if name in results}
-        shown, inputs, model = [*maps.values()][-1], session.sequences(), session.loaded.model
+        inputs, n_queries = session.sequences(), len(maps[INTACT.name].query_positions)
         blocks = {block.index: block for block in layers_of(model)}
-        absent = absent_stages(blocks, layer, session.loaded.info.n_layers)
-        block = StudiedBlock(
-            layer=layer,
-            components=tuple(components(model)),
-            absent=dict[str, str](absent.items()),
-        )
         manifest = replace(
             session.manifest_of(inputs),
-            query_stride=query_stride(len(shown.query_positions)),
+            query_stride=query_stride(n_queries),
             removed=tuple(self.ablation.condition.ordered),
-            results=asdict(block),
+            results={
+                "layer": layer,
+                "components": [*components(model)],
+                "absent": absent_stages(blocks, layer, session.loaded.info.n_layers),
+            },
         )
-        tensors = {"maps": map_arrays([*maps.values()]), "folds": fold_arrays(shown)}
+        tensors = arrays_of([*maps.values()])
         arrays = {
             file: {name: tensor.float().cpu().numpy() for name, tensor in of_file.items()}
             for file, of_file in tensors.items()
@@ -109,41 +110,23 @@ class CaptureStages(Study[Settings]):
 run = partial(run_study, CaptureStages)
 
 
-def validate_finite_stages(maps: StageMaps, model: str) -> None:
-    """Check that every value of every stage, but for masked scores, is finite.
+def arrays_of(maps: Sequence[StageMaps]) -> dict[str, dict[str, Tensor]]:
+    """Return the maps of a run, and their folds as lower triangles.
 
-    Raises:
-        UserError: naming stage and model.
+    With an ablation, the intact model's maps are the reference.
     """
-    for letter, folds in maps.folds.items():
-        n_rows, n = folds.shape[-2:]
-        kept = torch.ones(n_rows, n, dtype=torch.bool)
-        if n_rows < n:  # chosen rows have no cells j > i
-            kept = torch.arange(n) <= maps.query_positions[:, None]
-        cells = maps.visible.get(letter, kept)
-        if not are_finite(folds, cells):
-            raise UserError(f"non-finite values at stage ({letter}) of {model}")
-
-
-def map_arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
-    """Return a run's maps; with an ablation, the intact model's maps are the reference."""
-    shown, arrays = maps[-1], dict[str, Tensor]()
+    shown, means, folds = maps[-1], dict[str, Tensor](), dict[str, Tensor]()
     for letter in shown.folds:
         of_stage = shown.layer_maps(letter)
-        arrays[f"gram/{letter}"] = shown.mean(letter)
-        arrays[f"normalised/{letter}"] = shown.normalised(letter)
-        arrays[f"se/{letter}"] = standard_error(of_stage.folds.maps, of_stage.weights)
+        means[f"gram/{letter}"] = shown.mean(letter)
+        means[f"normalised/{letter}"] = shown.normalised(letter)
+        means[f"se/{letter}"] = standard_error(of_stage.folds.maps, of_stage.weights)
+        folds[f"gram/{letter}"] = of_stage.folds.where.pack(of_stage.folds.maps)
         if len(maps) > 1:
-            arrays[f"reference/{letter}"] = maps[0].mean(letter)
+            means[f"reference/{letter}"] = maps[0].mean(letter)
     if len(shown.query_positions) < next(iter(shown.folds.values())).shape[-1]:
-        arrays["query_positions"] = shown.query_positions
-    return arrays
-
-
-def fold_arrays(maps: StageMaps) -> dict[str, Float[Tensor, "fold cell"]]:
-    """Return the fold means of each stage as lower triangles, with which `compare` pairs runs."""
-    stages = {letter: maps.layer_maps(letter).folds for letter in maps.folds}
-    return {f"gram/{letter}": of.where.pack(of.maps) for letter, of in stages.items()}
+        means["query_positions"] = shown.query_positions
+    return {"maps": means, "folds": folds}
 
 
 def stages_table(maps: Mapping[str, StageMaps], layer: int) -> pd.DataFrame:
