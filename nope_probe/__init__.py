@@ -1,6 +1,8 @@
 """Find where a decoder's positional attention pattern comes from: the mask, RoPE or the weights."""
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,51 +54,27 @@ if TYPE_CHECKING:
     from nope_probe.studies.heads.study import run_heads as run_heads
     from nope_probe.studies.trace.study import run_trace as run_trace
 
-_NAMES = {
-    "nope_probe.analyses.attention": "AttentionSplit split_attention",
-    "nope_probe.analyses.attribution": "LayerValues Values attribute attribute_heads",
-    "nope_probe.analyses.parameter_free.simulation": "Simulation simulate_scores",
-    "nope_probe.analyses.parameter_free.spec": "ParameterFreeSpec",
-    "nope_probe.analyses.parameter_free.theory": "theory_scores",
-    "nope_probe.analyses.pattern": "Measures measure measure_heads",
-    "nope_probe.data.sequences": "Sequences gaussian sequences",
-    "nope_probe.studies.ablation.heads": "head_scores",
-    "nope_probe.studies.ablation.study": "run_ablations",
-    "nope_probe.studies.attention.study": "AttentionStudy run_attention",
-    "nope_probe.studies.behaviour.study": "run_behaviour",
-    "nope_probe.studies.circuit_run": "run_circuit",
-    "nope_probe.studies.compare.analyse": "difference",
-    "nope_probe.studies.heads.study": "run_heads",
-    "nope_probe.studies.trace.study": "run_trace",
-    "nope_probe.figures.attention": "Why",
-    "nope_probe.figures.text_view": "TextView",
-    "nope_probe.hooks.ablation": "ablated",
-    "nope_probe.hooks.reading.attention": "capture_attention",
-    "nope_probe.hooks.reading.calibration": "calibrate",
-    "nope_probe.hooks.reading.capture": "capture_losses capture_scores capture_stages",
-    "nope_probe.hooks.removing.edited_weights": "untrained",
-    "nope_probe.hooks.removing.removals": "Ablation",
-    "nope_probe.hooks.removing.replacements": "Calibration",
-    "nope_probe.maps.centred": "row_centred",
-    "nope_probe.maps.maps": "AttentionMaps ScoreMaps StageMaps",
-    "nope_probe.models.info": "LoadedModel",
-    "nope_probe.models.load": "load",
-    "nope_probe.models.parameter_free": "build parameter_free",
-    "nope_probe.run.folder": "Run read_run",
+# Public names by module are the imports above, which are not run: TransformerLens takes seconds.
+_HOME = {
+    name.name: str(node.module)
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom)
+    for name in node.names
+    if name.asname
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __version__ = "0.2.0"
-__all__ = sorted(["figures", *_HOME])
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: TransformerLens takes seconds to import."""
-    if name == "figures":
-        return import_module("nope_probe.figures")
+    """Import a public name on first use."""
     if name not in _HOME:
         raise AttributeError(f"nope_probe has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    home = _HOME[name]
+    if home == __name__:  # a module of the package
+        return import_module(f"{home}.{name}")
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -1,9 +1,7 @@
 """What is public: its names, and a line for what its functions cannot take."""
 
-import ast
 from collections.abc import Callable, Iterator
 from inspect import isclass, isfunction, unwrap
-from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
@@ -69,15 +67,6 @@ def test_the_classes_that_public_functions_return_are_public_too(package: Module
 def test_a_package_shows_its_public_names_and_nothing_that_it_imports(package: ModuleType) -> None:
     shown = {name for name in dir(package) if not name.startswith("__")}
     assert shown == {*package.__all__}
-
-
-def test_type_checkers_see_the_names_that_are_imported_on_first_use() -> None:
-    tree = ast.parse(Path(nope_probe.__file__).read_text(encoding="utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    imported = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    homes = {alias.name: node.module for node in imported for alias in node.names}
-    assert homes.pop("figures") == "nope_probe"
-    assert homes == nope_probe._HOME
 
 
 @pytest.mark.parametrize("given", ["mask", ["mask"], ("mask", "mlp")])
