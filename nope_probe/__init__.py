@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from nope_probe.hooks.reading.capture import capture_losses as capture_losses
     from nope_probe.hooks.reading.capture import capture_scores as capture_scores
     from nope_probe.hooks.reading.capture import capture_stages as capture_stages
+    from nope_probe.hooks.reading.need import Needs as Needs
+    from nope_probe.hooks.reading.need import capture_need as capture_need
     from nope_probe.hooks.removing.edited_weights import untrained as untrained
     from nope_probe.hooks.removing.removals import Ablation as Ablation
     from nope_probe.hooks.removing.replacements import Calibration as Calibration

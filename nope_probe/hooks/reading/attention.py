@@ -151,7 +151,7 @@ class AttentionAccumulator(MapAccumulator):
         folds = self.fold_of, self.n_folds
         parts = defaultdict[str, list[FoldSum]](list)
         for group in self.groups:
-            scores, visible = _scores(attention, group)
+            scores, visible = scores_of_rows(attention, group)
             if attention.sinks is not None:
                 total = scores.masked_fill(~visible, -torch.inf).logsumexp(-1)
                 share = (attention.sinks[:, None].to(total) - total).sigmoid().double()
@@ -228,7 +228,7 @@ class AttentionAccumulator(MapAccumulator):
         }
 
 
-def _scores(attention: Attention, group: RowGroup) -> tuple[Scores, Visible]:
+def scores_of_rows(attention: Attention, group: RowGroup) -> tuple[Scores, Visible]:
     """Return a copy of the scores of a group of rows, and its visible cells."""
     rows, keys = group.queries, slice(group.stop)
     bias, hooked = attention.bias, attention.hooked

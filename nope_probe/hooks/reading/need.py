@@ -1,0 +1,242 @@
+"""Which heads need a component: what their attention on the same inputs is without it.
+
+The tap shows the queries and keys of a pass, so that both rows of scores, with the component and
+without it, come from one pass of the intact model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.attention import Attention
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import HookedModel, hooks_in_place
+from nope_probe.hooks.layers.model import (
+    Given,
+    Inputs,
+    as_inputs,
+    documents_of,
+    numbered_layers,
+    read_attention,
+    tapped,
+    traits_of,
+)
+from nope_probe.hooks.layers.objects import Model, model_of
+from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.hooks.reading.attention import scores_of_rows
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.removing.block_ablation import ABLATED, BlockAblation
+from nope_probe.hooks.removing.components import Target, components
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.stand_ins import CONSTANT_OUTPUTS
+from nope_probe.maps.folds import TensorRecord, folds_of, pooled, sum_parts
+from nope_probe.maps.rows import GROUP_ROWS, RowGroup
+from nope_probe.removal import validate_components
+
+# What changes a head's attention and nothing that the head reads. Without a sink, KL is infinite.
+IN_ATTENTION = ("mask", "window", "rope", "alibi", "w_q", "w_k")
+Edit = Callable[[Attention], Attention]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Needs(TensorRecord):
+    """The need of every head for what was removed, in nats.
+
+    Attributes:
+        folds: fold means.
+        counts: sequences per fold.
+        layers: the number of each layer's block.
+    """
+
+    folds: Float[Tensor, "fold layer head"]
+    counts: Int[Tensor, " fold"]
+    layers: tuple[int, ...]
+
+    @property
+    def mean(self) -> Float[Tensor, "layer head"]:
+        """The mean over all sequences."""
+        return pooled(self.folds, self.counts)
+
+
+def capture_need(
+    model: Model,
+    inputs: Given,
+    removed: Ablation | Sequence[str] | str,
+    *,
+    batch_size: int = 32,
+    n_folds: int | None = None,
+    documents: Int[Tensor, " seq"] | None = None,
+    checkpoint: StreamCheckpoint | None = None,
+) -> Needs:
+    """Measure how much each head's attention needs a component: KL(A || A(c)), nats.
+
+    A is a head's attention to the keys that a query sees, A(c) its attention on the same inputs
+    without the component in this head alone. A learned sink counts as one more key. The need is
+    the mean over sequences and queries. It says where the component changes attention, not what
+    the model needs it for: that is the cost of the removal.
+
+    Args:
+        model: in any form that `load` takes in memory, or what it returns, intact.
+        inputs: any inputs of `capture_scores`.
+        removed: the mask, the window, RoPE or a band of it, ALiBi, W_Q or W_K, or several at once;
+            names are short for `Ablation(remove=..., replacement="mean")`. The mean output of W_Q
+            or W_K is measured on the inputs first.
+        batch_size: sequences per forward pass.
+        n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
+            many as there are sequences (documents) if these are fewer.
+        documents: the document of each sequence; a document's sequences share a fold.
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+
+    Raises:
+        UserError: for a component that the model lacks or that no single head's attention can lose,
+            for heads (every head is measured) or a replacement whose output is not constant.
+        RuntimeError: inside `ablated` on this model.
+        NotImplementedError: for scores that hooks change.
+
+    Example:
+        >>> from nope_probe import capture_need, load
+        >>> need = capture_need(load("rope-tiny").model, torch.randint(9, (8, 7)), "rope")
+        >>> need.mean.shape
+        torch.Size([4, 4])
+    """
+    ablation = Ablation.of(removed)
+    if not isinstance(removed, Ablation):
+        ablation = replace(ablation, replacement="mean")
+    model = model_of(model)
+    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
+    _validate(model, ablation)
+    layers = numbered_layers(model, ablation.layers)
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    counts = fold_of.bincount()
+    edits = _edits(model, inputs, ablation, layers, batch_size)
+    sums = [NeedAccumulator(layer, len(counts), edits[layer.index]) for layer in layers]
+    stream(model, inputs, sums, fold_of, batch_size, checkpoint)
+    totals = torch.stack([of_layer.totals["need"].cpu() for of_layer in sums], 1)
+    numbers = tuple(layer.index for layer in layers)
+    return Needs(folds=totals / counts[:, None, None], counts=counts, layers=numbers)
+
+
+def _validate(model: HookedModel, ablation: Ablation) -> None:
+    if model in ABLATED:
+        raise RuntimeError("the model is ablated: capture need before `ablated`")
+    condition = ablation.condition
+    others = [name for name in condition.ordered if name.kind not in IN_ATTENTION]
+    if others or not condition:
+        raise UserError(
+            f"need is of what a head's attention can lose: {', '.join(IN_ATTENTION)}, or a band of "
+            f"rope, not {others[0] if others else 'nothing'}"
+        )
+    if ablation.heads is not None:
+        raise UserError("need is measured in every head alone: name layers, or neither")
+    if condition.weights and ablation.replacement not in CONSTANT_OUTPUTS:
+        raise UserError(
+            f"need of {condition.weights[0]} takes a constant in its place: replacement='mean'"
+        )
+    validate_components(condition, components(model))
+
+
+def _edits(
+    model: HookedModel,
+    inputs: Inputs,
+    ablation: Ablation,
+    layers: Sequence[Layer],
+    batch_size: int,
+) -> dict[int, Edit]:
+    """Return by block the function that removes the components from each of its heads."""
+    traits = traits_of(model)
+    blocks = {}
+    for layer in layers:  # in heads by name: only then are q and k edited where they are multiplied
+        heads, rotary = [*range(layer.n_heads)], traits[layer.index].rotary
+        blocks[layer.index] = BlockAblation(
+            Target(layer=layer, heads=heads, rotary=rotary), ablation
+        )
+    weights = ablation.condition.weights
+    if not weights:
+        return {index: block.edit for index, block in blocks.items()}
+    calibration = calibrate(model, inputs, batch_size=batch_size)
+
+    def read(layer: Layer, attention: Attention) -> tuple[int, tuple[Tensor, Tensor]]:
+        return layer.index, (attention.q, attention.k)
+
+    # A constant is normed and rotated by the model, alike in all sequences of a length.
+    groups = [block.group(calibration) for block in blocks.values()]
+    with tapped(model), hooks_in_place(groups):
+        constants = dict(read_attention(model, inputs[:1], read))
+
+    def with_constants(index: int) -> Edit:
+        def edit(attention: Attention) -> Attention:
+            q, k = (x.expand(len(attention.q), -1, -1, -1) for x in constants[index])
+            q = q if "w_q" in weights else attention.q
+            k = k if "w_k" in weights else attention.k
+            return blocks[index].edit(replace(attention, q=q, k=k))
+
+        return edit
+
+    return {index: with_constants(index) for index in blocks}
+
+
+class NeedAccumulator(Accumulator):
+    """Sums the need of one layer's heads per fold.
+
+    Args:
+        layer: the layer.
+        n_folds: how many folds.
+        edit: returns attention without the component.
+    """
+
+    reads_attention = True
+
+    def __init__(self, layer: Layer, n_folds: int, edit: Edit) -> None:
+        super().__init__(n_folds)
+        self.layer, self.edit = layer, edit
+
+    def read(self, attention: Attention) -> None:
+        """Add one batch, a group of rows at a time.
+
+        Raises:
+            NotImplementedError: for scores or a pattern that hooks change.
+        """
+        if self.already_counted:
+            return
+        if attention.hooked is not None or attention.hooked_pattern is not None:
+            raise NotImplementedError(
+                f"hooks change the attention of L{self.layer.index}: no second row is known"
+            )
+        changed, n = self.edit(attention), attention.mask.n_queries
+        need = attention.q.new_zeros(*attention.q.shape[:1], attention.n_heads).double()
+        for start in range(0, n, GROUP_ROWS):
+            rows = torch.arange(start, min(start + GROUP_ROWS, n))
+            seen = changed.mask.rows(rows).flatten(0, -2).any(0).nonzero()
+            group = RowGroup(name="", queries=rows, stop=int(seen.max()) + 1)
+            need += divergence(attention, changed, group).sum(-1, dtype=torch.float64)
+        self.add(need=sum_parts(need / n, self.fold_of, self.n_folds))
+
+
+def divergence(
+    attention: Attention, changed: Attention, group: RowGroup
+) -> Float[Tensor, "batch head row"]:
+    """Return KL(A || A') of the rows of two attentions, nats, where A' sees what A sees, or more.
+
+    Args:
+        attention: A.
+        changed: A'.
+        group: the rows.
+    """
+    rows = []
+    for of in (attention, changed):
+        scores, visible = scores_of_rows(of, group)
+        scores.masked_fill_(~visible, torch.finfo(scores.dtype).min)
+        total = scores.logsumexp(-1)
+        if of.sinks is not None:
+            total = total.logaddexp(of.sinks[:, None].to(total))
+        rows.append((scores, total))
+    (scores, total), (new, new_total) = rows
+    weights = (scores - total[..., None]).exp_()
+    return torch.linalg.vecdot(weights, scores.sub_(new)) - total + new_total

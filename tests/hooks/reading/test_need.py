@@ -1,0 +1,162 @@
+"""Need against two rows of plain transformers' softmax, and against a head edited by hand."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.decoders import write_decoder
+from support.edited_model import attention, blocks, projections
+from support.plain_attention import PlainAttention, plain_attention
+from support.tiny_models import ByName, ModelOf, Tiny
+from torch import Tensor
+
+from nope_probe import Ablation, ablated, capture_need, load
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.hook_points import hooks_attached
+from nope_probe.hooks.layers.model import layers_of, read_attention
+
+N_SEQS, N_POS, N_FOLDS = 7, 19, 3
+BOUND = 1e-5  # nats
+
+
+def inputs() -> Tensor:
+    return torch.randint(3, 60, (N_SEQS, N_POS), generator=torch.Generator().manual_seed(0))
+
+
+@contextmanager
+def straight(module: Any, pairs: slice) -> Iterator[None]:
+    """Let one module attend with some columns of its angles as at position 0."""
+
+    def write(_: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        tables = [table.clone() for table in options["position_embeddings"]]
+        for table in tables:
+            for half in table.tensor_split(2, -1) if pairs.stop else [table]:
+                half[..., pairs] = half[:, :1, pairs]
+        return args, options | {"position_embeddings": tuple(tables)}
+
+    handle = module.register_forward_pre_hook(write, with_kwargs=True)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def constant(hf: Any, number: int, name: str) -> Iterator[None]:
+    """Let one projection of a layer write the mean of its output."""
+    weight, bias = projections(hf, number)[name]
+    module = getattr(attention(blocks(hf)[number]), f"{name[-1]}_proj")
+    outputs: list[Tensor] = []
+    handle = module.register_forward_hook(lambda *call: outputs.append(call[2]))
+    hf(inputs())
+    handle.remove()
+    before = weight.clone(), bias.clone()
+    weight.zero_()
+    bias.copy_(outputs[0].double().mean((0, 1)))
+    yield
+    weight.copy_(before[0])
+    bias.copy_(before[1])
+
+
+def changed(hf: Any, number: int, removed: str, intact: PlainAttention) -> Tensor:
+    """Return a layer's scores on the inputs that it has, without a component in it alone."""
+    if removed in ("mask", "window"):
+        assert intact.q is not None
+        assert intact.k is not None
+        assert intact.scaling is not None
+        scores = intact.q @ intact.k.repeat_interleave(intact.q.shape[1] // intact.k.shape[1], 1).mT
+        scores = scores * intact.scaling
+        if intact.softcap is not None:
+            scores = intact.softcap * (scores / intact.softcap).tanh()
+        visible = ~intact.scores.isnan()
+        seen = visible | visible.mT if removed == "mask" else torch.ones(N_POS, N_POS).tril() > 0
+        return scores.masked_fill(~seen, torch.nan)
+    if removed.startswith("w_"):
+        edit = constant(hf, number, removed)
+    else:
+        pairs = slice(0, 2) if removed == "rope[0:2]" else slice(None)
+        edit = straight(attention(blocks(hf)[number]), pairs)
+    with edit:
+        return plain_attention(hf, inputs())[number].scores
+
+
+def kl(scores: Tensor, other: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the mean over queries of KL of two rows of softmax [seq, head], sinks included."""
+    rows = []
+    for of in (scores.double(), other.double()):
+        if sinks is not None:
+            of = torch.cat((of, sinks.double()[:, None, None].expand(*of.shape[:3], 1)), -1)
+        rows.append(of.masked_fill(of.isnan(), -torch.inf).softmax(-1))
+    first, second = rows
+    return torch.where(first > 0, first * (first / second).log(), 0).sum(-1).mean(-1)
+
+
+# Grouped heads; a band; a soft cap and a window; layers without RoPE; no RoPE; sinks.
+CASES = [
+    *[("llama", removed) for removed in ("rope", "rope[0:2]", "mask", "w_q", "w_k")],
+    *[("gemma2", removed) for removed in ("rope", "mask", "window")],
+    *[("smollm3", "rope"), ("gpt2", "mask"), ("gpt_oss", "rope"), ("gpt_oss", "mask")],
+]
+
+
+@pytest.mark.parametrize(("name", "removed"), CASES)
+def test_need_is_the_divergence_of_plain_transformers_two_rows(
+    tiny: ByName, tmp_path: Path, name: str, removed: str
+) -> None:
+    model: Tiny = write_decoder(name, tmp_path) if name == "gpt_oss" else tiny(name)
+    need = capture_need(
+        load(str(model.folder)).model, inputs(), removed, n_folds=N_FOLDS, batch_size=5
+    )
+    intact = plain_attention(model.hf, inputs())
+    fold_of = torch.arange(N_SEQS) % N_FOLDS
+    assert need.layers == (*intact,)
+    for place, (number, of_layer) in enumerate(intact.items()):
+        expected = kl(of_layer.scores, changed(model.hf, number, removed, of_layer), of_layer.sinks)
+        means = torch.stack([expected[fold_of == fold].mean(0) for fold in range(N_FOLDS)])
+        assert (need.folds[:, place] - means).abs().max() < BOUND
+    assert need.mean.max() > 1e-2  # and it is no zero
+
+
+@pytest.mark.parametrize("spec", ["hooked:smollm3-rope", "bridge:llama"])
+def test_need_of_a_head_is_that_of_its_rotation_alone(spec: str, model_of: ModelOf) -> None:
+    model, _ = model_of(spec)
+    need = capture_need(model, inputs(), Ablation(remove="rope", layers=[1]), batch_size=4)
+
+    def rows() -> Tensor:
+        patterns = read_attention(model, inputs(), lambda _, attention: attention.pattern())
+        return patterns[1].double()[:, 3]
+
+    before = rows()
+    with ablated(model, Ablation(remove="rope", heads={1: [3]})):
+        after = rows()
+    expected = torch.where(before > 0, before * (before / after).log(), 0).sum(-1).mean()
+    assert need.mean.shape == (1, layers_of(model)[1].n_heads)
+    assert abs(need.mean[0, 3] - expected) < BOUND
+
+
+def test_need_does_not_depend_on_the_batch_size(bridge: ByName) -> None:
+    one, seven = (
+        capture_need(bridge("mistral"), inputs(), "mask+rope", batch_size=size).folds
+        for size in (1, 7)
+    )
+    assert (one - seven).abs().max() < BOUND
+
+
+def test_what_no_head_can_lose_alone_is_refused_with_what_it_can(bridge: ByName) -> None:
+    model = bridge("llama")
+    for removed, message in (
+        ("mlp", "mask, window, rope"),
+        ([], "not nothing"),
+        (Ablation(remove="w_q"), "replacement='mean'"),
+        (Ablation(remove="rope", heads={0: [1]}), "name layers"),
+        ("alibi", "the model has no alibi"),
+    ):
+        with pytest.raises(UserError, match=message):
+            capture_need(model, inputs(), removed)
+    with ablated(model, "mask"), pytest.raises(RuntimeError, match="before `ablated`"):
+        capture_need(model, inputs(), "rope")
+    point = layers_of(model)[0].point("attn.hook_attn_scores")
+    refused = pytest.raises(NotImplementedError, match="hooks change the attention of L0")
+    with hooks_attached([(point, lambda scores, hook: scores / 2)]), refused:
+        capture_need(model, inputs(), "rope")
