@@ -13,10 +13,11 @@ from make_findings import COMMANDS, IMAGES, finished, save_small
 from make_notebooks import chromium
 
 from nope_probe import figures
-from nope_probe.figures.heads import cost_by_k
 from nope_probe.figures.text_view import TextView
 from nope_probe.studies.attention.on_text import text_view
 from nope_probe.studies.attention.study import AttentionStudy
+from nope_probe.studies.heads import COLUMNS, VIEWS
+from nope_probe.studies.tidy import sections
 
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
 HEIGHT = 224  # px of the picture of the text
@@ -36,8 +37,8 @@ def main(folder: str) -> None:
     why = AttentionStudy(**vars(run)).why("L{}H{}".format(*CONTENT), query=QUERY, steps=2)
     save_small(why.graph, IMAGES / "steps_smollm2.png")
     of_heads = finished(Path(folder).resolve() / "heads", COMMANDS["heads"]).tables
-    costs = cost_by_k(of_heads["cost"], of_heads["tests"])
-    save_small(costs, IMAGES / "function_smollm2.png")
+    costs, *_ = sections(VIEWS, of_heads, COLUMNS)
+    save_small(costs.drawn(), IMAGES / "function_smollm2.png")
     view = text_view(run)
     assert view is not None
     views = "".join(of_head(view, *head).html() for head in (POSITIONAL, CONTENT))

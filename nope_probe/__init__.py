@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from nope_probe.studies.behaviour.study import run_behaviour as run_behaviour
     from nope_probe.studies.circuit_run import run_circuit as run_circuit
     from nope_probe.studies.compare.analyse import difference as difference
-    from nope_probe.studies.heads.study import run_heads as run_heads
+    from nope_probe.studies.heads_run import run_heads as run_heads
     from nope_probe.studies.trace.study import run_trace as run_trace
 
 # Public names by module are the imports above, which are not run: TransformerLens takes seconds.

@@ -25,20 +25,20 @@ from nope_probe import (
     sequences,
 )
 from nope_probe.errors import UserError
-from nope_probe.figures.heads import COSTS, cost_by_k
 from nope_probe.hooks.layers.entry import entered, logits_from, run_to_enter
 from nope_probe.hooks.layers.model import logits_of
-from nope_probe.studies.heads.orders import HeadCondition, read_order
-from nope_probe.studies.heads.page import NOTHING, headline
-from nope_probe.studies.heads.study import against_chance
+from nope_probe.studies.heads import COLUMNS, MEASURES, NOTHING, VIEWS, headline, report
+from nope_probe.studies.heads_run import HeadCondition, against_chance, read_order
+from nope_probe.studies.tidy import sections
 
 SMALL: dict[str, Any] = {"n_seqs": 24, "seq_len": 20, "folds": 5, "draws": 3, "k": [1, 5]}
+HEADS = 16
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("runs") / "heads"
-    return run_heads("rope-tiny", mean_seqs=32, out=out, **SMALL)
+    return run_heads("rope-tiny", mean_seqs=32, out=out, singles=True, **SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -76,21 +76,15 @@ def test_costs_are_those_of_plain_passes(run: Any, loaded: Any, data: Any) -> No
 
 
 def test_costs_are_drawn_against_the_number_of_heads(run: Any) -> None:
-    figure = cost_by_k(run.tables["cost"], run.tables["tests"])
-    n_panels = 2 * len(COSTS)  # of two removals, in two columns
-    lowest = [figure.layout[f"xaxis{panel}"] for panel in (n_panels - 1, n_panels)]
-    assert [axis.title.text for axis in lowest] == ["first heads, k"] * 2
-    assert [*lowest[0].tickvals] == SMALL["k"]
-    costs = run.tables["cost"][run.tables["cost"]["draw"].isna()]
-    costs = costs.set_index(["removed", "order", "measure", "k"]).sort_index()
-    [line] = [
-        trace
-        for trace in figure.data
-        if trace.xaxis == "x" and trace.name == "first heads by others"
-    ]
-    removed, measure = run.tables["cost"]["removed"].iloc[0], next(iter(COSTS))
-    expected = costs.loc[removed, "others", measure]["cost"]
-    assert [*line.y] == [*expected.loc[SMALL["k"]]]
+    costs, single, _ = sections(VIEWS, run.tables, COLUMNS)
+    figure = costs.drawn()
+    assert len({trace.xaxis for trace in figure.data}) == len(MEASURES)
+    lines = {trace.name: trace for trace in figure.data if trace.xaxis == "x" and trace.name}
+    tests = run.tables["tests"].query("removed == 'rope' and measure == 'text'")
+    for name in ("cost", "chance"):
+        [line] = [lines[label] for label in lines if "RoPE" in label and label.endswith(name)]
+        assert [[*line.x], [*line.y]] == [SMALL["k"], [*tests[name]]]
+    assert len(single.drawn().data) == 2  # a map of all 16 heads for each removal
 
 
 def test_orders_are_those_of_attention_on_other_sequences(loaded: Any) -> None:
@@ -145,10 +139,10 @@ def test_draws_are_as_many_other_heads_of_the_same_layers_while_these_have_any()
             assert all((2, 2) in heads_of_draw for heads_of_draw in drawn)
     first = HeadCondition(removed="rope", order="x", k=3)
     assert first.heads(ranked, places, seed=0) == ranked[:3]
-    assert HeadCondition(removed="rope", alone=(3, 1)).heads([], places, seed=0) == [(3, 1)]
+    assert HeadCondition(removed="rope", draw=10).heads([], places, seed=0) == [(3, 1)]
 
 
-def test_a_cost_is_ranked_among_distinct_draws_or_among_all_other_heads_alone() -> None:
+def test_a_cost_is_ranked_among_distinct_draws_or_among_other_heads_alone() -> None:
     half, columns = 0.25, ["k", "draw", "heads", "cost"]
     rows: list[tuple[int, Any, str, float]] = [
         *((1, pd.NA, "L1H0", 2.0), (2, pd.NA, "L0H0 L1H0", 0.5)),
@@ -217,7 +211,9 @@ def test_passes_that_begin_at_a_block_are_those_of_the_whole_model(
         assert torch.equal(logits_of(model, inputs), logits)
 
 
-def test_a_file_of_ones_own_is_an_order(loaded: Any, tmp_path: Path) -> None:
+def test_a_file_of_ones_own_is_an_order_whose_first_head_is_ranked_among_a_few_others(
+    loaded: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "mine.csv"
     pd.DataFrame({"layer": [1, 0], "head": [3, 2], "score": [9.0, 5.0]}).to_csv(path, index=False)
     run = run_heads(loaded, remove="rope", by=str(path), **{**SMALL, "k": [1, 2]})
@@ -226,11 +222,16 @@ def test_a_file_of_ones_own_is_an_order(loaded: Any, tmp_path: Path) -> None:
         ["mine", 1, 3, 9.0],
         ["mine", 0, 2, 5.0],
     ]
+    alone = run.tables["single"][["layer", "head"]].drop_duplicates().to_numpy().tolist()
+    assert len(alone) == SMALL["draws"] + 1
+    tests = run.tables["tests"].set_index(["k", "measure"])
+    assert tests.loc[(1, "text"), "of"] == len([head for head in alone if head != [1, 3]]) + 1
+    assert [section.title for section in report(run).sections][1] == "The orders", "no map"
 
 
 def test_the_run_names_its_means_single_heads_and_method(run: Any) -> None:
     single = run.tables["single"]
-    assert len(single) == 2 * 16 * 4
+    assert len(single) == 2 * HEADS * len(MEASURES)
     alone = single.query("removed == 'rope' and layer == 1 and head == 3 and measure == 'text'")
     first = run.tables["cost"].query("removed == 'rope' and k == 1 and measure == 'text'")
     assert alone["cost"].item() == pytest.approx(first["cost"].item(), abs=1e-6)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -29,17 +30,23 @@ from nope_probe.hooks.layers.model import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
-    """The residual stream of a batch before some blocks, for passes that begin there.
+    """The residual stream of sequences before some blocks, for passes that begin there.
 
     Attributes:
-        residuals: [batch, pos, d_model] by the number of the block.
+        residuals: [seq, pos, d_model] by the number of the block.
         n_outputs: how many values a block returns; 0 for the residual stream alone.
-        latest: the last block at which a pass can begin: later blocks attend to its keys.
     """
 
     residuals: Mapping[int, Vectors]
     n_outputs: int
-    latest: int
+
+    @classmethod
+    def joined(cls, batches: Sequence[Entry]) -> Entry:
+        """Return the residual streams of several batches as those of one."""
+        first, *_ = batches
+        numbers = first.residuals
+        joined = {n: torch.cat([batch.residuals[n] for batch in batches]) for n in numbers}
+        return cls(residuals=joined, n_outputs=first.n_outputs)
 
 
 def run_to_enter(
@@ -50,7 +57,8 @@ def run_to_enter(
     Args:
         model: a HookedTransformer or TransformerBridge.
         tokens: the batch.
-        numbers: of the blocks; at block 0, a pass begins as ever.
+        numbers: of the blocks; at block 0, a pass begins as ever. A later block that attends to the
+            keys of an earlier one is left for the latest block that all keys come after.
 
     Returns:
         What was kept, and the logits.
@@ -71,22 +79,29 @@ def run_to_enter(
     ]
     with blocks_of(model)[0].register_forward_hook(OfThread(count)), hooks_attached(points):
         logits = logits_of(model, tokens)
-    return Entry(residuals=residuals, n_outputs=outputs[0], latest=latest), logits
+    return Entry(residuals=residuals, n_outputs=outputs[0]), logits
 
 
 @contextmanager
-def entered(model: HookedModel, entry: Entry, number: int) -> Iterator[None]:
-    """Begin passes over a batch at a block: earlier blocks do not run, and their hooks see nothing.
+def entered(
+    model: HookedModel,
+    entry: Entry,
+    number: int,
+    rows: Callable[[], Tensor | slice] = lambda: slice(None),
+) -> Iterator[None]:
+    """Begin passes at a block: earlier blocks do not run, and their hooks see nothing.
 
     Args:
-        model: the model, with no other change than in later blocks.
-        entry: of the same batch.
-        number: of a block whose residual stream was kept, or 0.
+        model: the model, with no other change than in this block and later ones.
+        entry: of the same sequences.
+        number: of the block. A pass begins at the latest block up to it whose residual stream was
+            kept.
+        rows: returns the sequences of the batch that is run; by default all of the entry.
     """
-    number = min(number, entry.latest)
+    number = max((kept for kept in entry.residuals if kept <= number), default=0)
 
     def skip(*_: object, **__: object) -> object:
-        residual = entry.residuals[number]
+        residual = entry.residuals[number][rows()]
         return (residual, *[None] * (entry.n_outputs - 1)) if entry.n_outputs else residual
 
     with ExitStack() as stack:

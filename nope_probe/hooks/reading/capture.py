@@ -322,15 +322,24 @@ def capture_losses(
 
 
 class LossAccumulator(Accumulator):
-    """Keeps the loss of every token; each sequence is one fold."""
+    """Keeps the loss of every token; each sequence is one fold.
+
+    Args:
+        n_seqs: how many sequences are run.
+        first: the first position that has logits; see `entry.logits_from`.
+    """
 
     reads_logits = True
+
+    def __init__(self, n_seqs: int, first: int = 0) -> None:
+        super().__init__(n_seqs)
+        self.first = first
 
     def read_logits(
         self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
     ) -> None:
         """Add the losses of a batch."""
-        losses = token_losses(logits, tokens)
+        losses = token_losses(logits, tokens[:, self.first :])
         self.add(losses=list(zip(self.fold_of.tolist(), losses, strict=True)))
 
 

@@ -1,0 +1,197 @@
+"""What removals cost: conditions times probes, each read as the losses of a model's predictions.
+
+A probe is a set of sequences. A cost is a condition's number less the intact model's on the same
+sequences, so it is paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from nope_probe.data.sequences import Sequences, random_twice, repeated
+from nope_probe.hooks.layers.attention import Attention
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.entry import Entry, entered, logits_from, run_to_enter
+from nope_probe.hooks.layers.model import numbered_layers
+from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.hooks.reading.capture import LossAccumulator
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps.folds import State
+from nope_probe.run.session import Session
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.study import Pass
+
+Measure = Callable[[Attention], Float[Tensor, "batch head"]]
+Reading = Callable[[str, str, Engine, str, Ablation | None], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Sequences of equal length on which conditions are compared.
+
+    Attributes:
+        tokens: the sequences.
+        documents: the document of each.
+        prefix: how many first positions see each other where the mask is removed: the first target
+            that none of them has in sight. None where all see each other.
+    """
+
+    tokens: Int[Tensor, "seq pos"]
+    documents: Int[Tensor, " seq"]
+    prefix: int | None = None
+
+    @classmethod
+    def of(cls, data: Sequences, prefix: int | None = None) -> Probe:
+        """Return sequences with their documents; a sequence without a document is one."""
+        documents = torch.arange(len(data)) if data.documents is None else data.documents
+        return cls(tokens=data.inputs, documents=documents, prefix=prefix)
+
+    def engine(self, session: Session[Any], which: Tensor | slice = slice(None)) -> Engine:
+        """Return the engine of a run on these sequences or some of them.
+
+        A batch has as many tokens as one of the run's, and every process gets a batch.
+        """
+        tokens, settings = self.tokens[which], session.settings
+        same_tokens = settings.seqs_per_batch * settings.seq_len // tokens.shape[1]
+        return replace(
+            Engine.of(session),
+            inputs=tokens,
+            documents=self.documents[which],
+            batch_size=max(1, min(same_tokens, len(tokens) // session.processes.count)),
+        )
+
+
+def copies(
+    data: Sequences, tokenizer: PreTrainedTokenizerBase | None, seed: int
+) -> dict[str, Probe]:
+    """Return the first segment of each sequence twice, and random tokens twice, behind BOS.
+
+    The prefix ends with the first copy. Without a tokenizer there are no random tokens.
+    """
+    first = int(data.bos) + data.segment
+    text = Probe.of(replace(data, inputs=repeated(data, data.segment)), prefix=first)
+    probes = {"copy_text": text}
+    if tokenizer is not None:
+        tokens = random_twice(data, data.segment, tokenizer, seed)
+        probes["copy_random"] = Probe.of(replace(data, inputs=tokens, documents=None), prefix=first)
+    return probes
+
+
+def costs(
+    session: Session[Any],
+    conditions: Mapping[str, Ablation],
+    probes: Mapping[str, Probe],
+    read: Reading,
+) -> Iterator[Pass]:
+    """Yield a pass for every condition on every probe.
+
+    Args:
+        session: the run.
+        conditions: what is removed, by name.
+        probes: the sequences, by name.
+        read: measures a pass, given the names of its condition and probe, and what every pass is
+            given.
+    """
+    for name, ablation in conditions.items():
+        for place, probe in probes.items():
+            removed = ablation
+            if "mask" in ablation.condition and probe.prefix is not None:
+                removed = replace(ablation, prefix=probe.prefix)
+            engine = probe.engine(session)
+            yield Pass(
+                key=f"loss/{name}/{place}",
+                engine=engine,
+                read=partial(read, name, place),
+                ablation=removed,
+                kind=f"loss of {engine.inputs.shape[1]} tokens",
+            )
+
+
+def captured_losses(
+    engine: Engine,
+    key: str,
+    ablation: Ablation | None,
+    *,
+    first: int = 0,
+    entry: Entry | None = None,
+    block: int = 0,
+    also: Sequence[HeadReadings] = (),
+) -> State:
+    """Return the losses of every sequence, [seq, target], nats, float64 on the CPU.
+
+    Args:
+        engine: the model on the sequences.
+        key: of the pass.
+        ablation: what the model is run without.
+        first: the first position whose prediction is scored; its target is the token after it.
+        entry: the intact model's residual streams of the same sequences, if the pass may begin at
+            the first block that loses something.
+        block: that block.
+        also: measures of heads that the pass reads too. They are returned by the number of their
+            layer, of the layers that run.
+    """
+
+    def capture(engine: Engine, checkpoint: StreamCheckpoint | None) -> State:
+        sums = LossAccumulator(len(engine.inputs), first)
+        with ExitStack() as stack:
+            if first:
+                stack.enter_context(logits_from(engine.model, first))
+            if entry is not None:
+                rows = partial(getattr, sums, "fold_of")
+                stack.enter_context(entered(engine.model, entry, block, rows))
+            every = torch.arange(len(engine.inputs))
+            stream(engine.model, engine.inputs, [sums, *also], every, engine.batch_size, checkpoint)
+        measured = {str(one.layer.index): one.totals["value"] for one in also if one.totals}
+        return {"losses": sums.totals["losses"], **measured}
+
+    tensors = engine.load_or_compute(key, capture, ablation)
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+def captured_entry(engine: Engine, blocks: Sequence[int], progress: StreamCheckpoint) -> Entry:
+    """Return the intact model's residual streams before some blocks, of all sequences."""
+    batches = list[Entry]()
+    last = engine.inputs.shape[1] - 1  # a single position has logits
+    with torch.inference_mode(), logits_from(engine.model, last):
+        for batch in engine.inputs.split(engine.batch_size):
+            batches.append(run_to_enter(engine.model, batch, blocks)[0])
+            progress.advance(len(batch))
+    return Entry.joined(batches)
+
+
+class HeadReadings(Accumulator):
+    """Keeps a measure of one layer's heads in every sequence.
+
+    Args:
+        layer: the layer.
+        n_seqs: how many sequences are run.
+        measure: returns the measure from the attention of a batch.
+    """
+
+    reads_attention = True
+
+    def __init__(self, layer: Layer, n_seqs: int, measure: Measure) -> None:
+        super().__init__(n_seqs)
+        self.layer, self.measure = layer, measure
+
+    def read(self, attention: Attention) -> None:
+        """Keep the measure in a batch."""
+        if not self.already_counted:
+            values = self.measure(attention)
+            self.add(value=list(zip(self.fold_of.tolist(), values, strict=True)))
+
+
+def readings(engine: Engine, layers: Sequence[int], measure: Measure) -> list[HeadReadings]:
+    """Return what keeps a measure of the heads of some layers in every sequence of an engine."""
+    blocks, n_seqs = numbered_layers(engine.model, layers), len(engine.inputs)
+    return [HeadReadings(layer, n_seqs, measure) for layer in blocks]

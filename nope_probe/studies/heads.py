@@ -1,0 +1,285 @@
+"""`heads`: what the heads do that a measure ranks first, by removing a part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pandas as pd
+
+from nope_probe.errors import UserError
+from nope_probe.figures.names import phrase
+from nope_probe.figures.words import Column, listed
+from nope_probe.maps import default_rows
+from nope_probe.models.info import ModelInfo
+from nope_probe.reports import notes
+from nope_probe.reports.page import Headline
+from nope_probe.run.flags import COUNT, LARGEST, LAYERS, Bounds
+from nope_probe.run.folder import Run
+from nope_probe.run.processes import validate_one_process
+from nope_probe.run.settings import LAYERS_ARG, RunSettings, memory_of
+from nope_probe.studies.page import Report
+from nope_probe.studies.tidy import View, sections
+
+LOWEST = "lowest-"  # before a measure: its lowest heads first
+ORDERS: Mapping[str, str] = {  # and their names in a sentence
+    "others": "position among the other keys",
+    "positional": "position among all keys",
+    "information": "information",
+    "first_key": "the first key's weight",
+    "previous_token": "attention to the previous token",
+    "induction": "induction",
+}
+Removed = Literal["rope", "content", "mask"]
+COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are left out
+SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
+MEASURES = {
+    "text": Column("text", "Rise of the loss on text.", "nats"),
+    "copy_random": Column(
+        "a second copy of random tokens",
+        "Rise of the loss of the second copy of random tokens.",
+        "nats",
+    ),
+    "copy_text": Column(
+        "a second copy of text", "Rise of the loss of a text segment's second copy.", "nats"
+    ),
+    "induction": Column(
+        "the induction heads' attention",
+        "Fall of the mean attention of the 8 strongest induction heads to the token after the last "
+        "copy.",
+        "of attention",
+    ),
+}
+COLUMNS = {
+    **MEASURES,
+    "cost": Column("cost", "The model without it less the intact model.", signed=True),
+    "chance": Column("other heads", "The mean cost of the other heads, lowest to highest."),
+    "rank": Column("rank", "The cost's rank among the others' costs; 1 is the highest."),
+    "of": Column("of", "How many costs are ranked."),
+    "beyond": Column("beyond", "Whether its 95% interval is beyond all other heads' costs."),
+    "k": Column("first heads, k", "How many heads lose it."),
+    "order": Column("order", "The measure by which heads are ordered, or a file's name."),
+    "draw": Column("draw", "The number of the draw of other heads; empty for the first heads."),
+    "heads": Column("heads", "The heads that lose it."),
+    "measure": Column("measure", "What the cost is measured on."),
+    "value": Column("value", "The value of the order's measure."),
+}
+VIEWS = (
+    View(
+        table="tests",
+        title="What the first heads cost",
+        y=(("cost", "chance"),),
+        x="k",
+        by=("removed", "order"),
+        panels="measure",
+        kind="curves",
+        across=2,
+        scale="log",
+        caption="Lines: the first k heads of an order, with 95% intervals. Dashed: other heads; "
+        "bands reach from the lowest to the highest cost.",
+    ),
+    View(
+        table="single",
+        title="Every head alone",
+        y=("cost",),
+        x="head",
+        by=("layer",),
+        panels="removed",
+        kind="cells",
+        rows="measure == 'copy_random'",
+        caption="What a second copy of random tokens costs where one head alone loses it, nats.",
+    ),
+    View(
+        table="order",
+        title="The orders",
+        caption="All heads in each order, with the value that they were ordered by.",
+    ),
+)
+NOTHING = "No first heads cost more, or less, than all other heads that they were compared with."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings):
+    """Test what the heads that a measure ranks first do, by removing a part of them.
+
+    Orders all heads by a measure of their attention, removes RoPE, content or the mask from the
+    first k, and reports what it costs on text, on second copies and in induction heads, next to
+    as many other heads drawn from the same layers, or for k = 1 next to other single heads.
+
+    Attributes:
+        by: Orders, highest first: others and positional (the share of position among the other
+            keys, and of all keys), information, first_key, previous_token, induction;
+            lowest-others for lowest first; or a CSV file with the columns layer and head, in the
+            order of the file.
+        remove: What to remove from the first heads, one at a time.
+        k: In how many of the first heads, one number at a time.
+        draws: How often as many other heads are drawn from the same layers, for comparison; for
+            k = 1, one more single heads of any layer.
+        singles: For k = 1, compare with every other head alone, and map all heads: as many passes
+            as heads.
+        n_seqs: Sequences that costs are measured on.
+        mean_seqs: Other sequences, on which heads are ordered, and whose mean attention removed
+            content leaves.
+        layers: Which layers' heads to order, as in `ablate`; all layers are run.
+    """
+
+    by: tuple[str, ...] = ("others",)
+    remove: tuple[Removed, ...] = ("rope", "content")
+    k: Annotated[tuple[int, ...], COUNT] = COUNTS
+    draws: Annotated[int, Bounds(2, LARGEST)] = 19
+    singles: bool = False
+    n_seqs: Annotated[int, COUNT] = 8
+    mean_seqs: Annotated[int, Bounds(8, LARGEST)] = 384
+    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
+
+    def validate(self) -> None:
+        """Check what can be checked without the model."""
+        validate_one_process()
+        if self.data in ("random", "gaussian") or self.model.lower().startswith("parameter-free"):
+            raise UserError("heads are tested on text, with a language model")
+        super().validate()
+        chosen: dict[str, tuple[object, ...]] = {"remove": self.remove, "k": self.k}
+        for name, values in ({"by": (*map(name_of, self.by),)} | chosen).items():
+            if not values or len({*values}) < len(values):
+                raise UserError(f"expected one or more different values of --{name}")
+        for order in self.by:
+            if not is_file(order) and order.removeprefix(LOWEST) not in ORDERS:
+                raise UserError(
+                    f"--by {order}: expected {', '.join(ORDERS)}, one of them after {LOWEST}, or a "
+                    "CSV file"
+                )
+            if is_file(order) and not Path(order).is_file():
+                raise UserError(f"--by {order}: there is no such file")
+        if self.seq_len < SHORTEST:
+            raise UserError(f"copies need {self.length_of(SHORTEST)} or more")
+
+    def without_effect(self) -> dict[str, str]:
+        """Return by name why settings have no effect next to the others."""
+        without = {} if 1 in self.k else {"singles": "without --k 1"}
+        return super().without_effect() | without
+
+    def counts_of(self, n_heads: int) -> list[int]:
+        """Return the numbers of first heads in ascending order, of a model with n heads.
+
+        Raises:
+            UserError: for a number of heads next to which there are fewer others.
+        """
+        counts = [k for k in sorted(self.k) if self.k != COUNTS or 2 * k <= n_heads]
+        if not counts or 2 * max(counts) > n_heads:
+            raise UserError(
+                f"--k {max(counts, default=1)}: there are {n_heads} heads, and chance takes as "
+                f"many others: take up to {n_heads // 2}"
+            )
+        return counts
+
+    @property
+    def depth(self) -> None:
+        """The whole model is run, whatever layers' heads are ordered."""
+
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps the run holds: those of one layer's heads, and all heads' means."""
+        every_row = self.query_rows or default_rows(self.seq_len)
+        of_heads = info.n_heads * (1 + info.n_layers // self.folds)
+        return -(-of_heads * self.seq_len // every_row)
+
+    @property
+    def least_memory(self) -> int:
+        """The bytes of the sequences and of one head's fold maps, before the model is known."""
+        return memory_of(self, n_maps=1)
+
+
+def is_file(order: str) -> bool:
+    """Return whether an order is a file of the user's, and no measure."""
+    return order.endswith(".csv")
+
+
+def name_of(order: str) -> str:
+    """Return the name of an order in tables: a file's without its folder and ending."""
+    return Path(order).stem if is_file(order) else order
+
+
+def report(run: Run) -> Report:
+    """Return the report of a run.
+
+    Args:
+        run: the tables `cost`, `order`, `tests` and, with k = 1, `single`.
+    """
+    how_to_read, tables = notes.how_to_read("heads"), dict(run.tables)
+    results, removed = run.manifest.results, run.manifest.removed or ()
+    if costs := results["cost_of_means"]:
+        how_to_read.append(
+            f"Mean attention comes from {run.manifest.settings['mean_seqs']} other sequences. The "
+            f"most heads without content cost {costs[0]:+.2f} nats on the measured texts, and "
+            f"{costs[1]:+.2f} on texts of the means."
+        )
+    n_rows = len(removed) * len(MEASURES) * results["n_heads"]
+    if len(tables.get("single", ())) < n_rows:
+        tables.pop("single", None)  # a map has every head
+    return Report(
+        title=f"What the heads of {run.manifest.model_name} do, by removing "
+        f"{listed([phrase(part) for part in removed])}",
+        headline=headline(run),
+        sections=[*sections(VIEWS, tables, COLUMNS)],
+        how_to_read=how_to_read,
+    )
+
+
+def headline(run: Run) -> Headline:
+    """Return what the first heads of an order carry beyond all others, and the costs of all."""
+    tests = run.tables["tests"]
+    found = tests[tests["beyond"]]
+    losses = found[found["measure"] != "induction"]
+    rows = losses if len(losses) else found
+    return Headline(
+        sentence=sentence(run, rows) if len(rows) else NOTHING,
+        table=as_text(tests),
+        caption="Costs in nats (of induction, a fall of attention), and in brackets those of other "
+        "heads, from the lowest to the highest: as many drawn from the same layers, or for k = 1 "
+        "single heads. Marked *: beyond all of them, with its 95% interval.",
+    )
+
+
+def sentence(run: Run, found: pd.DataFrame) -> str:
+    """Return the cost that is furthest from other heads' mean cost, in words.
+
+    Args:
+        run: the run.
+        found: the rows of `tests` that are beyond all other heads.
+    """
+    tests, n_heads = run.tables["tests"], run.manifest.results["n_heads"]
+    best = found.iloc[int((found["cost"] - found["chance"]).abs().to_numpy().argmax())]
+    k, n_others = int(best["k"]), int(best["of"]) - 1
+    end, most = ("high", "most") if best["cost"] > best["chance_high"] else ("low", "least")
+    first, others = f"the first {k}", f"{n_others} draw{'s' * (n_others > 1)} of {k} others"
+    if k == 1:
+        top = run.tables["order"].query("order == @best.order").iloc[0]
+        first = f"L{top['layer']}H{top['head']}, the first"
+        of_all = n_others == n_heads - 1
+        others = f"any other of the {n_heads} heads alone" if of_all else f"{n_others} others alone"
+    measure, about = str(best["order"]).removeprefix(LOWEST), MEASURES[str(best["measure"])]
+    by = f"{'lowest ' * (measure != best['order'])}{ORDERS.get(measure, measure)}"
+    alike = tests.query("removed == @best.removed and order == @best.order")
+    text = alike.query("measure == 'text' and k == @k")["cost"].item()
+    same = alike[alike["measure"] == best["measure"]]
+    ks = [str(row["k"]) for row in same.to_dict("records") if row["beyond"]]
+    for_ks = f" So it is for k = {listed(ks)}{' alone' * (len(ks) == 1)}." if len(same) > 1 else ""
+    return (
+        f"Without {phrase(str(best['removed']))} in {first} of {n_heads} heads by {by}, "
+        f"{about.label} costs {best['cost']:+.2f} {about.unit}; in {others}, at {most} "
+        f"{best[f'chance_{end}']:+.2f}{f'; text costs {text:+.2f}' * (best['measure'] != 'text')}."
+        f"{for_ks}"
+    )
+
+
+def as_text(tests: pd.DataFrame) -> pd.DataFrame:
+    """Return the costs of every removal, order and k, as text."""
+    rows = []
+    for (removed, order, k), group in tests.groupby(["removed", "order", "k"], sort=False):
+        cells = {"removed": removed, "order": order, "k": str(k)}
+        for row in group.to_dict("records"):
+            chance = f"[{row['chance_low']:.2f}, {row['chance_high']:.2f}]"
+            cells[str(row["measure"])] = f"{row['cost']:+.2f}{'*' * row['beyond']} {chance}"
+        rows.append(cells)
+    return pd.DataFrame(rows)

@@ -1,0 +1,487 @@
+"""`heads`, run: orders of heads, and what a removal from the first of them costs.
+
+A head is its layer and its number in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.attention import positional_parts
+from nope_probe.analyses.behaviour import by_document, mean_interval
+from nope_probe.analyses.head_measures import (
+    first_key_attention,
+    induction_scores,
+    previous_token_attention,
+)
+from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.pattern import MIN_KEYS
+from nope_probe.errors import UserError
+from nope_probe.figures.words import with_readers
+from nope_probe.files import reading
+from nope_probe.hooks.layers.attention import Attention
+from nope_probe.hooks.layers.entry import Entry
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.reading.attention import capture_attention
+from nope_probe.hooks.reading.batch_readings import keys_before, weights_on
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.folds import State, pooled
+from nope_probe.removal import INTACT
+from nope_probe.run.folder import Run
+from nope_probe.run.identity import input_arrays
+from nope_probe.run.session import Session
+from nope_probe.run.settings import GIVEN
+from nope_probe.studies.costs import (
+    HeadReadings,
+    Measure,
+    Probe,
+    captured_entry,
+    captured_losses,
+    copies,
+    costs,
+    readings,
+)
+from nope_probe.studies.engine import Engine, validate_removable
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.heads import LOWEST, MEASURES, Settings, is_file, name_of, report
+from nope_probe.studies.page import with_page
+from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
+from nope_probe.studies.tables import TableRow, interval_columns, interval_names
+
+HeadPlace = tuple[int, int]
+STRONGEST = 8  # induction heads whose mean attention is a measure
+MAP_BYTES = 2**30  # of the maps of all heads: of longer sequences, fewer queries have rows
+ENTRY_BYTES = 2**29  # of a probe's residual streams, from which passes begin
+MAPPED = ("others", "positional", "information")  # orders that need the mean weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadCondition:
+    """What is removed from which heads.
+
+    Attributes:
+        removed: rope, content or mask.
+        order: the order whose first heads lose it, or next to whose first heads others are drawn;
+            empty for a single head.
+        k: how many heads.
+        draw: the number of the draw, or of the single head; None for the first heads of the order.
+    """
+
+    removed: str
+    order: str = ""
+    k: int = 1
+    draw: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its passes."""
+        if not self.order:
+            return f"{self.removed} head {self.draw}"
+        drawn = "" if self.draw is None else f" draw {self.draw}"
+        return f"{self.removed} {self.k} by {name_of(self.order)}{drawn}"
+
+    def heads(
+        self, ranked: Sequence[HeadPlace], places: Sequence[HeadPlace], seed: int
+    ) -> list[HeadPlace]:
+        """Return the heads: the first of an order, or as many others of their layers, at random.
+
+        Where a layer has too few others, heads of any layer are drawn.
+
+        Args:
+            ranked: the heads in the order.
+            places: all heads.
+            seed: of the draws.
+        """
+        first = list(ranked[: self.k])
+        if self.draw is None:
+            return first
+        if not self.order:
+            return [places[self.draw]]
+        others = [place for place in places if place not in first]
+        shuffled = np.random.default_rng([seed, self.draw, self.k]).permutation(len(others))
+        left, drawn = [others[at] for at in shuffled], list[HeadPlace]()
+        for layer, of_layer in by_layer(first).items():
+            drawn += [place for place in left if place[0] == layer][: len(of_layer)]
+        spare = [place for place in left if place not in drawn]
+        return sorted([*drawn, *spare[: self.k - len(drawn)]])
+
+
+class Heads(Study[Settings]):
+    """What the heads do that measures rank first."""
+
+    command = "heads"
+    function = "run_heads"
+
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        settings, loaded = self.settings, session.loaded
+        if loaded.tokenizer is None:
+            raise UserError("copies of random tokens need a tokenizer, and the model has none")
+        self.layers = settings.layers_with_maps(loaded.info)
+        self.places = [*product(self.layers, range(loaded.info.n_heads))]
+        self.text = self.means = session.sequences()  # given sequences are all that there is
+        if settings.data != GIVEN:
+            others = replace(settings, n_seqs=settings.mean_seqs, seed=settings.seed + 1)
+            self.means = session.sequences("mean-texts", settings=others)
+        validate_removable(loaded.model, [Ablation(remove=name) for name in settings.remove])
+        self.files = {
+            name: read_order(Path(name), self.places) for name in settings.by if is_file(name)
+        }
+        self.probes = {
+            "text": Probe.of(self.text),
+            **copies(self.text, loaded.tokenizer, settings.seed),
+        }
+        ks = settings.counts_of(len(self.places))
+        self.conditions = {one.name: one for one in self._conditions(ks)}
+        self.most: HeadCondition | None = None  # which loses content on the texts of the means too
+        if "content" in settings.remove and self.means is not self.text:
+            self.most = HeadCondition(removed="content", order=settings.by[0], k=max(ks))
+
+    def _conditions(self, ks: Sequence[int]) -> Iterator[HeadCondition]:
+        settings, n_heads = self.settings, len(self.places)
+        single = np.random.default_rng(settings.seed).permutation(n_heads)[: settings.draws + 1]
+        if settings.singles:
+            single = np.arange(n_heads)
+        for removed in settings.remove:
+            for order, k in product(settings.by, ks):
+                for draw in (None, *range(settings.draws if k > 1 else 0)):
+                    yield HeadCondition(removed=removed, order=order, k=k, draw=draw)
+            for number in sorted(single.tolist()) if 1 in ks else ():
+                yield HeadCondition(removed=removed, draw=number)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes that order the heads, that of mean attention, and those of the costs."""
+        settings, session = self.settings, self.session
+        means, drawn = Engine.of(session, self.means), self.probes["copy_random"].engine(session)
+        for measure in dict.fromkeys(name.removeprefix(LOWEST) for name in settings.by):
+            if not is_file(measure):
+                engine = drawn if measure == "induction" else means
+                yield Pass(
+                    key=f"order/{measure}", engine=engine, read=partial(self._order, measure)
+                )
+        if "content" in settings.remove:
+            yield Pass(key=CALIBRATION, engine=means, read=self._mean_attention)
+        for name, probe in self.probes.items():
+            yield Pass(key=f"enter/{name}", engine=probe.engine(session), read=self._enter)
+        removals = {INTACT.name: Ablation()} | {
+            name: Ablation(remove=condition.removed) for name, condition in self.conditions.items()
+        }
+        yield from costs(session, removals, self.probes, self._losses)
+        if self.most is not None:
+            tokens = self.means.inputs[: len(self.text)]
+            probe = Probe.of(replace(self.means, inputs=tokens, documents=None))
+            chosen = {name: removals[name] for name in (INTACT.name, self.most.name)}
+            yield from costs(session, chosen, {"text_of_means": probe}, self._losses)
+
+    def _order(
+        self, measure: str, engine: Engine, key: str, ablation: Ablation | None
+    ) -> Float[Tensor, " head"]:
+        """Return the measure of all heads by which they are ordered."""
+        if measure in MAPPED:
+            n = engine.inputs.shape[1]
+            rows = MAP_BYTES // (4 * len(self.places) * engine.n_folds * n)
+            engine = replace(engine, query_rows=engine.query_rows or min(n, max(MIN_KEYS, rows)))
+            read = partial(mapped_measures, layers=self.layers)
+            return captured(read, engine, key, ablation)[measure]
+        read = partial(read_measure, layers=self.layers, measure=self._reading(measure))
+        return captured(read, engine, key, ablation)["mean"]
+
+    def _reading(self, measure: str) -> Measure:
+        """Return what reads a measure of heads from the attention of a batch."""
+        if measure == "induction":
+            return partial(induction_scores, n_tokens=self.text.segment)
+        return to_first_key if measure == "first_key" else to_previous_token
+
+    def ranked(self, order: str, results: Results) -> list[tuple[HeadPlace, float]]:
+        """Return all heads with their values, in an order; in no order before it is measured."""
+        if order in self.files:
+            return self.files[order]
+        values = results.get(f"order/{order.removeprefix(LOWEST)}", torch.zeros(len(self.places)))
+        values = values.nan_to_num()
+        ranks = values.argsort(descending=not order.startswith(LOWEST), stable=True)
+        return [(self.places[at], float(values[at])) for at in ranks]
+
+    def heads_of(self, condition: HeadCondition, results: Results) -> list[HeadPlace]:
+        """Return the heads of a condition."""
+        ranked = [head for head, _ in self.ranked(condition.order, results)]
+        return condition.heads(ranked, self.places, self.settings.seed)
+
+    def _mean_attention(
+        self, engine: Engine, key: str, ablation: Ablation | None
+    ) -> Calibration | None:
+        """Measure the mean attention of all heads that lose their content in some condition."""
+        losing = [
+            Ablation(remove="content", heads=by_layer(self.heads_of(condition, engine.results)))
+            for condition in self.conditions.values()
+            if condition.removed == "content"
+        ]
+        return engine.calibrated(key, losing).calibration
+
+    def _enter(self, engine: Engine, key: str, ablation: Ablation | None) -> Entry:
+        """Return the residual streams from which passes begin: as many blocks' as fit."""
+        heads = (self.heads_of(one, engine.results) for one in self.conditions.values())
+        blocks = sorted({min(of_condition)[0] for of_condition in heads})
+        n_bytes = len(blocks) * engine.inputs.numel() * self.session.loaded.info.d_model * 4
+        blocks = blocks[:: -(-n_bytes // ENTRY_BYTES)]
+        assert engine.checkpoint is not None
+        with engine.checkpoint.stream(key) as progress:
+            return captured_entry(engine, blocks, progress)
+
+    def _losses(
+        self, name: str, probe: str, engine: Engine, key: str, ablation: Ablation | None
+    ) -> State:
+        """Return the losses of each sequence, and of random tokens twice the scores of induction.
+
+        A pass begins at the first block that loses something.
+        """
+        removal, block, results, layers = None, 0, engine.results, self.layers
+        if name != INTACT.name:
+            heads = by_layer(self.heads_of(self.conditions[name], results))
+            removal, block = Ablation(remove=self.conditions[name].removed, heads=heads), min(heads)
+            if removal.needs_calibration and engine.calibration is None:
+                removal = None  # in a forecast, which has measured no means
+            if f"loss/{INTACT.name}/copy_random" in results:
+                layers = tuple(sorted(by_layer(self._strongest(results))))
+        also = list[HeadReadings]()
+        if probe == "copy_random":
+            also = readings(engine, layers, self._reading("induction"))
+        return captured_losses(
+            engine,
+            key,
+            removal,
+            first=(self.probes[probe].prefix or 0) if probe in self.probes else 0,
+            entry=results.get(f"enter/{probe}"),
+            block=block,
+            also=also,
+        )
+
+    def analyse(self, results: Results) -> Run:
+        """Return the run: the orders, and what each condition costs."""
+        session = self.session
+        order = pd.DataFrame(
+            {"order": name_of(by), "rank": rank, "layer": layer, "head": head, "value": value}
+            for by in self.settings.by
+            for rank, ((layer, head), value) in enumerate(self.ranked(by, results))
+        )
+        table = pd.DataFrame(self._costs(results)).astype({"draw": "Int64"})
+        alone = table["order"] == ""
+        places = pd.DataFrame(
+            [self.places[number] for number in table.loc[alone, "draw"]], columns=["layer", "head"]
+        )
+        columns = ["removed", "measure", *interval_names("cost")]
+        single = places.join(table.loc[alone, columns].reset_index(drop=True))
+        tables = {"cost": table[~alone], "order": order}
+        tables["tests"] = against_chance(tables["cost"], single)
+        if len(single):
+            tables["single"] = single
+        manifest = replace(
+            session.manifest_of(self.text),
+            layers=self.layers,
+            removed=self.settings.remove,
+            results={
+                "n_heads": len(self.places),
+                "induction_heads": [named([head]) for head in self._strongest(results)],
+                "intact": {
+                    name: float(self._measured(INTACT.name, name, results).mean())
+                    for name in MEASURES
+                },
+                "cost_of_means": [
+                    float(self._cost(self.most.name, on, results).value)
+                    for on in ("text", "text_of_means")
+                    if self.most is not None
+                ],
+            },
+        )
+        kept = {"tokens": input_arrays(self.text)}
+        return with_page(session, Run(manifest=manifest, arrays=kept, tables=tables), report)
+
+    def _strongest(self, results: Results) -> list[HeadPlace]:
+        """Return the heads with the highest induction scores in the intact model."""
+        intact = results[f"loss/{INTACT.name}/copy_random"]
+        scores = torch.cat([intact[str(layer)] for layer in self.layers], 1).mean(0)
+        return [self.places[at] for at in scores.argsort(descending=True, stable=True)[:STRONGEST]]
+
+    def _measured(self, name: str, measure: str, results: Results) -> Float[Tensor, " seq"]:
+        """Return a measure of every sequence in a condition.
+
+        Blocks that are not run again attend as in the intact model.
+        """
+        if measure != "induction":
+            return results[f"loss/{name}/{measure}"]["losses"].mean(1)
+        intact, changed = (results[f"loss/{of}/copy_random"] for of in (INTACT.name, name))
+        scores = intact | changed
+        heads = self._strongest(results)
+        return torch.stack([scores[str(layer)][:, head] for layer, head in heads], 1).mean(1)
+
+    def _cost(self, name: str, measure: str, results: Results) -> Interval:
+        """Return what a condition costs: a rise of a loss, or a fall of attention."""
+        changed, intact = (self._measured(of, measure, results) for of in (name, INTACT.name))
+        cost = intact - changed if measure == "induction" else changed - intact
+        if measure in ("text", "copy_text"):
+            cost = by_document(cost, self.probes[measure].documents)
+        return mean_interval(cost)
+
+    def _costs(self, results: Results) -> Iterator[TableRow]:
+        for (name, one), measure in product(self.conditions.items(), MEASURES):
+            yield {
+                **{"removed": one.removed, "order": name_of(one.order), "k": one.k},
+                **{"draw": one.draw, "heads": named(self.heads_of(one, results))},
+                **{"measure": measure},
+                **interval_columns(cost=self._cost(name, measure, results)),
+            }
+
+
+def mapped_measures(
+    engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int]
+) -> State:
+    """Return by name the measures of heads that need their mean weights; see `split_attention`."""
+    maps = engine.by_fold(
+        capture_attention, checkpoint, layers=layers, skip_keys=engine.skip_keys, keeps_scores=False
+    )
+    first, others = positional_parts(maps)
+    rows = (maps.visible.sum(-1) >= MIN_KEYS)[:, None].expand(*first.shape, -1)
+    information, among = (
+        pooled(of_rows, maps.counts).where(rows, 0).sum(-1) / rows.sum(-1)
+        for of_rows in (maps.information, maps.others)
+    )
+    return {
+        "positional": ((first + others) / information).flatten(),
+        "others": (others / among).flatten(),
+        "information": information.flatten(),
+    }
+
+
+def read_measure(
+    engine: Engine,
+    checkpoint: StreamCheckpoint | None,
+    *,
+    layers: Sequence[int],
+    measure: Measure,
+) -> State:
+    """Return the mean over sequences of a measure that is read from the attention of each."""
+    sums, every = readings(engine, layers, measure), torch.arange(len(engine.inputs))
+    stream(engine.model, engine.inputs, sums, every, engine.batch_size, checkpoint)
+    return {"mean": torch.cat([of_layer.totals["value"].cpu().mean(0) for of_layer in sums])}
+
+
+def to_first_key(attention: Attention) -> Float[Tensor, "batch head"]:
+    """Return each head's mean attention to the first key."""
+    keys = torch.zeros(1, attention.q.shape[1], dtype=torch.long)
+    return first_key_attention(weights_on(attention, keys)[..., 0])
+
+
+def to_previous_token(attention: Attention) -> Float[Tensor, "batch head"]:
+    """Return each head's mean attention to the previous token."""
+    keys = keys_before(attention.q.shape[1], 1)[None]
+    return previous_token_attention(weights_on(attention, keys)[..., 0])
+
+
+def by_layer(heads: Iterable[HeadPlace]) -> dict[int, list[int]]:
+    """Return heads by layer."""
+    places: dict[int, list[int]] = {}
+    for layer, head in heads:
+        places.setdefault(layer, []).append(head)
+    return places
+
+
+def named(heads: Sequence[HeadPlace]) -> str:
+    """Return the names of heads, in order.
+
+    Example:
+        >>> named([(3, 0), (1, 2)])
+        'L1H2 L3H0'
+    """
+    return " ".join(f"L{layer}H{head}" for layer, head in sorted(heads))
+
+
+def read_order(path: Path, heads: Sequence[HeadPlace]) -> list[tuple[HeadPlace, float]]:
+    """Return the heads of a CSV file in its order, with the value of a third column if it has one.
+
+    Raises:
+        UserError: for a file without the columns layer and head, a head that does not exist or is
+            named twice, or too few heads.
+    """
+    with reading(f"cannot read --by {path}"):
+        table = pd.read_csv(path)
+    if not {"layer", "head"} <= {*table.columns}:
+        raise UserError(f"--by {path}: expected the columns layer and head, got {[*table.columns]}")
+    ranked = [(int(layer), int(head)) for layer, head in table[["layer", "head"]].to_numpy()]
+    unknown = [head for head in ranked if head not in heads]
+    if unknown or len({*ranked}) < len(ranked):
+        wrong = f"{named(unknown[:1])} is no head" if unknown else "a head comes twice"
+        raise UserError(f"--by {path}: {wrong} of the ordered layers")
+    others = [name for name in table if name not in ("layer", "head")]
+    numbers = table[others].select_dtypes("number")
+    values = numbers.iloc[:, 0] if numbers.shape[1] else pd.Series(np.nan, index=table.index)
+    return list(zip(ranked, values.astype(float).tolist(), strict=True))
+
+
+def against_chance(costs: pd.DataFrame, single: pd.DataFrame) -> pd.DataFrame:
+    """Compare what an order's first heads cost with other heads.
+
+    The others are the draws, each set of heads once, or for k = 1 other single heads.
+
+    Args:
+        costs: the rows of the orders' first heads, and those of the draws.
+        single: the rows of single heads, if k = 1 was run.
+
+    Returns:
+        removed, order, k, measure, cost with its bounds; chance (the others' mean) with the others'
+        lowest and highest cost; the cost's rank among `of` costs, 1 being the highest; and
+        whether it is beyond all others with its 95% interval.
+    """
+    rows: list[TableRow] = []
+    names = ["removed", "order", "k", "measure"]
+    for keys, group in costs.groupby(names, sort=False):
+        first = group[group["draw"].isna()].iloc[0]
+        if first["k"] == 1:
+            same = single["removed"].eq(first["removed"]) & single["measure"].eq(first["measure"])
+            group = with_readers(single[same]).rename(columns={"reader": "heads"})
+        others = group.drop_duplicates("heads")
+        chance = others.loc[others["heads"] != first["heads"], "cost"].to_numpy(float)
+        low, high = chance.min(), chance.max()
+        rows.append(
+            {
+                **dict(zip(names, keys, strict=True)),
+                **{name: float(first[name]) for name in interval_names("cost")},
+                **{"chance": chance.mean(), "chance_low": low, "chance_high": high},
+                **{"rank": 1 + int((chance > first["cost"]).sum()), "of": 1 + len(chance)},
+                "beyond": bool(first["cost_low"] > high or first["cost_high"] < low),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+run = partial(run_study, Heads)
+
+
+@takes(Heads)
+def run_heads(
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+) -> Run:
+    """Test what the heads at the top of an order do, as the `heads` command does.
+
+    Raises:
+        UserError: for what cannot be done.
+
+    Example:
+        >>> from nope_probe import run_heads
+        >>> run = run_heads("rope-tiny", remove="rope", k=[1], mean_seqs=64)
+        >>> row = run.tables["tests"].set_index("measure").loc["copy_random"]
+        >>> bool(row["beyond"]), int(row["rank"]), int(row["of"])
+        (True, 1, 16)
+    """
+    return run_of(Heads, model, inputs, out, options)
