@@ -115,7 +115,7 @@ def test_what_reads_and_prints_a_finished_run_needs_no_torch() -> None:
     pages = [name for name in modules() if ".studies." in name and name.endswith(".page")]
     names += [name for name in pages if name not in others]
     loaded = imported("\n".join(f"import {name}" for name in names))
-    assert {"nope_probe.studies.page", "nope_probe.studies.attention.page"} <= loaded
+    assert {"nope_probe.studies.page", "nope_probe.studies.attention"} <= loaded
     assert not HEAVY & loaded
 
 
