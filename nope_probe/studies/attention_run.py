@@ -81,7 +81,7 @@ class Attention(Study[Settings]):
         """Yield the passes that average some layers at a time, or that read one text alone."""
         settings, engine, info = self.settings, self.engine, self.session.loaded.info
         condition = self.ablation if settings.remove else None
-        yield from calibration("gains", engine, [self.ablation])
+        yield from calibration(engine, [self.ablation])
         of_text = [] if self.question is None else [*self.question.passes(engine, condition)]
         yield from of_text[:1]  # a head that cannot be explained ends the run before the others
         capture: Callable[..., State] = captured_text
@@ -353,7 +353,7 @@ def explain(
     )
     ablation, look = ablation_of(loaded.model, settings), question.first
     passes = question.passes(engine, ablation if settings.remove else None)
-    results = dict(run_passes([*calibration("gains", engine, [ablation]), *passes]))
+    results = run_passes([*calibration(engine, [ablation]), *passes])
     place = manifest.layers.index(look.name.block), look.head, look.query
     weights = torch.from_numpy(run.maps["text_weights"][place])
     tables = question.tables(results, weights)

@@ -210,8 +210,7 @@ class Question:
             yield Pass(key=key, engine=engine, read=read, ablation=ablation, kind="why")
         if self.n_steps > 1:
             read = partial(captured, partial(captured_effects, question=self))
-            one = Pass(key="why-effects", engine=engine, read=read, ablation=ablation, kind="why")
-            yield replace(one, n_seqs=1)
+            yield Pass(key="why-effects", engine=engine, read=read, ablation=ablation, runs=None)
 
     def steps(self, results: Results) -> list[list[tuple[Look, State]]]:
         """Return the looks of each step with the terms of the step, and those of the step to come.

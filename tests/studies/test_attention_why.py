@@ -221,7 +221,7 @@ def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() 
     text = Text(tokens, ShownText(pieces=("x",) * tokens.shape[1], bos=""))
     question = Question(first=Look(Writer("L1H0"), query), text=text, n_steps=3)
     engine = Engine(model=induction_model(tokens.shape[1]), inputs=inputs, batch_size=3)
-    results = dict(run_passes(question.passes(engine, None)))
+    results = run_passes(question.passes(engine, None))
     [removed] = results["why-effects"]["measured"].tolist()
     table = question.tables(results, torch.ones(tokens.shape[1]))["why_steps"]
     shown = table[table["nats"].abs() > 1e-4]
