@@ -28,7 +28,7 @@ from nope_probe.models.names import CHECKPOINTS
 ModelOf = Callable[[str], tuple[Any, str]]
 ModelsOf = Callable[[str], tuple[Any, PreTrainedModel]]
 # Of joint projections, position embeddings, frequencies of the length, windows and soft caps.
-KINDS = ["hooked", "llama", "gpt2", "phi3-longrope", "gemma2", "own"]
+KINDS = ["hooked", "gpt2", "phi3-longrope", "gemma2", "own"]
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_eight_captures_in_two_threads_equal_plain_transformers(
     assert model(batch(0)).equal(before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[::2])
 def test_plain_passes_during_captures_are_intact_and_not_read(
     models_of: ModelsOf, kind: str
 ) -> None:
@@ -139,7 +139,7 @@ def test_two_passes_of_unequal_batches_are_embedded_at_once(models_of: ModelsOf)
     assert_same(output.detach(), hf(batch(0, 5)).logits.detach(), NETWORK)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[::2])
 def test_a_pass_from_before_or_into_a_capture_runs_to_its_end(
     models_of: ModelsOf, kind: str
 ) -> None:
@@ -178,7 +178,7 @@ def test_a_pass_from_before_or_into_a_capture_runs_to_its_end(
     assert_same(maps, plain_maps(hf, batch(0)), NETWORK)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[::2])
 def test_a_pool_inside_ablated_runs_and_reads_the_ablated_model(
     models_of: ModelsOf, kind: str
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_pool_inside_ablated_runs_and_reads_the_ablated_model(
     assert model(batch(0)).equal(intact)
 
 
-@pytest.mark.parametrize("kind", ["hooked", "llama", "own"])
+@pytest.mark.parametrize("kind", ["hooked", "own"])
 def test_an_ablation_is_left_in_whichever_thread_leaves_it(models_of: ModelsOf, kind: str) -> None:
     model, hf = models_of(kind)
     intact, stack = model(batch(0)), ExitStack()
