@@ -1,7 +1,6 @@
 """Several threads use a model: captures are of a thread, ablations of the model, nothing waits."""
 
 import asyncio
-import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -302,24 +301,3 @@ def test_the_first_look_at_a_model_leaves_masks_of_other_models_alone(tiny: ByNa
     expected = mistral(batch(0))
     with positions_far_apart(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(mistral, batch(0)).result(60).equal(expected)
-
-
-def pickled(model: Any) -> Any:
-    return pickle.loads(pickle.dumps(model))
-
-
-@pytest.mark.parametrize(
-    ("spec", "copied"),
-    [("hooked:llama", deepcopy), ("hooked:llama", pickled), ("bridge:llama", deepcopy)],
-)
-def test_a_copy_of_a_used_model_is_ablated_and_read_alone(
-    model_of: ModelOf, spec: str, copied: Callable[[Any], Any]
-) -> None:
-    model, _ = model_of(spec)
-    expected = capture_scores(model, batch(0)).mean
-    with ablated(model, Ablation(remove=["w_q", "mask"], replacement="zero")):
-        pass
-    copy = copied(copied(model))
-    with ablated(model, "mask"), ThreadPoolExecutor(1) as pool:
-        maps = pool.submit(capture_scores, copy, batch(0)).result(60)
-    assert maps.mean.nan_to_num().equal(expected.nan_to_num())
