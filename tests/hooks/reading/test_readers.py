@@ -67,20 +67,11 @@ def test_it_adds_up_in_families_of_another_build(name: str, tmp_path: Path) -> N
         assert additivity_error(sums) <= NETWORK
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("llama", torch.bfloat16),
-        ("gpt2", torch.float16),
-        ("gemma2", torch.float16),
-        ("deepseek_v3", torch.bfloat16),
-    ],
-)
+@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("gemma2", torch.float16)])
 def test_in_half_precision_the_writers_and_their_parts_are_those_of_float32_within_its_rounding(
     name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    dense = {"first_k_dense_replace": 3} if name == "deepseek_v3" else {}
-    tiny = write_decoder(name, tmp_path, **dense)
+    tiny = write_decoder(name, tmp_path)
     models = [load(str(tiny.folder), dtype=kind).model for kind in (dtype, torch.float32)]
     for parameter in models[1].parameters():
         parameter.data.copy_(parameter.to(dtype))
@@ -274,8 +265,7 @@ def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
             )
 
 
-@pytest.mark.parametrize("name", ["llama", "smollm3", "qwen3"])
-@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize(("name", "per_head"), [("llama", True), ("smollm3", False)])
 def test_without_writers_queries_keys_and_scores_stay(
     name: str, per_head: bool, bridge: BridgeOf, inputs: torch.Tensor
 ) -> None:
