@@ -41,7 +41,7 @@ EVERYWHERE = (
     "files",
     "errors",
 )  # what every folder may import
-STUDIES = ("ablate", "ablation", "attention", "behaviour", "heads", "trace", "circuit", "compare")
+STUDIES = ("ablate", "attention", "behaviour", "heads", "trace", "circuit", "compare")
 Imports = Mapping[str, set[str]]
 
 
@@ -135,5 +135,5 @@ def study_of(module: str) -> str | None:
         ['heads', 'heads', None]
     """
     _, folder, name, *_ = [*module.split("."), "", ""]
-    study = name.partition("_")[0]
+    study = name.split("_")[0]
     return study if folder == "studies" and study in STUDIES else None

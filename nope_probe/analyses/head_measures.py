@@ -8,8 +8,6 @@ from torch import Tensor
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.reading.batch_readings import keys_before, weights_on
 
-SINK = 0.3
-
 
 def first_key_attention(to_first: Float[Tensor, "*batch query_pos"]) -> Float[Tensor, "*batch"]:
     """Return the mean attention to the first key, over all queries but the first.
@@ -25,11 +23,6 @@ def first_key_attention(to_first: Float[Tensor, "*batch query_pos"]) -> Float[Te
         tensor(0.3000)
     """
     return to_first[..., 1:].mean(-1)
-
-
-def sink_share(first_key: Float[Tensor, "*batch head"]) -> Float[Tensor, "*batch"]:
-    """Return the share of heads whose mean attention to the first key exceeds 0.3."""
-    return (first_key > SINK).to(first_key.dtype).mean(-1)
 
 
 def previous_token_attention(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -21,19 +20,16 @@ from rich.table import Table
 from rich.text import Text
 
 from nope_probe.errors import UserError, printable
-from nope_probe.figures.curves import band_amplitudes, offset_profiles, query_strengths
 from nope_probe.figures.image import export
 from nope_probe.figures.intervals import (
     ValueAndBounds,
     bound_columns,
     estimate_text,
-    excludes_zero,
     interval_of,
     is_number,
     numbers_as_text,
 )
 from nope_probe.figures.maps import unfold_layers
-from nope_probe.figures.measures import pattern_measures
 from nope_probe.figures.style import TITLE_HEIGHT
 from nope_probe.figures.words import Column, reader_of
 from nope_probe.reports import notes
@@ -253,59 +249,6 @@ def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def lengths_of(run: Run) -> dict[str, int]:
-    """Return the lengths that a model states, and the windows of its layers, in tokens."""
-    windows = {int(window) for window in (run.manifest.windows or {}).values()}
-    named = {f"window {window}": window for window in sorted(windows)}
-    return {**(run.manifest.lengths or {}), **named}
-
-
-def split_sections(
-    tables: Mapping[str, pd.DataFrame], lengths: Mapping[str, int] | None = None
-) -> Iterator[Section]:
-    """Return the page's sections of the splits.
-
-    Args:
-        tables: the run's.
-        lengths: that the model states, such as its context, in tokens.
-    """
-    if "bands" in tables:
-        yield Section(
-            title="The pattern by RoPE band",
-            figure=partial(band_amplitudes, tables["bands"]),
-            caption="A score is a sum over RoPE's pairs, so its map is a sum over bands. Each bar "
-            "is the strength of one band's pattern. Bands can cancel; their shares add up to "
-            "100%.",
-            table=tables["bands"],
-        )
-    if "offsets" in tables:
-        yield Section(
-            title="Scores by distance",
-            figure=partial(offset_profiles, tables["offsets"]),
-            caption="The mean over all queries and keys at each distance, of the scores and of the "
-            "positional pattern. Shaded: 95% intervals.",
-        )
-    if "queries" in tables:
-        yield Section(
-            title="The pattern by the query's position",
-            figure=partial(query_strengths, tables["queries"], lengths or {}),
-            caption="The strength of the pattern in the rows of neighbouring queries. A later row "
-            "has more keys. Dotted lines: the lengths that the model states. Shaded: 95% "
-            "intervals.",
-            table=tables["queries"],
-        )
-
-
-def measures_section(pattern: pd.DataFrame) -> Section:
-    """Return the page's section of the measures of patterns."""
-    return Section(
-        title="Measures of the pattern's shape",
-        figure=partial(pattern_measures, pattern),
-        caption=notes.MEASURES,
-        table=pattern,
-    )
-
-
 def above_noise(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series[bool]:
     """Return which rows have an amplitude that exceeds the noise of all rows.
 
@@ -407,18 +350,3 @@ def preferred_keys(locality: ValueAndBounds) -> str:
     """Return which keys a pattern of some locality prefers: `near`, `far` or `neither`."""
     _, low, high = locality
     return "near" if low > 0 else "far" if high < 0 else "neither"
-
-
-def noisy_layers(table: pd.DataFrame, name: str, column: str) -> dict[str, list[int]]:
-    """Return per item of a table the layers in which its estimate does not exceed the noise.
-
-    Args:
-        table: `layer`, the items' column, and the estimate with its bounds.
-        name: the items' column.
-        column: the estimate; an item is above the noise where its interval excludes zero.
-    """
-    flat = table[~excludes_zero(table, column)]
-    return {
-        str(item): [int(layer) for layer in flat[flat[name] == item]["layer"]]
-        for item in table[name].unique()
-    }

@@ -15,7 +15,7 @@ from nope_probe.models.names import CHECKPOINTS, FRIENDLY
 from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, Bounds
 from nope_probe.run.paths import default_output_dir
 from nope_probe.run.settings import SessionSettings
-from nope_probe.studies.ablation.settings import Settings as Ablate
+from nope_probe.studies.ablate import Settings as Ablate
 from nope_probe.studies.circuit import Settings as Circuit
 from simulation_settings import Settings as Simulation
 

@@ -12,7 +12,7 @@ from nope_probe.errors import UserError
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import is_first_process
 from nope_probe.run.session import Session
-from nope_probe.studies.ablation.study import Ablate
+from nope_probe.studies.ablate_run import Ablate
 from nope_probe.studies.circuit_run import CaptureStages
 from nope_probe.studies.study import Study, run_study
 from reproduce_analysis import analyse, print_index, write_index

@@ -7,7 +7,6 @@ from nope_probe.analyses.head_measures import (
     first_key_attention,
     induction_attention,
     previous_token_attention,
-    sink_share,
 )
 
 # Rows add to 1: half to the first key, a quarter to the key before, the rest to the query's own.
@@ -28,11 +27,6 @@ def test_the_first_key_gets_its_mean_over_all_queries_but_the_first():
 def test_the_previous_token_gets_its_mean_from_the_third_query_on():
     to_previous = BY_HAND[range(4), [0, 0, 1, 2]]
     assert float(previous_token_attention(to_previous)) == pytest.approx((0.25 + 0.15) / 2)
-
-
-def test_the_sink_score_is_the_share_of_heads_above_0_3():
-    first_key = torch.tensor([[0.9, 0.31, 0.3, 0.0, 0.1], [0.0, 0.0, 0.0, 0.0, 0.5]])
-    torch.testing.assert_close(sink_share(first_key), torch.tensor([0.4, 0.2]))
 
 
 @pytest.mark.parametrize("n_bos", [0, 1])

@@ -1,6 +1,5 @@
 """What rounding leaves of equal scores is no pattern, and a little more than that is one."""
 
-from dataclasses import replace
 from math import isnan
 
 import pytest
@@ -17,7 +16,6 @@ from nope_probe.analyses.pattern_changes import (
     mask_effect,
 )
 from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_squares
-from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.maps.centred import KeptCells, kept_cells, row_centred
 from nope_probe.maps.layers import LayerMaps
 
@@ -126,15 +124,6 @@ def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
     effect = mask_effect(pattern, LayerMaps.of(maps()[:, 0]).pattern)
     assert is_zero(effect.with_mask)
     assert is_zero(effect.difference)
-
-
-@pytest.mark.parametrize("times", [0.9, 1.1])
-def test_terms_of_a_pattern_within_rounding_are_none(times: float) -> None:
-    scores = maps(ripple(times * RMS * ROUNDING))[:, 0, :22, :22]
-    layer = replace(LayerMaps.of(scores), mean_term=LayerMaps.of(scores / 2))
-    split = split_mean_covariance(0, layer.pattern)
-    assert is_zero(split.mean)  # half of the pattern's
-    assert is_zero(split.covariance)
 
 
 @pytest.mark.parametrize("times", [0.9, 1.1])

@@ -1,7 +1,5 @@
 """Bands of RoPE's pairs, mean and covariance terms: on data whose parts are known, and any."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,9 +10,8 @@ from nope_probe.analyses.splits import (
     Band,
     make_bands,
     split_bands,
-    split_mean_covariance,
 )
-from nope_probe.maps.layers import LayerMaps, Pattern
+from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rotation import Rotation
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -31,26 +28,6 @@ def fold_maps(seed: int, *some: int) -> Tensor:
     """Return fold maps of layers that exceed their noise."""
     shape = (LAYERS, *some, N, N)
     return randn(seed, *shape) + 0.1 * randn(seed + 1, FOLDS, *shape)
-
-
-def with_mean_term(scores: Tensor, mean_term: Tensor, skip: int) -> Pattern:
-    layer = LayerMaps.of(scores, skip_keys=skip)
-    return replace(layer, mean_term=LayerMaps.of(mean_term)).pattern
-
-
-@given(SEEDS, SKIPS)
-def test_covariance_is_the_pattern_of_what_scores_have_besides_the_mean_term(seed: int, skip: int):
-    scores, mean_term = fold_maps(seed)[:, 0], fold_maps(seed + 5)[:, 0]
-    split = split_mean_covariance(3, with_mean_term(scores, mean_term, skip))
-    other = split_mean_covariance(3, with_mean_term(scores, scores - mean_term, skip))
-    assert split.layer == 3
-    for size, expected in ((split.mean, other.covariance), (split.covariance, other.mean)):
-        assert vars(size) == pytest.approx(vars(expected))
-    quarter = split_mean_covariance(3, with_mean_term(scores, 0.25 * scores, skip))
-    whole = split_mean_covariance(3, with_mean_term(scores, scores, skip))
-    assert (whole.covariance.value, whole.covariance.high) == (0, 0)
-    sizes = (0.25 * whole.mean.value, 0.75 * whole.mean.value)
-    assert (quarter.mean.value, quarter.covariance.value) == pytest.approx(sizes)
 
 
 def turning(*frequencies: float) -> Rotation:

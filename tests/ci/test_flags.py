@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ci.gguf_files import tiny_llama, write_gguf
 from command_reference import flags_of, settings_of
 from huggingface_hub import constants
 from support import command_line
 from support.command_line import Ended, draw_without_chrome
 from support.fake_hub import put_into_cache
+from support.gguf_files import tiny_llama, write_gguf
 from support.tiny_models import CONFIGS, plain, smollm3_config, write_tiny
 
 from nope_probe.cli import find_commands, overview

@@ -34,8 +34,7 @@ from nope_probe import (
 )
 from nope_probe.maps.maps import packed_tensors, stored_layers
 from nope_probe.run.folder import Run
-from nope_probe.studies.ablation import page as ablate_page
-from nope_probe.studies.ablation import page as ablation_sections
+from nope_probe.studies.ablate import report
 from nope_probe.studies.behaviour import page as behaviour_sections
 from nope_probe.studies.page import Report
 
@@ -120,7 +119,7 @@ def test_score_maps_are_plain_transformers_own(scored: Path, hybrid: Tiny) -> No
     bands = sum(run.maps[name] for name in run.maps if name.startswith("band/"))
     assert_same(bands, run.maps["score/intact"])
     assert [*run.manifest.layers] == ATTENDING
-    assert_layers_are_numbered(scored, ablate_page.report)
+    assert_layers_are_numbered(scored, report)
     assert '"layers":[1,3]' in (scored / "report.html").read_text()  # of the maps of heads
 
 
@@ -133,7 +132,7 @@ def test_conditions_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> N
     with zero_mlps(hybrid):  # what a layer's own MLP does comes after its scores
         assert_plain(run.maps["score/mlp"], hybrid, tokens)
     assert [*run.manifest.layers] == ATTENDING
-    assert_layers_are_numbered(out, ablation_sections.report)
+    assert_layers_are_numbered(out, report)
 
 
 def test_losses_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> None:

@@ -16,7 +16,7 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Headline, Listing, positions
 from nope_probe.run.folder import Run
-from nope_probe.studies.ablation import page as ablation_page
+from nope_probe.studies import ablate
 from tests.support.manifests import manifest_of
 
 TERMS = ("mask", "rope", "mask_x_rope")
@@ -27,7 +27,7 @@ def maps(layers: int, n: int) -> dict[str, np.ndarray]:
     below = np.arange(n) - np.arange(n)[:, None]
     one = np.where(below < 0, np.cos(3.0 * below), np.nan).astype(np.float32)
     names = ["score/intact", *(f"term/{name}" for name in (*TERMS, "without_sources"))]
-    names += ["pattern/intact", "pattern/mean_term", "pattern/covariance_term"]
+    names += ["pattern/intact"]
     return {name: np.broadcast_to(i * one, (layers, n, n)) for i, name in enumerate(names, 1)}
 
 
@@ -43,7 +43,6 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
 
     both = ({"of": "lead"}, {"of": "pattern"})
     terms = [{**of, "term": term} for of in both for term in (*TERMS, "without_sources")]
-    exact = [{"of": "pattern", "term": "mean"}, {"of": "pattern", "term": "covariance"}]
     return {
         "terms": table(["size"], *terms),
         "pattern": table(
@@ -54,7 +53,6 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
         ),
         "non_relative": table(["with_mask", "without_mask", "difference"], {"tokens": "text"}),
         "controls": table(MEASURES, {"tokens": "shuffled", "removed": "intact"}),
-        "mean_covariance": table(["size"], *exact),
     }
 
 
@@ -80,7 +78,7 @@ def report(layers: int = 2, n: int = 11, explorer: Explorer | None = None) -> st
     run = Run(
         manifest=manifest_of(**MANIFEST), arrays={"maps": maps(layers, n)}, tables=tables(layers)
     )
-    return replace(ablation_page.report(run, explorer), headline=HEADLINE).html(run.manifest)
+    return replace(ablate.report(run, explorer), headline=HEADLINE).html(run.manifest)
 
 
 class Reader(HTMLParser):
@@ -143,7 +141,7 @@ def test_sections_go_from_values_over_maps_to_controls_and_only_the_first_are_op
     where = [html.index(part) for part in ("RoPE brings 97%", "<figure>", 'id="manifest"')]
     assert where == sorted(where)
     folded = re.findall(r'<section id="section-(\d+)"[^>]*><details class="fold">', html)
-    assert [int(number) for number in folded] == list(range(2, 8))
+    assert [int(number) for number in folded] == list(range(2, 6))
     contents = [link["href"] for link in reader.all("a")]
     assert contents == ["#main"]
 
@@ -163,7 +161,7 @@ def test_maps_are_drawn_as_they_are_given(html: str) -> None:
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     reader = Reader(html)
     plots = [item for item in reader.all("div") if item.get("class") == "plot"]
-    assert len(plots) == len(reader.all("figure")) == 8
+    assert len(plots) == len(reader.all("figure")) == 6
     assert all(len(str(plot["aria-label"])) > 40 for plot in plots)
     assert reader.all("html")[0]["lang"] == "en"
     assert len(reader.all("main")) == len(reader.all("h1")) == 1

@@ -28,8 +28,8 @@ from nope_probe.run.manifest import RunData
 from nope_probe.run.paths import checkpoint_dir
 from nope_probe.run.processes import command_line
 from nope_probe.run.session import Session
-from nope_probe.studies.ablation.settings import Settings
-from nope_probe.studies.ablation.study import run
+from nope_probe.studies.ablate import Settings
+from nope_probe.studies.ablate_run import run
 
 
 class Bare(torch.nn.Module):

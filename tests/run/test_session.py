@@ -15,8 +15,8 @@ from nope_probe.run.paths import checkpoint_dir, locked
 from nope_probe.run.processes import Interrupted
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
-from nope_probe.studies.ablation.settings import Settings
-from nope_probe.studies.ablation.study import Ablate, run
+from nope_probe.studies.ablate import Settings
+from nope_probe.studies.ablate_run import Ablate, run
 from nope_probe.studies.study import run_passes
 
 SMALL = {

@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load_file
 from support.command_line import refused, run_command
 from support.plain_attention import plain_attention
-from support.rounding import MEASURE, NETWORK, assert_same
+from support.rounding import MEASURE, assert_same
 from support.tiny_models import plain
 from torch import Tensor
 
@@ -87,12 +87,9 @@ def centred(score: np.ndarray) -> np.ndarray:
 
 def test_patterns_and_terms_add_up_on_disk(maps: dict[str, np.ndarray]):
     pattern, neither = (centred(maps[name])[:, KEPT] for name in (INTACT, "score/mask+rope"))
-    means = [centred(maps[f"mean_covariance/{term}"])[:, KEPT] for term in ("mean", "covariance")]
     terms = [f"term/{name}" for name in ("mask", "rope", "mask_x_rope")]
     for names, total in (
         (["pattern/intact"], pattern),
-        (["pattern/mean_term"], means[0]),
-        (["pattern/covariance_term"], means[1]),
         (["term/without_sources"], neither),
         ([*terms, "term/without_sources"], pattern),
     ):
@@ -182,17 +179,6 @@ def patterns_of(maps: Tensor) -> Tensor:
     return torch.cat(rows, -1)
 
 
-def test_the_rotation_is_most_of_the_mean_term_of_a_model_with_rope(default_run: Path):
-    table = pd.read_csv(default_run / "mean_covariance.csv")
-    sizes = table[table["of"] == "lead"].pivot(index="layer", columns="term", values="size")
-    parts = sizes[["rotation", "written_key", "written_query", "written_both"]].sum(axis=1)
-    assert_same(parts, sizes["mean"], NETWORK)
-    lead = pd.read_csv(default_run / "pattern.csv").query("removed == 'intact'").set_index("layer")
-    assert_same(sizes["mean"] + sizes["covariance"], lead["lead"], NETWORK)
-    order = table[table["of"] == "pattern"].pivot(index="layer", columns="term", values="size")
-    assert order.loc[1, "rotation"] == pytest.approx(order.loc[1, "mean"], rel=0.1)
-
-
 def test_a_finished_run_is_shown_again_and_not_recomputed(
     default_run: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -208,9 +194,9 @@ def test_sources_alone_run_no_condition_of_weights(
 ):
     nope = ["--model", "nope-tiny", "--remove", "sources", "--layers", "2"]
     run_command(ablate, *SMALL, *nope, "--out", str(tmp_path / "run"))
-    # Two conditions, on text and on shuffled tokens, and the positions.
+    # Two conditions, on text and on shuffled tokens.
     said = capsys.readouterr().err.splitlines()
-    assert any(line.startswith("running 5 passes;") for line in said)
+    assert any(line.startswith("running 4 passes;") for line in said)
     maps = load_file(tmp_path / "run" / "maps.safetensors")
     scores = {name for name in maps if name.startswith("score")}
     assert scores == {"score/intact", "score/mask"}

@@ -18,7 +18,7 @@ from nope_probe.models.parameter_free import build, hooked_config, smollm3_confi
 from nope_probe.removal import INTACT
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import Processes
-from nope_probe.studies.ablation.plan import AblationPlan, Measured, make_plan
+from nope_probe.studies.ablate_plan import Maps, Plan, make_plan
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import run_passes
 
@@ -43,10 +43,10 @@ def random_tokens(first: int = 0) -> Sequences:
 def measured(
     model: Any,
     inputs: Sequences,
-    plan: AblationPlan,
+    plan: Plan,
     checkpoint: Any = None,
     shuffled: Sequences | None = None,
-) -> Measured:
+) -> Maps:
     engine = Engine(
         model=model,
         inputs=inputs.inputs,
@@ -54,7 +54,7 @@ def measured(
         batch_size=7,
         checkpoint=checkpoint,
     )
-    return Measured.of(plan, run_passes(plan.passes(engine, shuffled)))
+    return plan.maps(run_passes(plan.passes(engine, shuffled)))
 
 
 def powerset(names: list[str]) -> list[tuple[str, ...]]:

@@ -14,7 +14,7 @@ from nope_probe import ablate, circuit, run_ablations
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import load
-from nope_probe.studies.ablation.page import Findings, headline
+from nope_probe.studies.ablate import headline
 
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]
 pytestmark = [
@@ -110,9 +110,9 @@ def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
     heads = study.tables["head_pattern"].query("removed == 'intact'")
     heads = heads.set_index(["layer", "head"])["amplitude"]
     np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)
-    result = headline(Findings(study))
+    result = headline(study)
     assert "shows no positional pattern in its mean over heads" in result.sentence
     assert result.caption == "Heads of opposite sign cancel in their mean."
     assert sorted(result.table["head"]) == ["L1H0", "L1H1"]
     alone = run_ablations(model, tokens, remove=["sources"], folds=4)
-    assert headline(Findings(alone)).sentence.endswith("--per-head shows them.")
+    assert headline(alone).sentence.endswith("--per-head shows them.")

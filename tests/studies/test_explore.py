@@ -85,7 +85,7 @@ def test_a_users_mistake_is_named_before_anything_is_run(model: Any, tokens: tor
 def test_long_maps_are_pooled_and_numbers_are_of_the_whole(
     explorer: Explorer, model: Any, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nope_probe.studies.explorer.MAX_POSITIONS", 5)
+    monkeypatch.setattr("nope_probe.studies.explore.MAX_POSITIONS", 5)
     small = figures.explore(model, tokens, remove=["sources"], n_folds=4, batch_size=5).view
     assert (small.block, small.maps.shape[-1]) == (3, 5)
     whole = explorer.view

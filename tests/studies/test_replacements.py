@@ -10,7 +10,7 @@ from support.command_line import refused
 from support.tiny_models import tokens
 
 from nope_probe import ablate
-from nope_probe.studies.ablation.study import run_ablations
+from nope_probe.studies.ablate_run import run_ablations
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

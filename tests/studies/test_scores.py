@@ -24,9 +24,10 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
 from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
-from nope_probe.studies.ablation import intact_page as page
-from nope_probe.studies.ablation.heads import captured_induction
+from nope_probe.studies.ablate import headline_of_intact
+from nope_probe.studies.ablate_page import intact_map_sections
 from nope_probe.studies.engine import Engine
+from nope_probe.studies.head_scores import captured_induction
 from tests.support.manifests import manifest_of
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
@@ -146,14 +147,11 @@ def test_first_key_and_previous_token_are_those_of_plain_transformers(
     done: Path, tiny: Callable[[str], Any]
 ):
     windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
-    heads, sinks = pd.read_csv(done / "heads.csv"), pd.read_csv(done / "sinks.csv")
+    heads = pd.read_csv(done / "heads.csv")
     attended = attention(tiny("llama").hf, windows)
     assert_same(heads["first_key"], first_key(attended), MEASURE)
     previous = np.mean([attended[..., i, i - 1] for i in range(2, N_POS)], 0).mean(1).ravel()
     assert_same(heads["previous_token"], previous, MEASURE)
-    assert [*sinks["layer"]] == [0, 1]
-    above = heads["first_key"] > 0.3
-    assert [*sinks["sink_score"]] == pytest.approx([*above.groupby(heads["layer"]).mean()])
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -172,7 +170,7 @@ def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_kee
     run_command(ablate, "--remove", "none", *flags, "--out", str(tmp_path / "whole"))
     assert sum(lengths) == 1 + 59 + 20, "one is tried, and 4 a fold are random tokens twice"
     with monkeypatch.context() as patch:
-        patch.setattr("nope_probe.studies.ablation.study.Ablate.analyse", interrupted)
+        patch.setattr("nope_probe.studies.ablate_run.Ablate.analyse", interrupted)
         with pytest.raises(SystemExit):
             run_command(ablate, "--remove", "none", *flags, "--out", str(tmp_path / "run"))
     lengths.clear()
@@ -296,14 +294,14 @@ def layers(*rows: tuple[float, float, float]) -> pd.DataFrame:
     for name in ("lead", "amplitude", "locality"):
         table[f"{name}_low"] = table[name] - table["half"]
         table[f"{name}_high"] = table[name] + table["half"]
-    return table.assign(layer=range(len(rows)), head=0, relative_r2=0.87)
+    return table.assign(removed="intact", layer=range(len(rows)), head=0, relative_r2=0.87)
 
 
 def lead(**tables: pd.DataFrame) -> Headline:
     layers = [*range(len(tables["pattern"]))]
     settings = {"data": "random", "n_seqs": 40, "seq_len": 11}
     manifest = {"model": {"name": "m", "depth": 7}, "layers": layers, "settings": settings}
-    return page.headline(Run(manifest=manifest_of(**manifest), tables=tables))
+    return headline_of_intact(Run(manifest=manifest_of(**manifest), tables=tables))
 
 
 def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer() -> None:
@@ -351,7 +349,7 @@ def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out(
     tables = {"pattern": layers((0.7, 0.0, 0.1), (1.3, 0.0, 0.1))}
     for skip_keys in (0, 1):
         run = Run(manifest=manifest_of(skip_keys=skip_keys), arrays={"maps": maps}, tables=tables)
-        shown = [*page._map_sections(run)]
+        shown = [*intact_map_sections(run, "")]
         assert shown[0].title == "The positional pattern"
         for number, section in enumerate(shown):
             figure = section.drawn()

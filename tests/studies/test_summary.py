@@ -8,7 +8,7 @@ import pytest
 
 from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
-from nope_probe.studies.ablation import page
+from nope_probe.studies import ablate
 from nope_probe.studies.page import print_report
 from tests.support.manifests import manifest_of
 
@@ -69,9 +69,7 @@ def tables(
 
 
 def lead(given: dict[str, pd.DataFrame], **manifest: Any) -> Headline:
-    return page.headline(
-        page.Findings(Run(manifest=manifest_of(**MANIFEST | manifest), tables=given))
-    )
+    return ablate.headline(Run(manifest=manifest_of(**MANIFEST | manifest), tables=given))
 
 
 def shown(
@@ -81,7 +79,7 @@ def shown(
     run = Run(
         manifest=manifest_of(**MANIFEST), tables=given | {"offsets": pd.DataFrame({"term": []})}
     )
-    print_report(page.report(run), run.manifest, Path("runs/x"), verbose)
+    print_report(ablate.report(run), run.manifest, Path("runs/x"), verbose)
     lines = capsys.readouterr().out.splitlines()
     return [" ".join(line.split()) for line in lines if line.strip()]
 

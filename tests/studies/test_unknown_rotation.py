@@ -11,8 +11,8 @@ from support.rounding import NETWORK, assert_same
 
 from nope_probe import head_scores, load
 from nope_probe.errors import UserError
-from nope_probe.studies.ablation.settings import Settings
-from nope_probe.studies.ablation.study import run
+from nope_probe.studies.ablate import Settings
+from nope_probe.studies.ablate_run import run
 
 FAMILIES = ["gptj", "codegen", "recurrent_gemma", "nanochat", "hunyuan_v1_dense"]
 

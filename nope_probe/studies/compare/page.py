@@ -17,12 +17,12 @@ from nope_probe.removal import INTACT
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Link, Listing, Section
 from nope_probe.run.folder import Run
-from nope_probe.studies.attention import text_view
+from nope_probe.studies.ablate import Answer
+from nope_probe.studies.attention.on_text import text_view
 from nope_probe.studies.compare.analyse import PAIRED
 from nope_probe.studies.compare.heads import changed_heads_sentence, method_of_heads, ordered_heads
 from nope_probe.studies.compare.members import Member, share_sequences
 from nope_probe.studies.page import MOST_ROWS, Report, shown_layer
-from nope_probe.studies.values import Answer
 
 OF_SIDES = "Order: how much of the intact model's pattern among the other keys is there."
 LESS = "A difference is a run's number less that of {base}."
@@ -37,7 +37,6 @@ METHODS = {
 }
 TOPICS = {  # of the tables whose names are no words
     "pattern": "Positional pattern",
-    "mean_covariance": "Mean and covariance term",
     "non_relative": "Non-relative part",
     "bands": "RoPE bands",
 }
@@ -128,11 +127,15 @@ def _changes(tables: Mapping[str, pd.DataFrame], base: str) -> Iterator[Section]
 
 def _texts(members: Sequence[Member]) -> Iterator[Section]:
     """Yield the view of each run's text, if all runs have one."""
-    if all(member.manifest.text is not None for member in members):
-        for member in members:
+    views = [
+        text_view(member) if member.manifest.kind == "attention" else None for member in members
+    ]
+    if all(views):
+        for member, view in zip(members, views, strict=True):
+            assert view is not None
             yield Section(
                 title=f"Attention of {member.label} on your text",
-                html=text_view(member).html(TEXT_BYTES),
+                html=view.html(TEXT_BYTES),
                 caption="Click a token to shade the keys it attends to. The bar under it: how far "
                 "these weights are from other texts' mean, in nats.",
             )

@@ -27,7 +27,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Place, random_rows
 from nope_probe.hooks.removing.stand_ins import CONSTANT_OUTPUTS, REPLACEMENTS, STAND_INS
 from nope_probe.models.load import load
-from nope_probe.studies.ablation.study import run_ablations
+from nope_probe.studies.ablate_run import run_ablations
 
 
 @pytest.mark.parametrize("name", ["olmo", "olmoe"])

@@ -12,11 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nope_probe.analyses.head_measures import (
-    SINK,
     first_key_attention,
     induction_scores,
     previous_token_attention,
-    sink_share,
 )
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.data.sequences import Sequences, random_twice, repeated
@@ -28,7 +26,7 @@ from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.batch_readings import keys_before, weights_on
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
-from nope_probe.maps.folds import State, pooled, sum_parts
+from nope_probe.maps.folds import State, sum_parts
 from nope_probe.run.sources import as_sequences, first_layers, folds_for_intervals
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.tables import interval_columns
@@ -195,19 +193,3 @@ def head_columns(
             ]
     rows = (dict(zip(intervals, row, strict=True)) for row in zip(*intervals.values(), strict=True))
     return pd.DataFrame([interval_columns(**row) for row in rows])
-
-
-def sinks_table(
-    first_key: Float[Tensor, "fold layer head"],
-    fold_of: Int[Tensor, " seq"],
-    layers: Sequence[int],
-) -> pd.DataFrame:
-    """Return the share of each layer's heads that are sinks.
-
-    Args:
-        first_key: fold means of the attention to the first key.
-        fold_of: the fold of each sequence.
-        layers: their numbers.
-    """
-    shares = sink_share(pooled(first_key, fold_of.bincount())).tolist()
-    return pd.DataFrame({"layer": layers, "threshold": SINK, "sink_score": shares})

@@ -1,0 +1,507 @@
+"""The `ablate` command's run: its passes, and the tables and maps of what they captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.attribution import (
+    MeanValue,
+    Values,
+    conditions_of,
+    mean_over_layers,
+    patterns_of,
+    sizes_of_terms,
+    values_in,
+)
+from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
+from nope_probe.analyses.jackknife import jackknife, mean_intervals, rms
+from nope_probe.analyses.offsets import OffsetBins, bin_means, mean_squares_by_query, offset_bins
+from nope_probe.analyses.pattern import edge_contrast, measure, query_stride
+from nope_probe.analyses.pattern_changes import mask_effect
+from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
+from nope_probe.analyses.splits import Band
+from nope_probe.figures.explorer import Explorer
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.removing.components import named_bands, wavelengths_of
+from nope_probe.hooks.removing.stand_ins import WITH_GAIN
+from nope_probe.maps.estimates import Estimates
+from nope_probe.maps.layers import windows_of
+from nope_probe.maps.maps import Layers, heads_of
+from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition
+from nope_probe.run.checkpoint import tensor_writer, write_folds
+from nope_probe.run.folder import Run, StoredArrays
+from nope_probe.run.identity import input_arrays
+from nope_probe.run.session import Session
+from nope_probe.studies.ablate import Settings, report
+from nope_probe.studies.ablate_intact import (
+    Reading,
+    bands_of_layers,
+    bands_table,
+    capture_band_folds,
+    head_patterns,
+    heads_table,
+    intact_maps,
+    read_intact,
+)
+from nope_probe.studies.ablate_plan import INTACT_ROW, Maps, Plan, Row, plan_of
+from nope_probe.studies.engine import Engine, validate_first_sequence
+from nope_probe.studies.explore import PAGE_BYTES, explorer_of
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.head_scores import (
+    captured_induction,
+    random_copies,
+)
+from nope_probe.studies.page import with_page
+from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
+from nope_probe.studies.tables import columns_of, interval_columns
+
+ADDS_UP = 1e-3  # relative error, for scores in half precision
+MAPS_BYTES = 1 << 26
+ENDS = {"": "value", "_low": "low", "_high": "high"}
+QUERIES = "query_positions"  # exact in float32: below 2**24
+Tables = dict[str, pd.DataFrame]
+LayerGrams = Grams[Row]
+
+
+class Ablate(Study[Settings]):
+    """The lead and the order of every layer without the sources, and with weights replaced."""
+
+    command = "ablate"
+    function = "run_ablations"
+
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        settings, loaded, self.inputs = self.settings, session.loaded, session.sequences()
+        self.engine, layers = Engine.of(session), settings.layers_with_maps(loaded.info)
+        self.bands: list[list[Band]] = []
+        removed_bands: tuple[str, ...] = ()
+        if settings.bands and settings.removes:
+            assert settings.bands != "octaves"
+            removed_bands = named_bands(loaded.model, settings.bands)
+        elif settings.bands:
+            self.bands = bands_of_layers(loaded.model, self.inputs.inputs, layers, settings.bands)
+        self.plan = plan_of(
+            loaded,
+            self.inputs.inputs,
+            settings.removed_names,
+            ablations=settings.ablations,
+            layers=layers,
+            bands=removed_bands,
+            heads="sources" if settings.per_head else "nowhere",
+        )
+        if settings.removes:
+            settings.validate_weights(self.plan.removed)
+        self.copies, self.n_repeated = random_copies(
+            self.engine, self.inputs, loaded.tokenizer, session.processes.count
+        )
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes that map the scores of every condition."""
+        engine, layers = self.engine, self.plan.layers
+        if f"score/{INTACT.name}" not in self.session.checkpoint:
+            validate_first_sequence(engine.model, engine.inputs, layers)
+        if self.settings.removes:
+            is_text = self.inputs.kind == "text"
+            shuffled = self.inputs.shuffled(self.settings.seed) if is_text else None
+            yield from self.plan.passes(engine, shuffled)
+            return
+        read = partial(read_intact, layers=layers, per_head=self.settings.per_head)
+        yield Pass(key=f"score/{INTACT.name}", engine=engine, read=read)
+        if self.settings.per_head:
+            induction = partial(captured_induction, layers=layers, n_tokens=self.n_repeated)
+            yield Pass(key="induction", engine=self.copies, read=partial(captured, induction))
+        if self.bands:
+            bands = partial(capture_band_folds, bands=self.bands)
+            yield Pass(key="bands", engine=engine, read=partial(captured, bands))
+
+    def analyse(self, results: Results) -> Run:
+        """Measure the lead and the pattern of every layer in every condition, return the run."""
+        analyse = self._of_conditions if self.settings.removes else self._of_intact
+        return analyse(results)
+
+    def _of_conditions(self, results: Results) -> Run:
+        """Return the run of a model from which components are removed."""
+        plan, session = self.plan, self.session
+        maps, place = plan.maps(results), session.checkpoint.scratch("maps")
+        grams = [contrast_grams(patterns_of(maps, layer)) for layer in plan.layers]
+        values = [{row: values_in(of, row, INTACT_ROW) for row in maps} for of in grams]
+        by_tokens, shuffled = {str(self.inputs.kind): maps}, shuffled_maps(results)
+        if shuffled:
+            by_tokens["shuffled"] = shuffled
+        tables = {
+            "offsets": offsets_table(plan, maps, self.settings.offset_bins),
+            "queries": queries_table(maps[INTACT_ROW]),
+            "pattern": pattern_table(maps, plan.layers, values),
+            "terms": terms_table(plan, grams),
+            "non_relative": non_relative_table(by_tokens, plan.layers),
+        }
+        if shuffled:
+            tables["controls"] = pattern_table(shuffled, plan.layers)
+            tables["controls"].insert(1, "tokens", "shuffled")
+        if len(plan.layers) > 1:
+            tables["over_layers"] = means_table(maps, grams)
+        if self.settings.per_head:
+            tables["head_pattern"] = head_pattern_table(plan, maps)
+        write_maps(place, plan, maps)
+        run = self._run(maps, tables, results)
+        shown = replace(run, arrays={"maps": StoredArrays(place)})
+        explorer = run_explorer(plan, maps, values) if session.is_kept else None
+        run = replace(run, files={**run.files, "maps.safetensors": place})
+        return with_page(session, run, lambda _: report(shown, explorer))
+
+    def _of_intact(self, results: Results) -> Run:
+        """Return the run of a model from which nothing is removed."""
+        reading: Reading = results[f"score/{INTACT.name}"]
+        maps, bins = {INTACT_ROW: reading.maps}, self.settings.offset_bins
+        contrasts = pd.DataFrame(
+            interval_columns(
+                edge_contrast=jackknife(Estimates.of_means(edge_contrast(x.pattern), x.weights))
+            )
+            for x in reading.maps.values()
+        )
+        tables = {
+            "offsets": offsets_table(self.plan, maps, bins),
+            "queries": queries_table(reading.maps),
+            "pattern": pattern_table(maps, self.plan.layers).join(contrasts),
+        }
+        band_maps = results["bands"]["folds"] if self.bands else None
+        if band_maps is not None:
+            tables["bands"] = bands_table(reading.maps, band_maps, self.bands)
+        heads = ""
+        if self.settings.per_head:
+            fold_of = self.engine.fold_of, self.copies.fold_of
+            tables["heads"] = heads_table(reading, results["induction"], *fold_of)
+            heads = head_patterns(reading.maps, tables["heads"])
+        arrays = intact_maps(reading.maps, self.bands, band_maps)
+        run = self._run(maps, tables, results, arrays)
+        return with_page(self.session, run, partial(report, heads=heads))
+
+    def _run(
+        self,
+        maps: Maps,
+        tables: Tables,
+        results: Results,
+        arrays: Mapping[str, np.ndarray] | None = None,
+    ) -> Run:
+        """Return the run with its manifest, sequences and fold maps."""
+        session, plan, intact = self.session, self.plan, maps[INTACT_ROW]
+        folds = session.checkpoint.scratch("folds")
+        write_folds(folds, {name_of(row): layers for row, layers in maps.items()})
+        calibration = results.get(CALIBRATION)
+        gains = {} if calibration is None else calibration.gains
+        manifest = replace(
+            session.manifest_of(self.inputs),
+            query_stride=query_stride(len(next(iter(intact.values())).queries)),
+            layers=plan.layers,
+            windows=windows_of(intact),
+            lengths=session.lengths,
+            replacements=plan.replacements,
+            conditions=tuple(condition.name for condition in (*plan.plain, *plan.replacing)),
+            removed=tuple(condition.name for condition in plan.removed),
+            positional_sources=plan.sources,
+            left_out=dict(plan.left_out),
+            results={
+                "wavelengths": wavelengths_of(
+                    session.loaded.model, chain.from_iterable(plan.removed)
+                ),
+                "gains": gains.get("identity"),
+                **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},
+            },
+        )
+        of_run = {"tokens": input_arrays(self.inputs)} | ({"maps": arrays} if arrays else {})
+        files = {"folds.safetensors": folds}
+        return Run(manifest=manifest, arrays=of_run, files=files, tables=tables)
+
+
+run = partial(run_study, Ablate)
+
+
+def shuffled_maps(results: Results) -> Maps:
+    """Return the maps on shuffled tokens, of the intact model and without the mask, if any."""
+    keys = {condition: f"shuffled/{condition.name}" for condition in (INTACT, MASK)}
+    return {(c, NO_REPLACEMENT): results[key] for c, key in keys.items() if key in results}
+
+
+def named(row: Row) -> dict[str, str]:
+    """Return the columns that name a row of a table."""
+    condition, replacement = row
+    return {"removed": condition.name, "replacement": replacement}
+
+
+def pattern_table(
+    maps: Maps, layers: Sequence[int], values: Sequence[Mapping[Row, Values]] = ()
+) -> pd.DataFrame:
+    """Return the measures of lead and pattern of each layer and row, and what is kept, nats.
+
+    Args:
+        maps: of each row.
+        layers: the layers' numbers.
+        values: of each layer, for what is kept; without them it is left out.
+    """
+    kept = values or [{}] * len(layers)
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            **named(row),
+            **interval_columns(**vars(measures)),
+            **(columns_of(of_layer[row], ("kept",)) if of_layer else {}),
+        }
+        for row, of_row in maps.items()
+        for layer, measures, of_layer in zip(layers, measure(of_row), kept, strict=True)
+    )
+
+
+def terms_table(plan: Plan, grams: Sequence[LayerGrams]) -> pd.DataFrame:
+    """Return the sizes of the exact sum of each layer's lead and pattern: of, term, size, nats.
+
+    The terms' maps add up to the intact map; `without_sources` is what is left without any source.
+    """
+    names = {condition: (condition, NO_REPLACEMENT) for condition in conditions_of(plan.sources)}
+    return pd.DataFrame(
+        {"layer": layer, "of": question, "term": term, **interval_columns(size=size)}
+        for layer, of_layer in zip(plan.layers, grams, strict=True)
+        for question, gram in of_layer.items()
+        for term, size in sizes_of_terms({question: gram.renamed(names)}, question).items()
+    )
+
+
+def means_table(maps: Maps, grams: Sequence[LayerGrams]) -> pd.DataFrame:
+    """Return the means over layers of lead and kept in each row.
+
+    A row has the mean with its bounds (nats), the number of layers that have one, and of those in
+    which less than half of the intact value is left (`lead_below_half`).
+    """
+    return pd.DataFrame(
+        {
+            **named(row),
+            **{
+                column: value
+                for name, of in means_of_row(grams, row).items()
+                for column, value in (
+                    *interval_columns(**{name: of.mean}).items(),
+                    (f"{name}_layers", of.n_layers),
+                    (f"{name}_below_half", of.n_below_half),
+                )
+            },
+        }
+        for row in maps
+    )
+
+
+def means_of_row(grams: Sequence[LayerGrams], row: Row) -> dict[str, MeanValue]:
+    """Return the means over layers of lead and kept in one row, where layers have any."""
+    leads = [gram for of_layer in grams if (gram := of_layer.get("lead")) is not None]
+    patterns = [of_layer["pattern"] for of_layer in grams]
+    values = {
+        "lead": [(gram.mean({row: 1.0}), gram.mean({INTACT_ROW: 1.0})) for gram in leads],
+        "kept": [
+            (kept, whole)
+            for gram in patterns
+            if (kept := gram.kept(row, INTACT_ROW)) is not None
+            and (whole := gram.kept(INTACT_ROW, INTACT_ROW)) is not None
+        ],
+    }
+    return {
+        name: mean_over_layers(*map(list, zip(*pairs, strict=True)))
+        for name, pairs in values.items()
+        if pairs
+    }
+
+
+def head_pattern_table(plan: Plan, maps: Maps) -> pd.DataFrame:
+    """Return lead, amplitude and kept of each head without sources and bands, nats."""
+    rows = [row for row in maps if plan.keeps_heads(row[0])]
+    heads = {row: heads_of(maps[row]) for row in rows}
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            "head": head,
+            **named(row),
+            **columns_of(values_in(grams, row, INTACT_ROW), ("lead", "amplitude", "kept")),
+        }
+        for layer, head in heads[INTACT_ROW]
+        for grams in [contrast_grams(patterns_of(heads, (layer, head)))]
+        for row in rows
+    )
+
+
+def non_relative_table(by_tokens: Mapping[str, Maps], layers: Sequence[int]) -> pd.DataFrame:
+    """Return the RMS of each layer's non-relative part with and without the mask, nats, paired.
+
+    Args:
+        by_tokens: the maps on the run's tokens and on shuffled tokens, if there are any.
+        layers: the layers' numbers.
+    """
+    both = [(condition, NO_REPLACEMENT) for condition in (INTACT, MASK)]
+    return pd.DataFrame(
+        {"layer": layer, "tokens": tokens, **interval_columns(**vars(effect))}
+        for tokens, maps in by_tokens.items()
+        for layer in layers
+        for effect in [mask_effect(*patterns_of({c: maps[c] for c in both}, layer).values())]
+    )
+
+
+def offsets_table(plan: Plan, maps: Maps, choice: OffsetBins) -> pd.DataFrame:
+    """Return offset profiles: layer, term, offset, and the mean with its bounds, nats.
+
+    The terms are `score`, `pattern`, those of `source_terms`, and `without_sources`: these add up
+    to `pattern`. Offsets beyond a layer's window have no row. Where some distances share a row,
+    `offset` is the first and `last_offset` the last of them.
+    """
+    intact = maps[INTACT_ROW]
+    of_terms = source_terms(plan.sources)
+    if plan.sources:
+        of_terms["without_sources"] = {Condition(plan.sources): 1.0}
+    patterns = [of_layer.pattern for of_layer in intact.values()]
+    first = patterns[0].maps
+    bins = offset_bins(first.n_offsets, choice)
+    profiles = {
+        condition: bin_means(
+            [  # on the cells that the intact model sees
+                replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer])
+                for layer, pattern in zip(intact, patterns, strict=True)
+            ],
+            pattern_distance_sums,
+            bins,
+        )
+        for condition in dict.fromkeys([INTACT, *chain.from_iterable(of_terms.values())])
+    }
+    score = bin_means(patterns, score_distance_sums, bins)
+    means = {"score": score, "pattern": profiles[INTACT]}
+    means |= {name: contrast_map(term, profiles) for name, term in of_terms.items()}
+    return profiles_table(means, intact, bins)
+
+
+def profiles_table(
+    means: Mapping[str, Float[Tensor, "fold layer bin"]], layers: Layers, bins: Tensor
+) -> pd.DataFrame:
+    """Return the rows of `offsets_table` from fold means by term, nats; see `bin_means`."""
+    first = next(iter(layers.values()))
+    offsets = {"offset": bins.tolist()}
+    if len(bins) < first.n_offsets:
+        offsets["last_offset"] = [*(bins[1:] - 1).tolist(), first.n_offsets]
+    profiles = {name: mean_intervals(of_term, first.weights) for name, of_term in means.items()}
+    parts = [
+        pd.DataFrame(
+            {"layer": layer, "term": name, **offsets}
+            | {f"mean{end}": getattr(profile, of)[place].numpy() for end, of in ENDS.items()}
+        ).dropna(subset=["mean"])
+        for place, layer in enumerate(layers)
+        for name, profile in profiles.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def queries_table(layers: Layers) -> pd.DataFrame:
+    """Return the RMS of the pattern in the rows of groups of queries, nats, by layer.
+
+    `query` is the first and `last_query` the last query of a group.
+    """
+    return pd.DataFrame(
+        {"layer": layer, "query": first, "last_query": last, **interval_columns(rms=rms(square))}
+        for layer, maps in layers.items()
+        for (first, last), square in mean_squares_by_query(maps.pattern)
+    )
+
+
+def name_of(row: Row) -> str:
+    """Return the name of a row's score maps in a run: `score/mask`, `score_mean/w_q`."""
+    condition, replacement = row
+    by = "" if replacement == NO_REPLACEMENT else f"_{replacement}"
+    return f"score{by}/{condition.name}"
+
+
+def write_maps(path: Path, plan: Plan, maps: Maps, n_bytes: int = MAPS_BYTES) -> None:
+    """Write the maps of a run that removes components, in float32, nats, by blocks of rows.
+
+    Those of `name_of` are score maps. `pattern/intact`, `term/<term>` and `term/without_sources`
+    are patterns, whose first column holds the lead of the first key; the terms add up to the
+    pattern. Where maps do not have the rows of all queries, `query_positions` are the queries of
+    their rows.
+
+    Args:
+        path: of the file.
+        plan: the sources.
+        maps: the score maps of every row.
+        n_bytes: the size of a block of rows of all maps.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    intact, of_sources = maps[INTACT_ROW], conditions_of(plan.sources)
+    first, terms = next(iter(intact.values())), source_terms(plan.sources)
+    contrasts = {"pattern/intact": {INTACT: 1.0}, **{f"term/{x}": of for x, of in terms.items()}}
+    contrasts["term/without_sources"] = {Condition(plan.sources): 1.0}
+    size = (len(intact), len(first.queries), first.n)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys([*map(name_of, maps), *contrasts], size)
+    if len(first.queries) < first.n:
+        shapes[QUERIES] = (len(first.queries),)
+    with tensor_writer(path, shapes) as write:
+        for place, (layer, of_layer) in enumerate(intact.items()):
+            pattern, row = of_layer.pattern, 0  # the intact model sees the fewest keys
+            for start, stop in of_layer.folds.where.blocks(len(maps) + 1, n_bytes):
+                rows = slice(row, row + stop - start)
+                means = {name: of_row[layer].mean(rows) for name, of_row in maps.items()}
+                patterns = {
+                    condition: pattern.with_lead(means[condition, NO_REPLACEMENT], start)
+                    for condition in of_sources
+                }
+                blocks = {name_of(name): mean for name, mean in means.items()}
+                blocks |= {x: contrast_map(of, patterns) for x, of in contrasts.items()}
+                for name, block in blocks.items():
+                    write(name, (place, row), block.float().numpy())
+                row = rows.stop
+        if QUERIES in shapes:
+            write(QUERIES, (0,), first.queries.float().numpy())
+
+
+def run_explorer(plan: Plan, maps: Maps, values: Sequence[Mapping[Row, Values]]) -> Explorer:
+    """Return the explorer of all that is removed, weights by the first replacement."""
+    first = next(iter(plan.replacements), NO_REPLACEMENT)
+    rows = [row for row in maps if row[1] in (NO_REPLACEMENT, first)]
+    return explorer_of(
+        {row: [[layer] for layer in maps[row].values()] for row in rows},
+        [[of_layer] for of_layer in values],
+        layers=plan.layers,
+        title="Remove a part of the model, and see what is left",
+        note="Maps and numbers are the run's, over all its sequences. What is removed is removed "
+        "in every layer. Brackets: 95% intervals.",
+        max_bytes=PAGE_BYTES,
+    )
+
+
+@takes(Ablate)
+def run_ablations(
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+) -> Run:
+    """Find where a model's lead and pattern come from, and which weights they need.
+
+    Runs the model with and without its mask, position encoding and weights, as the `ablate` command
+    does. A progress bar goes to stderr.
+
+    Raises:
+        UserError: for what cannot be done, such as components that the model lacks, too few
+            sequences, or a folder that holds another run.
+
+    Example:
+        >>> from nope_probe import load, run_ablations, sequences
+        >>> loaded = load("nope-tiny", n_layers=3)
+        >>> data = sequences("random", tokenizer=loaded.tokenizer, n_seqs=64, seq_len=16)
+        >>> study = run_ablations(loaded, data, remove=["w_k"], replacement="mean")
+        >>> kept = study.tables["pattern"].query("layer == 2").set_index("removed")["kept"]
+        >>> bool(kept["intact"] > 10 * abs(kept["w_k"]))
+        True
+        >>> study.maps["term/mask"].shape
+        (3, 16, 16)
+    """
+    return run_of(Ablate, model, inputs, out, options)
