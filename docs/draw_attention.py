@@ -12,10 +12,8 @@ from pathlib import Path
 from make_findings import COMMANDS, IMAGES, finished, save_small
 from make_notebooks import chromium
 
-from nope_probe import figures
+from nope_probe import explain, figures, text_view
 from nope_probe.figures.text_view import TextView
-from nope_probe.studies.attention.on_text import text_view
-from nope_probe.studies.attention.study import AttentionStudy
 from nope_probe.studies.heads import COLUMNS, VIEWS
 from nope_probe.studies.tidy import sections
 
@@ -34,13 +32,12 @@ ASK = f"""setTimeout(() => document.querySelectorAll(".text").forEach((text) => 
 def main(folder: str) -> None:
     run = finished(Path(folder).resolve() / "attention", COMMANDS["attention"])
     save_small(figures.attention_heads(run.tables["attention"]), IMAGES / "heads_smollm2.png")
-    why = AttentionStudy(**vars(run)).why("L{}H{}".format(*CONTENT), query=QUERY, steps=2)
+    why = explain(run, "L{}H{}".format(*CONTENT), query=QUERY, steps=2)
     save_small(why.graph, IMAGES / "steps_smollm2.png")
     of_heads = finished(Path(folder).resolve() / "heads", COMMANDS["heads"]).tables
     costs, *_ = sections(VIEWS, of_heads, COLUMNS)
     save_small(costs.drawn(), IMAGES / "function_smollm2.png")
     view = text_view(run)
-    assert view is not None
     views = "".join(of_head(view, *head).html() for head in (POSITIONAL, CONTENT))
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)

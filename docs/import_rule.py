@@ -135,5 +135,5 @@ def study_of(module: str) -> str | None:
         ['heads', 'heads', None]
     """
     _, folder, name, *_ = [*module.split("."), "", ""]
-    study = name.split("_")[0]
+    study = name.partition("_")[0]
     return study if folder == "studies" and study in STUDIES else None

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from nope_probe.run.folder import Run as Run
     from nope_probe.run.folder import read_run as read_run
     from nope_probe.studies.ablate_run import run_ablations as run_ablations
-    from nope_probe.studies.attention.study import AttentionStudy as AttentionStudy
-    from nope_probe.studies.attention.study import run_attention as run_attention
+    from nope_probe.studies.attention import text_view as text_view
+    from nope_probe.studies.attention_run import explain as explain
+    from nope_probe.studies.attention_run import run_attention as run_attention
     from nope_probe.studies.behaviour.study import run_behaviour as run_behaviour
     from nope_probe.studies.circuit_run import run_circuit as run_circuit
     from nope_probe.studies.compare.analyse import difference as difference

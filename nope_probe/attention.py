@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from nope_probe.cli import run_and_show
-from nope_probe.studies.attention.settings import Settings
+from nope_probe.studies.attention import Settings
 
 EXAMPLES = (
     "--model rope-tiny --text 'def area(width, height): return width * height'",

@@ -30,7 +30,7 @@ if find_spec("nope_probe") is None:
 import pandas as pd
 from IPython.display import display
 
-from nope_probe import figures, run_attention
+from nope_probe import figures, run_attention, text_view
 
 text = "def area(width, height):\n    return width * height"
 options = {"text": text, "n_seqs": 128, "seq_len": 48}
@@ -71,7 +71,7 @@ heads.loc[[(1, 3), (3, 3)], columns].round(2)
 # switch compares with other texts: *position* is the mean over the sequences of the run.
 
 # %%
-view = rope.on_text
+view = text_view(rope)
 display(view)
 
 # %% [markdown]
@@ -122,7 +122,7 @@ without = run_attention("rope-tiny", remove=["rope"], **options)
 figures.attention_heads(without.tables["attention"])
 
 # %%
-strongest_keys(without.on_text)
+strongest_keys(text_view(without))
 
 # %% [markdown]
 # Among the keys after BOS, no head keeps a share of more than a few percent: that position was

@@ -29,7 +29,7 @@ if find_spec("nope_probe") is None:
 # %%
 from IPython.display import display
 
-from nope_probe import run_attention, run_heads
+from nope_probe import explain, run_attention, run_heads
 
 text = "def area(width, height): return width * height"
 
@@ -42,7 +42,7 @@ text = "def area(width, height): return width * height"
 
 # %%
 run = run_attention("rope-tiny", text=text, n_seqs=128, seq_len=32)
-why = run.why("L3H3", query=14, steps=2)
+why = explain(run, "L3H3", query=14, steps=2)
 display(why.graph)
 
 # %%

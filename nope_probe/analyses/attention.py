@@ -30,6 +30,15 @@ from nope_probe.maps.rows import BLOCK_BYTES
 LARGEST_GAP = 0.5  # of the bounds of a share that is given
 LOWERED = 1 / 8  # of the gap: how far the lower end of an interval is lowered
 GAP_TO_REACH = 0.25  # with the number of sequences that a note asks for
+PARTS = (  # the estimates of an `AttentionSplit`
+    "information",
+    "first_position",
+    "first_content",
+    "others_position",
+    "others_content",
+    "first_weight",
+    "unexplained",
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -130,7 +130,7 @@ function drawTerms() {
   if (mode !== "why") return;
   if (!look) {
     readout.textContent = `${name}, query ${query} ${token(query)}: darker tokens get more attention.`;
-    panel.replaceChildren(element("p", "", `This page has no terms of ${name} from query ${query}. The command adds them with --why ${name} --query ${query}; in Python, run.why("${name}", query=${query}) has them.`));
+    panel.replaceChildren(element("p", "", `This page has no terms of ${name} from query ${query}. The command adds them with --why ${name} --query ${query}; in Python, explain(run, "${name}", query=${query}) has them.`));
     if (looks.length) panel.append(leading(looks[0], `${looks[0].name}, query ${looks[0].query}`));
     return;
   }

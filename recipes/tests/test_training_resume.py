@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from ci.failures import files_of_at_most
 from safetensors.torch import load_file
 from short_training import SHORT, short_corpus, shorten_training
-from support.failures import files_of_at_most
 from support.rounding import NETWORK
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainerState
 

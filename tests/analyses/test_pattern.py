@@ -1,13 +1,13 @@
 """Pattern measures against hand arithmetic, scipy and plain least squares."""
 
 from dataclasses import fields
+from math import isnan
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from support.dense_patterns import edge_contrast, locality, monotonicity
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
@@ -16,7 +16,6 @@ from nope_probe.analyses.pattern import (
     measure,
     measure_estimates,
 )
-from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import (
     KeptCells,
@@ -32,11 +31,6 @@ SEEDS = st.integers(0, 2**32 - 1)
 N_POS = st.integers(13, 23)
 SKIPS = st.integers(0, 3)
 SCALES = st.floats(1e-3, 1e3)
-
-
-def random_pattern(n: int, skip: int = 0, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return row_centred(torch.randn(n, n, generator=generator, dtype=torch.float64), skip)
 
 
 def folds_of(maps: Tensor, noise: float, n_folds: int = 8) -> Tensor:
@@ -66,36 +60,19 @@ def test_only_a_non_finite_cell_below_the_diagonal_and_too_many_skipped_keys_are
 
 
 @pytest.mark.parametrize("skip", [0, 2])
-@pytest.mark.parametrize("ties", [False, True])
-def test_locality_is_the_mean_spearman_correlation_of_rows_with_eight_keys(skip: int, ties: bool):
-    n = 19
-    pattern = random_pattern(n, skip, seed=1)
-    pattern = row_centred((2 * pattern).round().nan_to_num(), skip) if ties else pattern
-    rows = range(skip + 8, n)
-    truth = sum(spearmanr(pattern[i, skip:i], range(i - skip)).statistic for i in rows) / len(rows)
-    assert float(locality(pattern, skip)) == pytest.approx(float(truth))
-
-
-def test_locality_of_a_flat_pattern_is_zero_and_of_too_few_keys_undefined():
-    assert float(locality(row_centred(torch.zeros(13, 13)))) == 0
-    assert locality(row_centred(torch.zeros(7, 7))).isnan()
-    rising = torch.arange(13.0).repeat(13, 1)
-    for skip_keys, truth in ((4, 1.0), (5, NAN), (11, NAN)):  # the last query has 12 keys
-        result = float(locality(rising, skip_keys))
-        assert result == pytest.approx(truth, nan_ok=True)
-
-
-@pytest.mark.parametrize("skip", [0, 2])
-@pytest.mark.parametrize("lag", [1, 8])
-def test_monotonicity_is_the_share_of_pairs_that_rise_and_ties_count_half(skip: int, lag: int):
-    pattern = random_pattern(13, skip).round(decimals=1)
-    rises = [
-        (1 + (pattern[i, j + lag] - pattern[i, j]).sign().item()) / 2
-        for i in range(13)
-        for j in range(skip, i - lag)
-    ]
-    assert 0.5 in rises or lag == 8
-    assert float(monotonicity(pattern, lag, skip)) == pytest.approx(sum(rises) / len(rises))
+def test_locality_is_spearmans_and_ties_of_pairs_count_half(skip: int):
+    n, generator = 23, torch.Generator().manual_seed(1)
+    scores = (2 * torch.randn(n, n, generator=generator, dtype=torch.float64)).round()
+    [measures] = measure(scores.repeat(5, 1, 1, 1), skip)
+    rows = [scores[i, skip:i] for i in range(skip + 8, n)]
+    correlations = [spearmanr(row, range(len(row))).statistic for row in rows]
+    assert measures.locality.value == pytest.approx(sum(correlations) / len(rows))
+    rises = torch.cat([(1 + (row[8:] - row[:-8]).sign()) / 2 for row in rows])
+    assert 0.5 in rises
+    assert measures.monotonicity.value == pytest.approx(float(rises.mean()))
+    [flat] = measure(torch.zeros(5, 1, n, n), skip)
+    assert isnan(flat.locality.value), "equal scores have no order"
+    assert isnan(flat.monotonicity.value)
 
 
 def test_diagonal_means_are_over_the_cells_that_hold_a_number():
@@ -115,19 +92,8 @@ def test_diagonal_means_are_over_the_cells_that_hold_a_number():
 def test_the_first_twentieth_of_the_keys_is_rounded_to_the_nearest(
     n: int, skip_keys: int, n_first: int
 ) -> None:
-    maps = torch.zeros(n, n, dtype=torch.float64)
-    maps[:, skip_keys : skip_keys + n_first] = 1  # its mean is 1 and the others' 0, or less apart
-    assert float(edge_contrast(maps, skip_keys)) == pytest.approx(1)
-    assert KeptCells.of(first_visible_keys(maps), skip_keys).edge == skip_keys + n_first
-
-
-def test_an_edge_contrast_can_differ_in_sign_from_that_of_the_non_relative_part():
-    # Short rows score higher, which lifts the first keys on the map; softmax ignores that.
-    scores = -0.1 * torch.arange(41).double()[:, None].repeat(1, 41)
-    scores[:, :2] -= 0.2
-    visible = row_centred(scores)
-    assert float(edge_contrast(diagonal_normalised(scores))) > 0.1
-    assert float(edge_contrast(visible - relative_part(visible))) < -0.1
+    first = first_visible_keys(torch.zeros(n, n, dtype=torch.float64))
+    assert KeptCells.of(first, skip_keys).edge == skip_keys + n_first
 
 
 def with_trend(seed: int, n: int) -> Tensor:

@@ -1,5 +1,8 @@
 """Patterns of layers, with and without a window, against definitions written out."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from nope_probe import attribute, capture_scores, measure, row_centred
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.offsets import bin_means, mean_squares_by_query, offset_bins
+from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_changes import pattern_difference
 from nope_probe.analyses.pattern_rows import score_distance_sums
 from nope_probe.maps.centred import first_visible_keys
@@ -36,39 +40,48 @@ def folds(name: str, seed: int = 0) -> Tensor:
     return maps.masked_fill(~CELLS[name], torch.nan)
 
 
-def between_folds(x: Tensor, y: Tensor) -> float:
-    """Return the mean over cells of x_a y_b, over pairs of different folds."""
-    pairs = [(a, b) for a in range(N_FOLDS) for b in range(N_FOLDS) if a != b]
-    return float(sum((x[a] * y[b]).mean() for a, b in pairs)) / len(pairs)
+def between_folds(x: Tensor, y: Tensor, counts: Sequence[int] = N_FOLDS * (1,)) -> float:
+    """Return the mean over cells of x_a y_b, over pairs of sequences of different folds."""
+    pairs = [(a, b) for a in range(len(x)) for b in range(len(x)) if a != b]
+    total = sum(counts[a] * counts[b] * float((x[a] * y[b]).mean()) for a, b in pairs)
+    return total / sum(counts[a] * counts[b] for a, b in pairs)
 
 
 def patterns(maps: Tensor, kept: Tensor) -> Tensor:
     """Return the kept cells of maps less the mean of their rows, [fold, cell]."""
     rows = [
-        maps[:, i, kept[i]] - maps[:, i, kept[i]].mean(-1, keepdim=True)
-        for i in range(N)
-        if kept[i].any()
+        maps[:, i, cells] - maps[:, i, cells].mean(-1, keepdim=True)
+        for i, cells in enumerate(kept)
+        if cells.any()
     ]
     return torch.cat(rows, -1)
 
 
-def by_hand(maps: Tensor, visible: Tensor, skip: int) -> dict[str, float]:
+def by_hand(
+    maps: Tensor,
+    visible: Tensor,
+    skip: int,
+    queries: Tensor = QUERY[:, 0],
+    counts: Sequence[int] = N_FOLDS * (1,),
+) -> dict[str, float]:
     """Return the measures of fold maps by their definitions, from one loop over rows each."""
-    kept = visible & (KEY < QUERY) & (skip <= KEY)
-    pattern, (query, key) = patterns(maps, kept), kept.nonzero().T
-    basis = torch.zeros(len(query), 2 * N, dtype=torch.float64)
-    basis[torch.arange(len(query)), query] = 1
-    basis[torch.arange(len(query)), N + query - key] = 1
+    kept = visible & (queries[:, None] > KEY) & (skip <= KEY)
+    pattern, (row, key) = patterns(maps, kept), kept.nonzero().T
+    basis = torch.zeros(len(row), 2 * N, dtype=torch.float64)
+    basis[torch.arange(len(row)), row] = 1
+    basis[torch.arange(len(row)), N + queries[row] - key] = 1
     fit = basis @ torch.linalg.lstsq(basis, pattern.T, driver="gelsd").solution
     rest = pattern - fit.T
-    mean = pattern.mean(0)
-    ordered = [mean[query == i] for i in range(N) if kept[i].sum() >= 8]
-    rises = [row[8:] > row[:-8] for i in range(N) if len(row := mean[query == i]) > 8]
-    square, rest_square = between_folds(pattern, pattern), between_folds(rest, rest)
-    correlations = [spearmanr(row, range(len(row))).statistic for row in ordered]
+    weights = torch.tensor(counts).double() / sum(counts)
+    mean = weights @ pattern
+    rows = [mean[row == i] for i in range(len(queries))]
+    ordered = [of_row for of_row in rows if len(of_row) >= 8]
+    rises = [of_row[8:] > of_row[:-8] for of_row in rows if len(of_row) > 8]
+    square, rest_square = between_folds(pattern, pattern, counts), between_folds(rest, rest, counts)
+    correlations = [spearmanr(of_row, range(len(of_row))).statistic for of_row in ordered]
     leads = [
-        float((maps[:, i, :skip].mean(-1) - maps[:, i, kept[i]].mean(-1)).mean())
-        for i in range(N)
+        float(weights @ (maps[:, i, :skip].mean(-1) - maps[:, i, kept[i]].mean(-1)))
+        for i in range(len(queries))
         if skip and visible[i, 0] and kept[i].sum() >= 8
     ]
     return {
@@ -81,14 +94,34 @@ def by_hand(maps: Tensor, visible: Tensor, skip: int) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("skip", [0, 1])
+@pytest.mark.parametrize("rows", [N, 13])
+@pytest.mark.parametrize("skip", [0, 1, 3])
 @pytest.mark.parametrize("name", CELLS)
-def test_measures_are_of_the_keys_that_a_query_sees(name: str, skip: int) -> None:
-    maps, expected = folds(name), by_hand(folds(name), CELLS[name], skip)
-    (result,) = measure(maps[:, None], skip)
+def test_measures_are_of_the_keys_that_a_query_sees(name: str, skip: int, rows: int) -> None:
+    queries, counts = choose_rows(N, rows), (3, 7, 2, 5)
+    maps, visible = folds(name)[:, queries], CELLS[name][queries]
+    expected = by_hand(maps, visible, skip, queries, counts)
+    layer = LayerMaps.of(maps, torch.tensor(counts), queries, skip)
+    where = MapRows.of(maps, queries)
+    packed = PackedFolds(where.pack(maps), where)
+    (result,) = measure(maps[:, None], skip, query_positions=queries, counts=torch.tensor(counts))
     assert {*expected} == {*vars(result)}
     for measured, value in expected.items():
         assert getattr(result, measured).value == pytest.approx(value, rel=1e-8, nan_ok=True)
+    estimates = measure_estimates(layer.pattern)
+    for out in range(N_FOLDS):
+        left = [fold for fold in range(N_FOLDS) if fold != out]
+        without = by_hand(maps[left], visible, skip, queries, [counts[fold] for fold in left])
+        for measured, of_all in estimates.items():
+            value, is_square = without[measured.removesuffix("_squared")], "_squared" in measured
+            value = value * abs(value) if is_square else value
+            assert float(of_all.values[1 + out]) == pytest.approx(value, rel=1e-8, nan_ok=True)
+    for kept, n_bytes in product((layer.folds, packed), (1, 8 * N_FOLDS * N * 7)):
+        again = measure_estimates(replace(layer, folds=kept).pattern, n_bytes=n_bytes)
+        for measured, of_all in estimates.items():
+            torch.testing.assert_close(
+                again[measured].values, of_all.values, rtol=1e-10, atol=1e-12, equal_nan=True
+            )
 
 
 @pytest.mark.parametrize("name", CELLS)

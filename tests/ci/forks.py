@@ -94,7 +94,7 @@ def start(
     if change:
         get_signal_before(change, signum)
     if "FAILURE" in environment:
-        import_module("support.failures").fail_in_second_batch(environment["FAILURE"])
+        import_module("ci.failures").fail_in_second_batch(environment["FAILURE"])
     try:
         module_of(command).main()
     except SystemExit as stop:

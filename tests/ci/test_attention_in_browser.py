@@ -122,5 +122,5 @@ def test_the_terms_of_a_chosen_key_stand_beside_the_text(tmp_path: Path) -> None
     assert found["focus"] == 1
     assert found["unseen"].endswith("the query does not see this key.")
     assert "--why L1H3 --query 1;" in found["none"]
-    assert 'run.why("L1H3", query=1)' in found["none"]
+    assert 'explain(run, "L1H3", query=1)' in found["none"]
     assert found["back"].startswith("L1H3, query 3 ")

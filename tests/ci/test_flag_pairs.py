@@ -45,7 +45,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "adapter": ("ADAPTER",),
     "alpha": ("0.3",),
     "bands": ("2",),
-    "by": ("others", "induction positional"),
+    "by": ("others", "induction lowest-information"),
     "draws": ("3",),
     "k": ("1 2",),
     "mean_seqs": ("32",),

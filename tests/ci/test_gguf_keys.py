@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from ci.gguf_files import tiny_llama, write_gguf
 from support.decoders import SIZES, SPECIAL
-from support.gguf_files import tiny_llama, write_gguf
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, distance, randomised, tokens
 from transformers import CONFIG_MAPPING, PreTrainedConfig

@@ -20,7 +20,6 @@ from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.stand_ins import CONSTANT_OUTPUTS
 
 BRIDGES = ("llama", "phi3", "qwen3", "smollm3", "cohere", "mistral", "gemma2", "gpt2")
 SCALED = ("llama-yarn", "phi3-longrope")  # rotated queries and keys grow, at position 0 too
@@ -67,47 +66,64 @@ def change_in_place(tensor: torch.Tensor, hook: object) -> None:
     tensor[:, tensor.shape[1] // 2 :] += 0.25
 
 
-def fires(model: Any, point: Any, inputs: torch.Tensor) -> bool:
-    fired: list[int] = []
-    with torch.no_grad(), hooks_attached([(point, lambda tensor, hook: fired.append(1))]):
-        model(inputs)
-    return bool(fired)
-
-
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:qwen3", "hooked:smollm3-rope"])
 @given(st.data())
-def test_the_order_of_names_and_of_a_users_hook_and_an_ablation_does_not_matter(
+def test_the_order_of_names_and_of_a_users_hooks_and_an_ablation_does_not_matter(
     spec: str, model_of: ModelOf, tiny: ByName, data: st.DataObject
 ) -> None:
     model, name = model_of(spec)
     inputs, layer = tiny(name).tokens, layers_of(model)[data.draw(st.integers(0, 1))]
     known = [point for point in POINTS if layer.has(point)]
-    point = layer.point(data.draw(st.sampled_from(known)))
+    names = data.draw(st.lists(st.sampled_from(known), unique=True, min_size=1))
+    points = [layer.point(point) for point in names]
     given = data.draw(ablations(model, tiny(name)))
     shuffled = replace(given, remove=data.draw(st.permutations(given.remove)))
     union = replace(given, remove="+".join(shuffled.remove) or ())
-    hook = data.draw(st.sampled_from((change, change_in_place)))
+    change_of = data.draw(st.sampled_from((change, change_in_place)))
     calibration = calibration_of(model, tiny(name), given.seed)
-    contexts = [
-        lambda: (ablated(model, given, calibration), hooks_attached([(point, hook)])),
-        lambda: (hooks_attached([(point, hook)]), ablated(model, shuffled, calibration)),
-        lambda: (hooks_attached([(point, hook)]), ablated(model, union, calibration)),
-        lambda: (hooks_attached([(point, ignore)]), ablated(model, given, calibration)),
-    ]
-    outputs = []
-    for context in contexts:
-        first, second = context()
-        with torch.no_grad(), first, second:
-            outputs.append(model(inputs).clone())
-    assert torch.equal(outputs[0], outputs[1])
-    assert torch.equal(outputs[0], outputs[2])
-    is_seen = given.replacement not in CONSTANT_OUTPUTS  # which hide all that is before them
-    if is_seen and fires(model, point, inputs):
-        assert not torch.equal(outputs[0], outputs[3]), "the hook had no effect"
+
+    def run(ablation: Ablation, outside: bool) -> torch.Tensor:
+        hooks = hooks_attached([(point, change_of) for point in points])
+        contexts = [hooks, ablated(model, ablation, calibration)]
+        outer, inner = contexts if outside else reversed(contexts)
+        with torch.no_grad(), outer, inner:
+            return model(inputs).clone()
+
+    expected = run(given, outside=False)
+    assert torch.equal(run(shuffled, outside=True), expected)
+    assert torch.equal(run(union, outside=True), expected)
+
+
+WRITTEN = {"mask": "attn.hook_attn_scores", "w_q": "attn.hook_q", "w_k": "attn.hook_k"}
+WRITTEN |= {"w_v": "attn.hook_v", "w_o": "hook_attn_out", "mlp": "hook_mlp_out"}
+
+
+@pytest.mark.parametrize("outside", [True, False])
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_a_users_hook_changes_what_a_removal_writes(
+    spec: str, outside: bool, model_of: ModelOf, tiny: ByName
+) -> None:
+    model, name = model_of(spec)
+    for component, written in WRITTEN.items():
+        outputs, point = [], layers_of(model)[0].point(written)
+        for hook in (ignore, change):
+            contexts = [
+                hooks_attached([(point, hook)]),
+                ablated(model, Ablation(remove=[component], gain="norm")),
+            ]
+            outer, inner = contexts if outside else reversed(contexts)
+            with torch.no_grad(), outer, inner:
+                outputs.append(model(tiny(name).tokens).clone())
+        assert not torch.equal(*outputs), component
 
 
 def ignore(tensor: torch.Tensor, hook: object) -> None:
     """Read a tensor, as a cache does."""
+
+
+def hooks_of_modules(model: Any) -> list[int]:
+    """Return how many hooks of PyTorch each module has."""
+    return [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
 
 
 @pytest.mark.parametrize("spec", ALL)
@@ -118,6 +134,7 @@ def test_leaving_an_ablation_restores_every_bit_also_when_the_body_raises(
 ) -> None:
     model, name = model_of(spec)
     inputs, attributes = tiny(name).tokens, {*vars(model)}
+    hooks = hooks_of_modules(model)
     parameters = {key: value.clone() for key, value in model.state_dict().items()}
     before = hooked_run(model, inputs)
     for ablation in data.draw(st.lists(ablations(model, tiny(name)), min_size=1, max_size=3)):
@@ -130,6 +147,7 @@ def test_leaving_an_ablation_restores_every_bit_also_when_the_body_raises(
         assert torch.equal(after.logits, before.logits)
         assert torch.equal(after.patterns, before.patterns)
         assert not hooks_left(model)
+        assert hooks_of_modules(model) == hooks
         assert {*vars(model)} == attributes
         state = model.state_dict()
         assert all(torch.equal(state[key], value) for key, value in parameters.items())

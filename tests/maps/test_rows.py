@@ -1,11 +1,9 @@
 """Which queries have rows, how rows are stored, and that what is measured of them is theirs."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import spearmanr
 from support.fold_products import fold_products
 
 from nope_probe.analyses.contrasts import ContrastGram
@@ -15,7 +13,6 @@ from nope_probe.analyses.offsets import (
     mean_squares_by_query,
     offset_bins,
 )
-from nope_probe.analyses.pattern import LAG, measure_estimates
 from nope_probe.analyses.pattern_rows import relative_fit, score_distance_sums
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import fold_weights
@@ -129,47 +126,6 @@ def test_packed_rows_are_the_cells_up_to_the_diagonal() -> None:
     for start, stop in ROWS.blocks(FOLDS):
         expected = folds()[:, start:stop, :stop]
         torch.testing.assert_close(stored.rows(start, stop), expected, equal_nan=True)
-
-
-@pytest.mark.parametrize("window", [N, 11])
-@pytest.mark.parametrize("skip", [0, 2])
-def test_measures_of_chosen_rows_are_those_of_their_cells_by_brute_force(
-    window: int, skip: int
-) -> None:
-    scores = folds(window)[:, QUERIES]
-    estimates = measure_estimates(LayerMaps.of(scores, COUNTS, QUERIES, skip).pattern)
-    first = (QUERIES - window + 1).clamp_min(skip)
-    cells = [
-        (row, query, key)
-        for row, query in enumerate(QUERIES.tolist())
-        for key in range(int(first[row]), query)
-    ]
-    row, query, key = torch.tensor(cells).T
-    patterns = torch.stack(
-        [
-            torch.cat(
-                [
-                    fold[r, f:q] - fold[r, f:q].mean() if q > f else fold[r, :0]
-                    for r, (f, q) in enumerate(zip(first.tolist(), QUERIES.tolist(), strict=True))
-                ]
-            )
-            for fold in scores
-        ]
-    )
-    design = torch.zeros(len(cells), len(QUERIES) + N, dtype=torch.float64)
-    design[torch.arange(len(cells)), row] = 1
-    design[torch.arange(len(cells)), len(QUERIES) + query - key] = 1
-    fit = design @ torch.linalg.lstsq(design, patterns.T, driver="gelsd").solution
-    rest = patterns - fit.T
-    for name, values in (("amplitude_squared", patterns), ("non_relative_squared", rest)):
-        expected = fold_products(values[None], values[None], WEIGHTS)[:, 0, 0]
-        torch.testing.assert_close(estimates[name].values, expected, rtol=1e-9, atol=1e-12)
-    mean = (COUNTS.double() / COUNTS.sum()) @ patterns
-    by_row = [mean[row == r] for r in range(len(QUERIES)) if (row == r).sum() > 0]
-    ranks = [spearmanr(values, range(len(values)))[0] for values in by_row if len(values) >= 8]
-    assert float(estimates["locality"].values[0]) == pytest.approx(np.mean(ranks))
-    rises = torch.cat([values[LAG:] > values[:-LAG] for values in by_row if len(values) > LAG])
-    assert float(estimates["monotonicity"].values[0]) == pytest.approx(float(rises.double().mean()))
 
 
 def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:

@@ -30,7 +30,8 @@ from nope_probe.figures.intervals import bound_columns
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.reports import notes
 from nope_probe.run.manifest import TooFew
-from nope_probe.studies.attention import analyse, page, settings
+from nope_probe.studies import attention as page
+from nope_probe.studies import attention_run
 from tests.support.manifests import manifest_of
 
 SIZES = {"n_seqs": 23, "seq_len": 19, "folds": 5, "layers": 2}
@@ -86,7 +87,7 @@ def test_information_is_that_of_plain_transformers_weights(table: pd.DataFrame) 
 def test_layers_read_one_at_a_time_give_the_same_table(
     table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "MAP_BYTES", 1)
+    monkeypatch.setattr(page, "MAP_BYTES", 1)
     one_by_one = run_attention("rope-tiny", **SIZES).tables["attention"]
     pd.testing.assert_frame_equal(one_by_one, table)
 
@@ -187,8 +188,8 @@ def test_uniform_heads_are_not_classed() -> None:
 
 def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> None:
     table = made(**HEADS).assign(others_share_gap=[0.4, 0.55, 1.2, 9.0])
-    assert analyse.too_few_sequences(table, 32) == TooFew(n_heads=2, n_seqs=200)
-    assert analyse.too_few_sequences(table[:1], 32) is None
+    assert attention_run.too_few_sequences(table, 32) == TooFew(n_heads=2, n_seqs=200)
+    assert attention_run.too_few_sequences(table[:1], 32) is None
     manifest = manifest_of(fold_sizes=[4] * 8, too_few={"n_heads": 2, "n_seqs": 200})
     assert notes.run_notes(manifest) == [
         "No share of position among the other keys is given of 2 heads: its bounds from 32 "

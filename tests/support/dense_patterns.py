@@ -1,10 +1,8 @@
-"""Measures of whole patterns, as the definitions say: oracles of those taken by blocks of rows."""
+"""Estimates from their values, and the edge contrast of whole maps."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.pattern import LAG, MIN_KEYS, spearman_with_order
 from nope_probe.maps.centred import KeptCells, first_visible_keys
 from nope_probe.maps.estimates import Estimates, fold_weights
 
@@ -14,29 +12,6 @@ def estimates(
 ) -> Estimates:
     """Return estimates on all folds and without each fold, of folds of these sizes."""
     return Estimates(values=values, weights=fold_weights(len(values) - 1, counts))
-
-
-def locality(patterns: Tensor, skip_keys: int = 0) -> Tensor:
-    """Return the mean Spearman correlation with j over rows of 8 kept keys or more."""
-    rows = [
-        spearman_with_order(patterns[..., query, skip_keys:query])
-        for query in range(skip_keys + MIN_KEYS, patterns.shape[-1])
-    ]
-    if not rows:
-        return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
-    return torch.stack(rows).mean(0)
-
-
-def monotonicity(patterns: Tensor, lag: int = LAG, skip_keys: int = 0) -> Tensor:
-    """Return the share of pairs of kept keys with P[i, j+lag] > P[i, j]; a tie counts as half."""
-    pairs = [
-        row[..., lag:] - row[..., :-lag]
-        for query in range(skip_keys + lag + 1, patterns.shape[-1])
-        for row in [patterns[..., query, skip_keys:query]]
-    ]
-    if not pairs:
-        return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
-    return (torch.cat(pairs, -1).sign().mean(-1) + 1) / 2
 
 
 def edge_contrast(maps: Tensor, skip_keys: int = 0) -> Tensor:

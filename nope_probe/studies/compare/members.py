@@ -20,7 +20,7 @@ from nope_probe.models.names import resolve
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.paths import checkpoint_dir
-from nope_probe.studies.attention.analyse import splits_of
+from nope_probe.studies.attention_run import splits_of
 
 COMPARED = ("ablate", "attention", "behaviour", "circuit", "trace")
 LENGTHS = ("score/intact", "gram/a")  # maps of `ablate` and `circuit`

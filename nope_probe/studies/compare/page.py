@@ -18,7 +18,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Link, Listing, Section
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import Answer
-from nope_probe.studies.attention.on_text import text_view
+from nope_probe.studies.attention import text_view
 from nope_probe.studies.compare.analyse import PAIRED
 from nope_probe.studies.compare.heads import changed_heads_sentence, method_of_heads, ordered_heads
 from nope_probe.studies.compare.members import Member, share_sequences
@@ -127,15 +127,11 @@ def _changes(tables: Mapping[str, pd.DataFrame], base: str) -> Iterator[Section]
 
 def _texts(members: Sequence[Member]) -> Iterator[Section]:
     """Yield the view of each run's text, if all runs have one."""
-    views = [
-        text_view(member) if member.manifest.kind == "attention" else None for member in members
-    ]
-    if all(views):
-        for member, view in zip(members, views, strict=True):
-            assert view is not None
+    if all(member.manifest.text is not None for member in members):
+        for member in members:
             yield Section(
                 title=f"Attention of {member.label} on your text",
-                html=view.html(TEXT_BYTES),
+                html=text_view(member).html(TEXT_BYTES),
                 caption="Click a token to shade the keys it attends to. The bar under it: how far "
                 "these weights are from other texts' mean, in nats.",
             )

@@ -23,12 +23,6 @@ from nope_probe.analyses.parameter_free.theory import (
 from nope_probe.models.parameter_free import build, parameter_free
 
 ALPHAS = torch.tensor([0.0, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)
-PAIRS = [
-    (paper.g, appendix.g_difference),
-    (paper.h_squared, appendix.h_squared_difference),
-    (appendix.g_no_residual, appendix.g_no_residual_difference),
-    (appendix.h_squared_no_residual, appendix.h_squared_no_residual_difference),
-]
 
 
 def layer_by_hand(gram, residual):
@@ -80,14 +74,6 @@ def test_every_layer_of_the_mean_field_is_the_recursion_written_out():
         for i in range(n):
             assert scores[i, : i + 1].tolist() == pytest.approx(by_hand[i][: i + 1], abs=1e-12)
             assert scores[i, i + 1 :].isnan().all()
-
-
-@pytest.mark.parametrize(("function", "difference"), PAIRS)
-def test_a_corrected_difference_formula_is_the_direct_difference(function, difference):
-    i = torch.arange(1, 101)
-    direct = function(ALPHAS, i + 1) - function(ALPHAS, i)
-    assert torch.allclose(difference(ALPHAS, i), direct, atol=1e-12, rtol=0)
-    assert (difference(ALPHAS, i) < 0).all()
 
 
 def test_figure_one_shows_0_154_0_132_and_0_151():

@@ -1,6 +1,8 @@
 """The tap of every scheme of attention: what it finds, what can be removed, and what is refused."""
 
+import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from functools import cache
@@ -13,7 +15,7 @@ import torch
 from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same, rounding
-from support.tiny_models import Tiny, distance
+from support.tiny_models import ModelOf, Tiny, distance, tokens
 from transformer_lens.hook_points import HookPoint
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
@@ -349,3 +351,24 @@ def test_a_copy_of_a_model_has_taps_of_its_own(decoder: Decoder) -> None:
         assert torch.equal(run_blocks(model, tiny.tokens), before)
         assert distance(run_blocks(copied, tiny.tokens), before) > 1e-3
     assert torch.equal(run_blocks(copied, tiny.tokens), before)
+
+
+def pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize(
+    ("spec", "copied"),
+    [("hooked:llama", deepcopy), ("hooked:llama", pickled), ("bridge:llama", deepcopy)],
+)
+def test_a_copy_of_a_used_model_is_ablated_and_read_alone(
+    model_of: ModelOf, spec: str, copied: Callable[[Any], Any]
+) -> None:
+    model, _ = model_of(spec)
+    expected = capture_scores(model, tokens(13)).mean
+    with ablated(model, Ablation(remove=["w_q", "mask"], replacement="zero")):
+        pass
+    copy = copied(copied(model))
+    with ablated(model, "mask"), ThreadPoolExecutor(1) as pool:
+        maps = pool.submit(capture_scores, copy, tokens(13)).result(60)
+    assert maps.mean.nan_to_num().equal(expected.nan_to_num())

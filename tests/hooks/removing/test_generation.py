@@ -13,14 +13,7 @@ from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.removing.components import components
 from nope_probe.models.load import to_hooked
 
-SPECS = (
-    "bridge:llama",
-    "bridge:smollm3",
-    "bridge:qwen3",
-    "bridge:gpt2",
-    "hooked:smollm3-rope",
-    "hooked:smollm3-nope",
-)
+SPECS = ("bridge:llama", "bridge:gpt2", "hooked:smollm3-rope")
 N_NEW = 5
 GREEDY = {"do_sample": False, "stop_at_eos": False, "verbose": False, "return_type": "tokens"}
 
@@ -174,8 +167,8 @@ def padding_error(model: Any, side: str) -> float:
 @pytest.mark.parametrize(
     ("spec", "side"),
     [
-        *((spec, "left") for spec in (*SPECS, "bridge:mistral", "bridge:gemma2")),
-        *((spec, "right") for spec in ("bridge:llama", "bridge:mistral", "hooked:smollm3-rope")),
+        *((spec, "left") for spec in (*SPECS, "bridge:mistral")),
+        *((spec, "right") for spec in ("bridge:llama", "hooked:smollm3-rope")),
     ],
 )
 def test_padding_stays_hidden_or_is_refused_for_every_removal(

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ci.failures import files_of_at_most
 from support.command_line import run_command
-from support.failures import files_of_at_most
 
 from nope_probe import ablate
 

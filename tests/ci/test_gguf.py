@@ -12,9 +12,9 @@ from shutil import copy
 import gguf
 import pytest
 import torch
+from ci.gguf_files import tiny_llama, write_gguf
 from huggingface_hub import constants
 from support.command_line import refused, run_command
-from support.gguf_files import tiny_llama, write_gguf
 from support.tiny_models import distance, tokenizer, tokens
 from transformers import LlamaForCausalLM
 

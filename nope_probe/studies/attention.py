@@ -1,0 +1,514 @@
+"""`attention`: how much of where each head looks is position, and what it looks at in one text."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from nope_probe.data.documents import read_text, validate_text
+from nope_probe.errors import UserError
+from nope_probe.figures.attention import UNIFORM, Why, attention_heads, term_styles
+from nope_probe.figures.explorer import HEADS_BYTES, head_maps
+from nope_probe.figures.intervals import estimate_text
+from nope_probe.figures.names import phrase
+from nope_probe.figures.panels import RowMaps
+from nope_probe.figures.text_view import TextView
+from nope_probe.figures.words import listed, reader_of
+from nope_probe.files import JsonObject, reading, validate_regular
+from nope_probe.maps import default_rows
+from nope_probe.models.info import ModelInfo
+from nope_probe.removal import Writer
+from nope_probe.reports import notes
+from nope_probe.reports.page import Headline, Section
+from nope_probe.run.flags import COUNT, LAYERS, Bounds
+from nope_probe.run.folder import Run
+from nope_probe.run.settings import LAYERS_ARG, MIN_KEYS, memory_of
+from nope_probe.studies.page import MOST_ROWS, Report
+from nope_probe.studies.removing import RemovingSettings
+
+ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all layers
+MAP_BYTES = 2**30  # of the heads' maps that are in memory at once
+TEXT_TOKENS = 512  # of a text on the page
+TEXT_BYTES = 1_000_000  # of a text before it is cut into tokens
+N_SEQS = 512  # of other texts
+ALONE = "the text alone"  # the `data` of a run without other texts
+OF_OTHERS = ("windows", "pack", "alpha", "shuffle", "seq_len", "beyond_context", "folds")
+MOSTLY, HARDLY = 0.5, 0.2  # of a head's information among the other keys
+AT_AN_END = MOST_ROWS // 2  # heads in the lead's table: the most and the least positional
+MAPS_BYTES = 1_600_000  # of the heads' mean maps next to a text
+MOST_TOKENS = 60  # that an error lists
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RemovingSettings):
+    """Split each head's attention into position, the same in every text, and content.
+
+    Measures in nats how far each head's attention weights are from uniform, whether it decides
+    about the first key or among the other keys, and which part of it is the same in every text.
+
+    Attributes:
+        data: Other texts, named as in `ablate` [shipped; with --text none, unless --n-seqs].
+        n_seqs: How many sequences of other texts [512; with --text none, unless --data].
+        query_rows: Queries of the maps: evenly spread; all up to 256 tokens, 128 above.
+        text: A text of up to 512 tokens: the page shows where each head looks in it. With --n-seqs
+            or --data it is compared with other texts, and has up to --seq-len tokens.
+        text_file: A file (UTF-8) with this text.
+        why: A head (L1H3) of the text: why it looks where it looks from --query, exactly, by
+            position and by what each earlier component wrote.
+        query: The token of the text that --why asks about: its number (-1 is the last), or a word.
+        steps: Steps back from --why: 2 also says from which tokens the heads that wrote the most
+            attended key, or the query, moved it, and why they looked there; what each moved is
+            taken out of the model too, to measure what the score loses.
+    """
+
+    unrecorded = (*RemovingSettings.unrecorded, "text_file")
+    # None becomes a value as soon as settings are made: a text that comes alone is read alone.
+    data: str | None = None  # type: ignore[assignment]
+    n_seqs: Annotated[int | None, COUNT] = None  # type: ignore[assignment]
+    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
+    query_rows: Annotated[int | None, COUNT] = None
+
+    text: str | None = None
+    text_file: Path | None = None
+    why: str | None = None
+    query: int | str = -1
+    steps: Annotated[int, Bounds(1, 100)] = 1
+
+    def __post_init__(self) -> None:
+        is_alone = self.has_text and self.data is None and self.n_seqs is None
+        data, n_seqs = (ALONE, 1) if is_alone else ("auto", N_SEQS)
+        if self.data is None:
+            object.__setattr__(self, "data", data)
+        if self.n_seqs is None:
+            object.__setattr__(self, "n_seqs", n_seqs)
+        super().__post_init__()
+
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens of a sequence that has a query which is measured."""
+        return MIN_KEYS
+
+    @property
+    def removes(self) -> bool:
+        """Whether the run removes components."""
+        return bool(self.remove)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the run shows a text."""
+        return self.text is not None or self.text_file is not None
+
+    @property
+    def shown_text(self) -> str | None:
+        """The text to show on the page, if any.
+
+        Raises:
+            UserError: for a file that cannot be read.
+        """
+        if self.text_file is None:
+            return self.text
+        validate_regular(self.text_file)
+        with reading(f"cannot read --text-file {self.text_file}"):
+            return read_text(self.text_file, TEXT_BYTES + 1)
+
+    def recorded(self) -> JsonObject:
+        """Return the settings that identify the run: the text itself, wherever it comes from."""
+        return super().recorded() | {"text": self.shown_text}
+
+    @property
+    def reads_corpus(self) -> bool:
+        """Whether the run reads other texts than the one that it is given."""
+        return self.data != ALONE
+
+    def without_effect(self) -> dict[str, str]:
+        """Return by name why settings have no effect next to the others."""
+        if self.reads_corpus:
+            return super().without_effect()
+        return dict.fromkeys(OF_OTHERS, "on a text alone: --n-seqs reads other texts too")
+
+    def validate(self) -> None:
+        """Check the settings that need no model."""
+        super().validate()
+        text = self.shown_text
+        for is_wrong, message in (*self._wrong_text(text or ""), *self._wrong_why(text)):
+            if is_wrong:
+                raise UserError(message)
+        if text is not None:
+            validate_text(self.text_file or "--text", text)
+
+    def _wrong_text(self, text: str) -> Iterator[tuple[bool, str]]:
+        """Yield what can be wrong with a text, and what to do."""
+        size = f"has {len(text):,} characters" if text else "is empty"
+        is_read = "the text is read next to the mean of every query"
+        both = self.text is not None and self.text_file is not None
+        yield both, "--text and --text-file are two texts: take one"
+        yield (
+            self.has_text and not 0 < len(text) <= TEXT_BYTES,
+            f"the text {size}: expected one of up to {TEXT_TOKENS} tokens",
+        )
+        yield (
+            self.has_text and self.query_rows is not None,
+            f"{is_read}: leave out --query-rows",
+        )
+        yield (
+            self.has_text and self.seq_len > TEXT_TOKENS,
+            f"{is_read}: take {self.length_of(TEXT_TOKENS)} or less",
+        )
+
+    def _wrong_why(self, text: str | None) -> Iterator[tuple[bool, str]]:
+        """Yield what can be wrong with a question about a head, and what to do."""
+        asks, writer = self.why is not None, Writer.parse(self.why or "")
+        replaced = [name for name in self.removed.ordered if name in ("w_q", "w_k")]
+        for flag, is_given in (("--query", self.query != -1), ("--steps", self.steps > 1)):
+            yield is_given and not asks, f"{flag} asks about a head: name it with --why"
+        yield asks and text is None, "--why asks about a text: give it with --text"
+        yield (
+            asks and (writer is None or writer.head is None),
+            f"--why {self.why}: expected a head, such as L1H3",
+        )
+        yield (
+            asks and bool(replaced),
+            "--why splits the queries and keys that W_Q and W_K make: it has no terms without "
+            f"{' and '.join(replaced)}",
+        )
+
+    def validate_layers(self, info: ModelInfo) -> None:
+        """Check that the layers and the head of `why` exist.
+
+        Raises:
+            UserError: naming the possible heads.
+        """
+        super().validate_layers(info)
+        layers, asked = self.layers_with_maps(info), Writer(self.why or f"L{info.attending[0]}H0")
+        if self.why and (asked.block not in layers or (asked.head or 0) >= info.n_heads):
+            raise UserError(
+                f"--why {self.why}: there are L{layers[0]} to L{layers[-1]}, with the heads H0 to "
+                f"H{info.n_heads - 1}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """How many queries the maps have."""
+        if self.query_rows is not None:
+            return self.query_rows
+        if self.has_text:
+            return self.seq_len
+        return default_rows(self.seq_len) if self.seq_len <= ALL_ROWS else ROWS
+
+    def layers_at_a_time(self, info: ModelInfo) -> int:
+        """Return how many layers' maps fit in memory at once, at least 1."""
+        of_layer = 8 * self.folds * info.n_heads * self.rows * self.seq_len
+        return max(1, MAP_BYTES // of_layer)
+
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps the run holds; the weights and scores of a head count as one."""
+        n_layers = min(self.layers_at_a_time(info), len(self.layers_with_maps(info)))
+        every_row = self.query_rows or default_rows(self.seq_len)  # as `memory_of` counts
+        return -(-n_layers * info.n_heads * self.rows // every_row)
+
+    @property
+    def least_memory(self) -> int:
+        """The bytes of the sequences and of one head's fold maps, before the model is known."""
+        return memory_of(replace(self, query_rows=self.rows), n_maps=1)
+
+
+def query_in(query: int | str, pieces: Sequence[str]) -> int:
+    """Return the number of a text's token, given by its number or by the word that it ends.
+
+    Args:
+        query: a number, below 0 from the end; or a word.
+        pieces: the part of the text that each token adds.
+
+    Raises:
+        UserError: listing the tokens, for a number that does not exist, or a word that does not
+            stand there once.
+
+    Example:
+        >>> pieces = ["", "def", " wid", "th", "("]
+        >>> query_in("width", pieces), query_in(-1, pieces)
+        (3, 4)
+    """
+    n, ends, places = len(pieces), list(accumulate(map(len, pieces))), list[int]()
+    if isinstance(query, int):
+        places = [query % n] if -n <= query < n else []
+    elif query:
+        found = re.finditer(rf"(?<!\w){re.escape(query)}(?!\w)", "".join(pieces))
+        places = [bisect_left(ends, match.end()) for match in found]
+    if len(places) == 1:
+        return places[0]
+    shown = [place for place in places or range(n) if pieces[place].strip()]
+    tokens = ", ".join(f"{place} {pieces[place].strip()!r}" for place in shown[:MOST_TOKENS])
+    more = ", ..." if len(shown) > MOST_TOKENS else ""
+    raise UserError(
+        f"--query {query}: the text has {n} tokens, 0 to {n - 1}: take the number of one: "
+        f"{tokens}{more}"
+    )
+
+
+def has_other_texts(run: Run) -> bool:
+    """Return whether a run read other texts than the one that it shows."""
+    return "weights" in run.maps
+
+
+def text_view(run: Run) -> TextView:
+    """Return the text of a run of `attention` with each head's attention in it.
+
+    A notebook shows it, as the page does.
+
+    Args:
+        run: a run with a text.
+
+    Raises:
+        UserError: for a run without a text.
+    """
+    record = run.manifest.text
+    if record is None:
+        raise UserError("the run has no text: run_attention(model, text=...) shows one")
+    weights = run.maps["text_weights"]
+    n = weights.shape[-1]
+    return TextView(
+        title=f"Attention of {run.manifest.name} in one text",
+        pieces=record.pieces,
+        names={0: record.bos} if record.bos else {},
+        heads=run.tables["attention"],
+        weights=weights,
+        position=run.maps["weights"][..., :n, :n] if has_other_texts(run) else None,
+        content=run.maps["text_content"],
+        why=kept_why(run),
+    )
+
+
+def kept_why(run: Run) -> Why | None:
+    """Return the terms that a run was asked for and keeps; None if it was asked nothing."""
+    if "why" not in run.tables:
+        return None
+    assert run.manifest.text is not None
+    asked = run.manifest.settings
+    query = query_in(asked["query"], run.manifest.text.pieces)
+    steps = run.tables.get("why_steps")
+    return Why(head=asked["why"], query=query, table=run.tables["why"], steps=steps)
+
+
+def report(run: Run) -> Report:
+    """Return the report of a run.
+
+    Args:
+        run: the table `attention`, and the map `weights`, [layer, head, row, key_pos].
+    """
+    table, name = run.tables["attention"], run.manifest.model_name
+    removed = [phrase(part) for part in run.manifest.removed or ()]
+    full = f"{name} without {listed(removed)}" if removed else name
+    view, sinks = None if run.manifest.text is None else text_view(run), sinks_line(table)
+    lead = Headline(
+        sentence=text_line(view) if view else "",
+        caption="Only the text was read, which cannot separate position from content: --n-seqs or "
+        "--data reads other texts too.",
+    )
+    if has_other_texts(run):
+        subject = f"ablated {name}" if removed else name
+        lead = headline(subject, table, run.manifest.skip_keys, lead.sentence)
+    return Report(
+        title=f"Position and content in the attention of {full}",
+        headline=replace(lead, caption=f"{lead.caption} {sinks}".strip()),
+        sections=[*_head_sections(run), *_text_sections(view), *_maps(run)],
+        how_to_read=notes.how_to_read("attention"),
+    )
+
+
+def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1, text: str = "") -> Headline:
+    """Return what the first key gets, and how much is position among the other keys.
+
+    Args:
+        subject: the model.
+        table: `attention.csv`.
+        skip_keys: how many keys count as first.
+        text: a line on the run's text.
+    """
+    known = table.dropna(subset=["information"])
+    informed = known[known["information"] >= UNIFORM]
+    share, others = informed["others_share"], nats_of(known, "others")
+    for is_so, sentence in (
+        (known.empty, f"No query of {subject} sees 8 keys, so no head is measured."),
+        (
+            informed.empty,
+            f"All {len(known)} heads of {subject} attend uniformly: their weights are at most "
+            f"{known['information'].max():.1g} nats above uniform, and no head is classed.",
+        ),
+        (
+            share.isna().all(),
+            f"These sequences are too few to say how much of {subject}'s attention is position.",
+        ),
+    ):
+        if is_so:
+            return Headline(sentence=sentence, also=text)
+    uniform, keys = len(known) - len(informed), "key gets"
+    if skip_keys > 1:
+        keys = f"{skip_keys} keys get"
+    first = (
+        f"The first {keys} {known['first_weight'].mean():.0%} of the attention of {subject}'s "
+        f"heads, and {nats_of(known, 'first').mean():.2f} of its {known['information'].mean():.2f} "
+        "nats above uniform. "
+    )
+    return Headline(
+        sentence=f"{first * bool(skip_keys)}Among the other keys, "
+        f"{known['others_position'].sum() / others.sum():z.0%} of the information "
+        f"({known['others_position'].mean():z.2f} of {others.mean():.2f} nats) is position: "
+        f"{(share >= MOSTLY).sum()} of {len(known)} heads at {MOSTLY:.0%} or more, "
+        f"{(share < HARDLY).sum()} below {HARDLY:.0%}{f', {uniform} uniform' * (uniform > 0)}.",
+        table=_most_and_least(informed.dropna(subset=["others_share"])),
+        caption="The heads whose attention among the other keys is most and least position, the "
+        "same in every text. Weight and nats above uniform of the first key; nats of the other "
+        "keys, and how much of them is position.",
+        also=text,
+    )
+
+
+def nats_of(heads: pd.DataFrame, keys: Literal["first", "others"]) -> pd.Series[float]:
+    """Return each head's information about the first key, or among the other keys, nats."""
+    return heads[f"{keys}_position"] + heads[f"{keys}_content"]
+
+
+def _most_and_least(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return the heads with the most and the least position among the other keys, as text."""
+    ordered = heads.sort_values("others_share", ascending=False, kind="stable")
+    ends = pd.concat((ordered.iloc[:AT_AN_END], ordered.iloc[AT_AN_END:][-AT_AN_END:]))
+    rows = ends.to_dict("records")
+    return pd.DataFrame(
+        {
+            "head": [reader_of(row) for row in rows],
+            "first key": [estimate_text(row, "first_weight", "z.0f") for row in rows],
+            "first, nats": [f"{nats:.2f}" for nats in nats_of(ends, "first")],
+            "others, nats": [f"{nats:.2f}" for nats in nats_of(ends, "others")],
+            "position": [estimate_text(row, "others_share", "z.0f") for row in rows],
+        }
+    )
+
+
+def sinks_line(table: pd.DataFrame) -> str:
+    """Return a sentence on what learned sinks take, which the weights leave out; "" if none do.
+
+    Args:
+        table: `attention.csv`.
+    """
+    if not table.get("sink_weight", pd.Series(dtype=float)).any():
+        return ""
+    heads = table.dropna(subset=["sink_weight"])
+    most = max(heads.to_dict("records"), key=lambda row: row["sink_weight"])
+    return (
+        "Attention weights are renormalised without the learned sinks, which take "
+        f"{heads['sink_weight'].mean():.0%} of a head's attention on average, and at most "
+        f"{most['sink_weight']:.0%} ({reader_of(most)})."
+    )
+
+
+def text_line(view: TextView) -> str:
+    """Return a sentence on the run's text: the answer to its `why`, or where a head looks.
+
+    The head is the one that differs most from other texts; without other texts it is the one that
+    gives the most weight to a key after the first and before the query.
+    """
+    why = view.why
+    if why is None:
+        head, query, key = view.strongest_look()
+        compared = ""
+        if view.position is not None:
+            compared = f" ({view.position[(*view.place_of(head), query, key)]:.0%} in other texts)"
+        return f"In the text {_looks(view, head, query, key)}{compared}."
+    rows = why.table.to_dict("records")
+    term = max(rows, key=lambda row: (row["weight"], row["nats"]))  # of the key attended most
+    name = term_styles(why.table)[term["side"], term["term"]][0]
+    said = f"the largest term is {name} ({term['nats']:+.1f} of {term['score']:+.1f} nats)."
+    looks_at = _looks(view, why.head, why.query, term["key"])
+    return f"In the text {looks_at}: {said} {why.moved}".strip()
+
+
+def _looks(view: TextView, head: str, query: int, key: int) -> str:
+    """Return words on how much weight a head gives a key of a text."""
+    weight = view.weights[(*view.place_of(head), query, key)]
+    return f"{head} gives {weight:.0%} of token {query}, {view.named(query)}, to {view.named(key)}"
+
+
+def _head_sections(run: Run) -> Iterator[Section]:
+    """Yield the map of all heads; of a text alone, if a query sees 8 keys."""
+    table, compared = run.tables["attention"], has_other_texts(run)
+    if not compared and table["information"].isna().all():
+        return
+    colour = "Colour: position among the other keys. " if compared else ""
+    yield Section(
+        title="All heads: first key and " + ("position among others" * compared or "nats"),
+        figure=partial(attention_heads, table),
+        caption=f"Ring: the first key's weight. {colour}Area: all information. Grey: no share is "
+        f"given. A click on a head opens its map below. {sinks_line(table)}".strip(),
+        table=table.dropna(axis=1, how="all"),
+    )
+
+
+def _text_sections(view: TextView | None) -> Iterator[Section]:
+    """Yield the sections on the run's text, and on the head that the run asks about."""
+    if view is None:
+        return
+    compared, why = view.position is not None, view.why
+    bar = "from other texts' mean" if compared else "above uniform weights"
+    yield Section(
+        title="Attention on your text",
+        html=view.html(),
+        caption="Click a token to shade the keys it attends to. The bar under it: how far "
+        f"these weights are {bar}, in nats.",
+    )
+    if why is None:
+        return
+    terms = (
+        "They are position, and what earlier components wrote into this text's key or query."
+        if compared
+        else "They are what earlier components wrote into the key, in this text alone."
+    )
+    yield Section(
+        title="Why the head looks there",
+        figure=lambda: why.figure,
+        caption=f"Terms of the scores of the most attended keys, less their mean. {terms} The dot "
+        "is their sum.",
+        table=why.table,
+    )
+    if why.steps is not None:
+        yield Section(
+            title="Why, steps back",
+            figure=lambda: why.graph,
+            caption="Nats of the score of the most attended key, and of the looks by which "
+            f"heads moved what they wrote (squares). Dashed: what a head moved. {why.moved} "
+            "The term is direct; with its effect, all later blocks respond.",
+            table=why.steps,
+        )
+
+
+def _maps(run: Run) -> Iterator[Section]:
+    """Yield every head's mean weights, as log ratios to uniform weights."""
+    if not has_other_texts(run):
+        return
+    weights: Float[np.ndarray, "layer head row key_pos"] = run.maps["weights"]
+    n_keys = (weights > 0).sum(-1, keepdims=True).clip(1)
+    with np.errstate(divide="ignore"):
+        ratios = np.where(weights > 0, np.log(weights * n_keys), np.nan)
+    names = {"information": "amplitude", "information_low": "amplitude_low"}
+    yield Section(
+        title="Each head's mean weights",
+        html=head_maps(
+            RowMaps(values=ratios, queries=run.query_positions),
+            run.tables["attention"][["layer", "head", *names]].rename(columns=names),
+            HEADS_BYTES if run.manifest.text is None else MAPS_BYTES,
+            what="attention",
+            measure="above uniform",
+        ),
+        caption="Means over texts, as the logarithm of their ratio to uniform weights: red keys "
+        "get more attention than uniform, blue keys less. A click or Enter enlarges a map, arrow "
+        "keys go on.",
+    )

@@ -1,0 +1,375 @@
+"""What `attention` runs: passes over other texts and one text, the table of heads, the terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from typing import Any, get_args
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.attention import (
+    GAP_TO_REACH,
+    LARGEST_GAP,
+    PARTS,
+    AttentionSplit,
+    relative_entropy,
+    split_attention,
+)
+from nope_probe.analyses.jackknife import mean_intervals
+from nope_probe.errors import UserError
+from nope_probe.figures.attention import UNIFORM, Why
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.reading.attention import capture_attention
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.maps.estimates import Estimates, fold_weights
+from nope_probe.maps.folds import State
+from nope_probe.maps.maps import AttentionMaps
+from nope_probe.maps.rows import choose_rows
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import validate_reachable
+from nope_probe.run.flags import settings_from
+from nope_probe.run.folder import Run
+from nope_probe.run.identity import changes_of_model, input_arrays
+from nope_probe.run.manifest import TooFew
+from nope_probe.run.process_group import device_of_process
+from nope_probe.run.session import Session
+from nope_probe.run.settings import MIN_KEYS, Dtype
+from nope_probe.run.sources import load_first_layers
+from nope_probe.studies.attention import MAP_BYTES, Settings, kept_why, query_in, report, text_view
+from nope_probe.studies.attention_text import Question, read_text
+from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
+from nope_probe.studies.from_python import ModelOrName, Out, as_loaded, run_of, takes
+from nope_probe.studies.page import with_page
+from nope_probe.studies.study import (
+    Pass,
+    Results,
+    Study,
+    calibration,
+    captured,
+    run_passes,
+    run_study,
+)
+from nope_probe.studies.tables import attention_table, interval_names, text_attention_table
+
+UNNAMED = ("format", "given")  # of a manifest's settings: no flags
+
+
+class Attention(Study[Settings]):
+    """Position and content in the attention of every head, on average and in one text."""
+
+    command = "attention"
+    function = "run_attention"
+
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        settings, loaded = self.settings, session.loaded
+        self.layers = settings.layers_with_maps(loaded.info)
+        self.ablation = ablation_of(loaded.model, settings)
+        self.text = text = read_text(settings, loaded)
+        is_alone = text is not None and not settings.reads_corpus
+        self.inputs = text.alone if text and is_alone else session.sequences()
+        self.engine = replace(Engine.of(session, self.inputs), query_rows=settings.rows)
+        self.question = Question.of(settings, text) if text and settings.why else None
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes that average some layers at a time, or that read one text alone."""
+        settings, engine, info = self.settings, self.engine, self.session.loaded.info
+        condition = self.ablation if settings.remove else None
+        yield from calibration(engine, [self.ablation])
+        of_text = [] if self.question is None else [*self.question.passes(engine, condition)]
+        yield from of_text[:1]  # a head that cannot be explained ends the run before the others
+        capture: Callable[..., State] = captured_text
+        size = MAP_BYTES // (8 * info.n_heads * engine.inputs.shape[1] ** 2)
+        if settings.reads_corpus:
+            size, text = settings.layers_at_a_time(info), self.text
+            capture = partial(measured, text=None if text is None else text.tokens)
+            if f"attention-L{self.layers[0]}" not in self.session.checkpoint:
+                validate_first_sequence(engine.model, engine.inputs, self.layers)
+        for start in range(0, len(self.layers), max(1, size)):
+            group = self.layers[start : start + max(1, size)]
+            read = partial(captured, partial(capture, layers=group))
+            yield Pass(key=f"attention-L{group[0]}", engine=engine, read=read, ablation=condition)
+        yield from of_text[1:]
+
+    def analyse(self, results: Results) -> Run:
+        """Return the run of the heads' attention.
+
+        Its map `weights` is [layer, head, row, key_pos], float32; if some queries have no rows,
+        `query_positions` are the queries of the rows. Its arrays `estimates` are what `splits_of`
+        reads, so that `compare` tests changes fold by fold. Of a text, `text_weights` is [layer,
+        head, pos, key_pos], and `text_content` the relative entropy to the mean weights (to uniform
+        weights, of a text alone), [layer, head, pos], nats.
+        """
+        settings, skip_keys = self.settings, self.engine.skip_keys or 0
+        parts = [result for key, result in results.items() if key.startswith("attention-")]
+        read = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        manifest = replace(
+            self.session.manifest_of(self.inputs),
+            layers=self.layers,
+            removed=tuple(settings.removed.ordered),
+            text=None if self.text is None else self.text.shown,
+        )
+        sizes, maps = torch.tensor(manifest.fold_sizes), State()
+        arrays = {"tokens": input_arrays(self.inputs)}
+        if settings.reads_corpus:
+            table = attention_table(splits_of(read["splits"], read["gaps"], sizes, self.layers))
+            manifest = replace(manifest, too_few=too_few_sequences(table, len(self.inputs)))
+            maps["weights"] = read["weights"].float()
+            if settings.rows < settings.seq_len:
+                maps["query_positions"] = choose_rows(settings.seq_len, settings.rows).float()
+            estimates = {"estimates": read["splits"], "gaps": read["gaps"]}
+            arrays["estimates"] = {name: tensor.numpy() for name, tensor in estimates.items()}
+        else:
+            table = table_of_text(read, self.layers, skip_keys)
+        tables = {"attention": with_sinks(table, read["sinks"], sizes)}
+        if self.text is not None:
+            maps |= {"text_weights": read["on_text"], "text_content": read["content"].float()}
+        if self.question is not None:
+            look = self.question.first
+            of_query = read["on_text"][self.layers.index(look.name.block), look.head, look.query]
+            tables |= self.question.tables(results, of_query)
+        arrays["maps"] = {name: tensor.numpy() for name, tensor in maps.items()}
+        run = Run(manifest=manifest, arrays=arrays, tables=tables)
+        return with_page(self.session, run, report)
+
+
+def measured(
+    engine: Engine,
+    stream: StreamCheckpoint | None,
+    *,
+    layers: Sequence[int],
+    text: Int[Tensor, "1 pos"] | None,
+) -> State:
+    """Return the estimates of every head of some layers, and its mean weights, without fold means.
+
+    Of a text, `on_text` are its weights in it, and `content` their relative entropy to the mean
+    weights, nats.
+
+    Raises:
+        UserError: for attention that is not finite.
+    """
+    options = {"layers": layers, "skip_keys": engine.skip_keys}
+    maps = engine.by_fold(capture_attention, stream, **options)
+    for place, layer in enumerate(maps.layers):
+        if not maps.information[:, place].isfinite().all():
+            raise UserError(f"non-finite attention in L{layer}")
+    heads = split_attention(maps).values()
+    splits = [torch.stack([getattr(head, part).values for part in PARTS]) for head in heads]
+    gaps = [[head.first_gap, head.others_gap] for head in heads]
+    of_head = maps.weights.shape[1:3]
+    state = {
+        "splits": torch.stack(splits).unflatten(0, of_head),
+        "gaps": torch.tensor(gaps, dtype=torch.float64).unflatten(0, of_head),
+        "weights": maps.mean,
+        "sinks": _sinks(maps),
+    }
+    if text is not None:
+        n = text.shape[1]
+        of_text = capture_attention(engine.model, text, layers=layers, query_rows=n).mean.float()
+        expected = state["weights"][..., :n, :n]
+        state |= {"on_text": of_text, "content": relative_entropy(of_text, expected)}
+    return state
+
+
+def captured_text(
+    engine: Engine, stream: StreamCheckpoint | None, *, layers: Sequence[int]
+) -> State:
+    """Return the attention of every head of some layers in one text, which is one batch.
+
+    Raises:
+        UserError: for attention that is not finite.
+    """
+    text, skip_keys = engine.inputs, engine.skip_keys
+    maps = capture_attention(
+        engine.model, text, layers=layers, query_rows=text.shape[1], skip_keys=skip_keys
+    )
+    if not maps.information.isfinite().all():
+        raise UserError("the model's attention in the text is not finite")
+    return {
+        "on_text": maps.mean.float(),
+        "content": maps.information[0],
+        "visible": maps.visible,
+        "sinks": _sinks(maps),
+    }
+
+
+def _sinks(maps: AttentionMaps) -> Float[Tensor, "layer head fold"]:
+    """Return fold means of what each head's learned sink takes; NaN for heads without one."""
+    nothing = maps.weights.new_full(maps.weights.shape[:3], torch.nan)
+    return (nothing if maps.sinks is None else maps.sinks).movedim(0, -1).double()
+
+
+def splits_of(
+    estimates: Float[Tensor, "layer head part one_plus_folds"],
+    gaps: Float[Tensor, "layer head two"],
+    counts: Int[Tensor, " fold"],
+    layers: Sequence[int],
+) -> dict[tuple[int, int], AttentionSplit]:
+    """Return the parts of each head's attention by layer and head, from a run's estimates."""
+    weights = fold_weights(len(counts), counts)
+    splits = {}
+    for place, layer in enumerate(layers):
+        for head, (of_head, ends) in enumerate(zip(estimates[place], gaps[place], strict=True)):
+            parts = (Estimates(values=part, weights=weights) for part in of_head)
+            first, others = ends.tolist()
+            splits[layer, head] = AttentionSplit(
+                **dict(zip(PARTS, parts, strict=True)), first_gap=first, others_gap=others
+            )
+    return splits
+
+
+def table_of_text(read: State, layers: Sequence[int], skip_keys: int) -> pd.DataFrame:
+    """Return the table of attention in a text alone: the means of queries with enough keys.
+
+    Args:
+        read: the result of `captured_text`, of all layers.
+        layers: their numbers.
+        skip_keys: how many keys count as first.
+    """
+    weights, information = read["on_text"], read["content"]
+    rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
+    first = weights[..., :skip_keys].sum(-1)
+    nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
+    return text_attention_table(nats, share, layers)
+
+
+def with_sinks(
+    table: pd.DataFrame, folds: Float[Tensor, "layer head fold"], sizes: Int[Tensor, " fold"]
+) -> pd.DataFrame:
+    """Return the table of attention with the share that each head's learned sink takes.
+
+    The share is of the attention before the weights are renormalised, a mean over queries. The
+    table of a model without sinks is returned as it is.
+
+    Args:
+        table: a row per layer and head.
+        folds: fold means of the share; NaN for heads without a sink.
+        sizes: sequences per fold.
+    """
+    if folds.isnan().all():
+        return table
+    taken = mean_intervals(folds.movedim(-1, 0), fold_weights(len(sizes), sizes))
+    columns = zip(interval_names("sink_weight"), (taken.value, taken.low, taken.high), strict=True)
+    return table.assign(**{name: values.flatten().numpy() for name, values in columns})
+
+
+def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:
+    """Return how many heads have no `others_share`, and how many sequences would do; or None.
+
+    Args:
+        table: of attention.
+        n_seqs: how many sequences the run has.
+    """
+    gaps = table[table["information"] >= UNIFORM]["others_share_gap"]
+    if not (gaps > LARGEST_GAP).any():
+        return None
+    hundreds = ceil(gaps.max() / GAP_TO_REACH * n_seqs / 100)
+    return TooFew(n_heads=int((gaps > LARGEST_GAP).sum()), n_seqs=100 * hundreds)
+
+
+run = partial(run_study, Attention)
+
+
+@takes(Attention)
+def run_attention(
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+) -> Run:
+    """Split each head's attention into position and content, as the `attention` command does.
+
+    Inside `ablated`, the ablated model is measured. `text_view` shows a run's text, and `explain`
+    says why a head looks where it looks in it.
+
+    Raises:
+        UserError: for what cannot be done.
+
+    Example:
+        >>> from nope_probe import run_attention
+        >>> run = run_attention("rope-tiny", layers=2, n_seqs=64)
+        >>> heads = run.tables["attention"].set_index(["layer", "head"])
+        >>> layer, head = heads["positional_share"].idxmax()
+        >>> f"L{layer}H{head}"
+        'L1H3'
+    """
+    return run_of(Attention, model, inputs, out, options)
+
+
+def explain(
+    run: Run, head: str, query: int | str = -1, steps: int = 1, *, model: ModelOrName | None = None
+) -> Why:
+    """Compute why a head looks where it looks from a token of a run's text.
+
+    The terms are exact, and computed from the run's sequences and text, unless the run keeps them.
+
+    Args:
+        run: a finished run of `attention` with a text.
+        head: the head, such as `L1H3`.
+        query: the token's position in the text, -1 is the last; or a word of the text.
+        steps: how many steps back to go.
+        model: the model of the run, as `run_attention` took it; by default the model that the run
+            names is loaded again.
+
+    Raises:
+        UserError: for a run without a text, a head or token that does not exist, or a model that
+            cannot be split into writers, cannot be loaded, or has other weights or another ablation
+            than the run's.
+
+    Example:
+        >>> from nope_probe import explain, run_attention
+        >>> run = run_attention("rope-tiny", layers=2, n_seqs=64, text="def area(width):")
+        >>> terms = explain(run, "L1H3", query=4).table.set_index(["key", "term"])["nats"]
+        >>> terms[3].idxmax()
+        'rotation'
+    """
+    view, manifest = text_view(run), run.manifest
+    recorded = {k: v for k, v in manifest.settings.items() if k not in UNNAMED}
+    of_run = settings_from(Settings, recorded)
+    settings = replace(of_run, why=head, query=query, steps=steps)
+    kept, asked = kept_why(run), (head, query_in(query, view.pieces), of_run.steps)
+    if kept is not None and (kept.head, kept.query, steps) == asked:
+        return kept
+    settings.validate()
+    loaded = _model_of(run, settings, model)
+    settings.validate_layers(loaded.info)
+    if changes := changes_of_model(manifest, loaded):
+        raise UserError(
+            f"{' and '.join(changes)} of the model differ from those of the run: give the model, "
+            "or the ablation, of the run"
+        )
+    text = read_text(settings, loaded)
+    assert text is not None
+    question, bos = Question.of(settings, text), bool(manifest.data.bos)
+    engine = Engine(
+        model=loaded.model,
+        inputs=torch.from_numpy(run.arrays["tokens"]["tokens"]),
+        batch_size=settings.seqs_per_batch,
+        skip_keys=manifest.skip_keys,
+        kept_positions=settings.kept_positions_of(bos),
+    )
+    ablation, look = ablation_of(loaded.model, settings), question.first
+    passes = question.passes(engine, ablation if settings.remove else None)
+    results = run_passes([*calibration(engine, [ablation]), *passes])
+    place = manifest.layers.index(look.name.block), look.head, look.query
+    weights = torch.from_numpy(run.maps["text_weights"][place])
+    tables = question.tables(results, weights)
+    return Why(head=head, query=look.query, table=tables["why"], steps=tables.get("why_steps"))
+
+
+def _model_of(run: Run, settings: Settings, model: ModelOrName | None) -> LoadedModel:
+    """Return a model in memory, or the model that a run names, loaded again."""
+    if model is not None and not isinstance(model, str):
+        return as_loaded(model)
+    if "weights" in run.manifest.given:
+        raise UserError(
+            "the run's model was given in memory and is not kept in its folder: pass it as model"
+        )
+    validate_reachable(settings.model, settings.revision)
+    dtype: Any = run.manifest.dtype
+    if settings.dtype == "auto" and dtype in get_args(Dtype):
+        settings = replace(settings, dtype=dtype)  # as the run's device chose
+    return load_first_layers(settings, device_of_process(settings.device))

@@ -1,0 +1,471 @@
+"""A text of the user's, and why a head looks where it looks in it: terms of its scores, steps back.
+
+A look is a head's score from a query to a key. Its strongest writers of the key and of the query
+are shown. A writer that is a head moved its part from tokens that it looked at: these looks are the
+next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from math import nan
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from nope_probe.analyses.one_text import Side, moved_terms, query_terms
+from nope_probe.data.sequences import Sequences
+from nope_probe.data.tokenizing import TextReader, first_token
+from nope_probe.errors import UserError
+from nope_probe.figures.names import OTHERS
+from nope_probe.figures.text_view import mark_of
+from nope_probe.hooks.layers.attention import Attention, repeat_heads, upcast
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
+from nope_probe.hooks.layers.model import numbered_layers, read_attention, validate_inputs
+from nope_probe.hooks.reading.readers import capture_positions
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps.folds import State, under
+from nope_probe.maps.positions import PositionSums, ReaderSums
+from nope_probe.models.info import LoadedModel
+from nope_probe.removal import Writer
+from nope_probe.run.manifest import ShownText
+from nope_probe.studies.attention import ALONE, TEXT_TOKENS, Settings, query_in
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.study import Pass, Results, captured
+
+MOST_ROWS = 10  # writers that have a row each in `why.csv`: those whose terms differ most
+LEAST_WRITTEN, MOST_WRITERS = 0.1, 3  # of a look's score; shown writers of its key, or its query
+LEAST_MOVED, MOST_MOVED = 0.2, 2  # of a writer's term; tokens that the writer moved it from
+SIDES: tuple[Side, ...] = get_args(Side)
+COLUMNS = ["step", "layer", "head", "query", "key", "writer", "side", "moved_from", "nats"]
+MEASURED = ["effect", "weight", "weight_without"]  # of a moved part that is taken out of the model
+
+
+class Text(NamedTuple):
+    """The text of a run: its tokens, BOS included, and what is shown of them."""
+
+    tokens: Int[Tensor, "1 pos"]
+    shown: ShownText
+
+    @property
+    def alone(self) -> Sequences:
+        """The text as the only sequence of a run."""
+        return Sequences(inputs=self.tokens, name=ALONE, bos=bool(self.shown.bos))
+
+
+def read_text(settings: Settings, loaded: LoadedModel) -> Text | None:
+    """Return the run's text, with BOS as in the sequences; None without a text.
+
+    Raises:
+        UserError: for a model without tokenizer, or a text that has no tokens, is longer than the
+            sequences, or without the mask shorter; for a text alone, one beyond the context or 512
+            tokens.
+    """
+    text, tokenizer = settings.shown_text, loaded.tokenizer
+    if text is None:
+        return None
+    if tokenizer is None:
+        raise UserError("the model has no tokenizer, so it takes no --text")
+    first = first_token(tokenizer, settings.bos)
+    reader = TextReader(tokenizer, bos=first is not None)
+    [ids] = reader.tokens([text])
+    begin = [] if first is None else [first]
+    n, length = len(begin) + len(ids), settings.length_of(len(begin) + len(ids))
+    most = min(TEXT_TOKENS, loaded.info.n_ctx)
+    lengths = f"the text has {n} tokens and the sequences have {settings.seq_len}"
+    compared, unmasked = settings.reads_corpus, "mask" in settings.removed
+    for is_wrong, message in (
+        (not ids, "the text has no tokens: the model's tokenizer leaves nothing of it"),
+        (not compared and n > most, f"the text has {n} tokens: expected up to {most}"),
+        (compared and n > settings.seq_len, f"{lengths}: take {length} or a shorter text"),
+        (
+            compared and unmasked and n < settings.seq_len,
+            f"{lengths}, all seen without the mask: take {length}",
+        ),
+    ):
+        if is_wrong:
+            raise UserError(message)
+    tokens = torch.tensor([[*begin, *ids]])
+    validate_inputs(loaded.model, tokens)
+    shown = ShownText(
+        pieces=("",) * len(begin) + tuple(pieces_of(ids, tokenizer)),
+        bos=tokenizer.decode(begin) if begin else "",
+        notes=reader.notes,
+    )
+    return Text(tokens, shown)
+
+
+def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the part of the text that each token adds; joined, the parts are the text.
+
+    A token that ends within a character adds nothing: the last of its tokens adds the character.
+    """
+    decoded = [
+        tokenizer.decode(tokens[:stop], clean_up_tokenization_spaces=False)
+        for stop in range(1, len(tokens) + 1)
+    ]
+    whole = decoded[-1]
+    ends = [len(text.rstrip("\ufffd")) for text in decoded[:-1]] + [len(whole)]
+    return [whole[start:stop] for start, stop in pairwise([0, *accumulate(ends, max)])]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A head that looks from a query at a key; if `key` is None, at that of the highest score."""
+
+    name: Writer
+    query: int
+    key: int | None = None
+
+    @property
+    def head(self) -> int:
+        """The head's number in its layer."""
+        assert self.name.head is not None
+        return self.name.head
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of its terms, each a tensor over keys."""
+        return f"{self.name}/{self.query}/"
+
+    def token(self, side: str) -> int:
+        """Return the token into which the writers of its key or query wrote."""
+        assert self.key is not None
+        return self.key if side == "key" else self.query
+
+    def moved(self, side: str, writer: str) -> str:
+        """Return the name of the terms of what a writer moved, a tensor over tokens."""
+        return f"{self.prefix}moved/{self.key}/{side}/{writer}"
+
+    def with_key(self, terms: State) -> Look:
+        """Return the look with its key, found from the terms of looks by name."""
+        if self.key is not None:
+            return self
+        scores = terms[f"{self.prefix}scores"].nan_to_num(-torch.inf)
+        return replace(self, key=int(scores.argmax()))
+
+
+class Row(NamedTuple):
+    """A term of a look in `why_steps.csv`; or the part of it that a head moved from a token."""
+
+    writer: str
+    side: str
+    moved_from: int | None
+    nats: float
+
+
+class Moved(NamedTuple):
+    """What a head moved into the key or query of a look, and the look by which it moved it."""
+
+    look: Look
+    before: Look
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Question:
+    """Why a head looks where it looks in a text.
+
+    Attributes:
+        first: the look.
+        text: the text.
+        n_steps: how many steps back to go.
+        compared: whether the text is compared with the sequences of the engine.
+    """
+
+    first: Look
+    text: Text
+    n_steps: int = 1
+    compared: bool = True
+
+    @classmethod
+    def of(cls, settings: Settings, text: Text) -> Question:
+        """Return the question that the settings ask about a text.
+
+        Raises:
+            UserError: for a token that the text does not have.
+        """
+        look = Look(Writer(str(settings.why)), query_in(settings.query, text.shown.pieces))
+        compared = settings.reads_corpus
+        return cls(first=look, text=text, n_steps=settings.steps, compared=compared)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the passes of all steps."""
+        return ["why", *(f"why-{step}" for step in range(2, self.n_steps + 1))]
+
+    def passes(self, engine: Engine, ablation: Ablation | None) -> Iterator[Pass]:
+        """Yield a pass for each step, and one that takes out the moved parts of all steps."""
+        for step, key in enumerate(self.keys, 1):
+            read = partial(captured, partial(captured_looks, question=self, step=step))
+            yield Pass(key=key, engine=engine, read=read, ablation=ablation, kind="why")
+        if self.n_steps > 1:
+            read = partial(captured, partial(captured_effects, question=self))
+            yield Pass(key="why-effects", engine=engine, read=read, ablation=ablation, runs=None)
+
+    def steps(self, results: Results) -> list[list[tuple[Look, State]]]:
+        """Return the looks of each step with the terms of the step, and those of the step to come.
+
+        The last of these looks have no terms yet.
+
+        Args:
+            results: of the passes of some first steps, by key.
+        """
+        steps, looks, seen = list[list[tuple[Look, State]]](), [self.first], set[Look]()
+        for key in (key for key in self.keys if key in results):
+            looks = [look.with_key(results[key]) for look in looks]
+            seen.update(looks)
+            steps.append([(look, results[key]) for look in looks])
+            found = dict.fromkeys(move.before for move in moves_of(steps[-1]))
+            looks = [look for look in found if look not in seen]
+        return [*steps, [(look, {}) for look in looks]]
+
+    def tables(
+        self, results: Results, weights: Float[Tensor, " key_pos"]
+    ) -> dict[str, pd.DataFrame]:
+        """Return the tables by name: `why` of the first look, and `why_steps` of all steps.
+
+        Args:
+            results: of the passes, by key.
+            weights: the first query's attention weights.
+        """
+        shown = self.text.shown
+        tokens = [mark_of(piece) or piece.strip() for piece in shown.pieces]
+        tokens[0] = shown.bos or tokens[0]
+        terms = under(results["why"], self.first.prefix)
+        tables = {"why": why_table(terms, weights, tokens)}
+        if self.n_steps > 1:
+            effects, rows = iter(results["why-effects"]["measured"].tolist()), []
+            for step, looks in enumerate(self.steps(results)[:-1], 1):
+                for look, state in looks:
+                    place = [step, look.name.block, look.head, look.query, look.key]
+                    for row in rows_of(look, state):
+                        is_moved = row.moved_from is not None
+                        measured = next(effects) if is_moved else [nan] * len(MEASURED)
+                        rows.append([*place, *row, *measured])
+            table = pd.DataFrame(rows, columns=[*COLUMNS, *MEASURED])
+            tables["why_steps"] = table.astype({"moved_from": "Int64"})
+        return tables
+
+
+def moves_of(looks: Sequence[tuple[Look, State]]) -> Iterator[Moved]:
+    """Yield what heads moved into the keys and queries of some looks, given their terms."""
+    for look, state in looks:
+        for row in rows_of(look, state):
+            if row.moved_from is not None:
+                before = Look(Writer(row.writer), look.token(row.side), row.moved_from)
+                yield Moved(look, before)
+
+
+def captured_looks(
+    engine: Engine, stream: StreamCheckpoint | None, *, question: Question, step: int
+) -> State:
+    """Return the terms of a step's looks by name, nats; see `query_terms` and `moved_terms`.
+
+    Args:
+        engine: the model on the sequences that the text is compared with, or on the text alone,
+            with the results of the steps before. Means over positions leave out its
+            `kept_positions`.
+        stream: deals out batches and saves sums.
+        question: asks about the looks.
+        step: of the looks. The terms of the strongest writers are split by token but in the last.
+
+    Raises:
+        UserError: for a model whose queries and keys are no sums over writers.
+    """
+    looks = [look for look, _ in question.steps(engine.results)[-1]]
+    if not looks:
+        return {}
+    kept, state, text = engine.kept_positions or 0, dict[str, Tensor](), question.text.tokens
+    options: dict[str, Any] = {"per_head": True, "kept_positions": kept}
+    layers = sorted({look.name.block for look in looks})
+    read = partial(
+        capture_positions, engine.model, text, n_folds=1, query_rows=text.shape[1], **options
+    )
+    try:
+        of_text, others = read(layers=layers), None
+        if question.compared:
+            whole = replace(engine, n_folds=1, documents=None)
+            others = whole.by_fold(capture_positions, stream, layers=layers, **options)
+        for look in looks:
+            pair = _head(of_text, look), None if others is None else _head(others, look)
+            terms = query_terms(*pair, look.query, kept_positions=kept)
+            parts = {"position": terms.position, "key": terms.of_key, "query": terms.of_query}
+            named = {f"{side}/{name}": x for side, of in parts.items() for name, x in of.items()}
+            named["scores"] = terms.scores
+            state |= {f"{look.prefix}{name}": x for name, x in named.items()}
+            if step < question.n_steps:
+                state |= _moved(look.with_key(state), pair, named, read)
+    except NotImplementedError as error:
+        raise UserError(f"--why {looks[0].name}: {error}") from error
+    return state
+
+
+def _moved(
+    look: Look,
+    pair: tuple[ReaderSums, ReaderSums | None],
+    terms: State,
+    read: Callable[..., PositionSums],
+) -> State:
+    """Return the terms of what a look's strongest writers moved, by name."""
+    assert look.key is not None
+    state: State = {}
+    for side in SIDES:
+        heads = [name for name in strongest_writers(terms, look.key, side) if name.head is not None]
+        if heads:
+            moved = _head(read(layers=[look.name.block], moved_to=look.token(side)), look)
+            parts = moved.first_keys if side == "key" else moved.first_queries
+            for writer in heads:
+                of_writer = moved_terms(*pair, look.query, look.key, parts[writer], side)
+                state[look.moved(side, writer)] = of_writer
+    return state
+
+
+def _head(sums: PositionSums, look: Look) -> ReaderSums:
+    return dict(sums.readers[look.name.block].heads())[look.head]
+
+
+def strongest_writers(terms: State, key: int, side: Side) -> list[Writer]:
+    """Return the writers of a look's key or query whose terms are not small, the largest first.
+
+    Args:
+        terms: of the look, by name, for every key.
+        key: the look's key.
+        side: whether the writers wrote into the key or the query.
+    """
+    sizes = {Writer(name): abs(float(x[key])) for name, x in under(terms, f"{side}/").items()}
+    least = LEAST_WRITTEN * abs(float(terms["scores"][key]))
+    return sorted([w for w in sizes if sizes[w] > least], key=lambda w: -sizes[w])[:MOST_WRITERS]
+
+
+def rows_of(look: Look, state: State) -> Iterator[Row]:
+    """Yield the rows of a look; those that are of no moved part add up to its score."""
+    assert look.key is not None
+    of_look = under(state, look.prefix)
+    terms = {name: float(x[look.key]) for name, x in of_look.items()}
+    rest = terms["scores"]
+    for name in sorted(name for name in terms if name.startswith("position/")):
+        yield Row(name.removeprefix("position/"), "position", None, terms[name])
+        rest -= terms[name]
+    for side in SIDES:
+        for writer in strongest_writers(of_look, look.key, side):
+            term = terms[f"{side}/{writer}"]
+            yield Row(writer, side, None, term)
+            rest -= term
+            parts = state.get(look.moved(side, writer))
+            if parts is None:
+                continue
+            least = LEAST_MOVED * of_look[f"{side}/{writer}"][look.key].abs()
+            largest = parts.abs().argsort(descending=True)[:MOST_MOVED].tolist()
+            moved = {token: float(parts[token]) for token in largest if parts[token].abs() > least}
+            for token, nats in moved.items():
+                yield Row(writer, side, token, nats)
+            yield Row(writer, "other", None, float(parts.sum()) - sum(moved.values()))
+            yield Row(writer, "mean", None, term - float(parts.sum()))
+    yield Row(OTHERS, "other", None, rest)
+
+
+def captured_effects(
+    engine: Engine, stream: StreamCheckpoint | None, *, question: Question
+) -> State:
+    """Return the `MEASURED` of looks without what was moved for them, one moved part at a time.
+
+    What the head moved from the token is taken out of its output at the token that it wrote into,
+    and all later blocks respond. The effect is what the look's score loses, nats.
+
+    Args:
+        engine: the model, with the results of all steps.
+        stream: unused: a text is one batch.
+        question: asks about the looks.
+    """
+    moves = [move for looks in question.steps(engine.results)[:-1] for move in moves_of(looks)]
+    measured = [_without(engine.model, question.text.tokens, move) for move in moves]
+    return {"measured": torch.tensor(measured, dtype=torch.float64).view(-1, len(MEASURED))}
+
+
+def _without(model: HookedModel, text: Int[Tensor, "1 pos"], move: Moved) -> list[float]:
+    """Return the `MEASURED` of a look without a moved part."""
+    look, before = move
+    [writing] = numbered_layers(model, [before.name.block])
+
+    def read(layer: Layer, attention: Attention) -> Tensor | None:
+        if layer.index == writing.index:
+            weight = attention.pattern(slice(before.query, before.query + 1), masked=None)
+            values = repeat_heads(attention.v, attention.n_heads)
+            return weight[0, before.head, 0, before.key] * values[0, before.key, before.head]
+        if layer.index != look.name.block:
+            return None
+        row = slice(look.query, look.query + 1)
+        weights = attention.hooked_weights(row)
+        if weights is None:
+            weights = upcast(attention.masked_scores(row)).softmax(-1)
+        cells = upcast(weights), upcast(attention.scores(row))
+        return torch.stack([x[0, look.head, 0, look.key] for x in cells])
+
+    def run(hooks: Sequence[Attachment]) -> list[Tensor]:
+        with torch.inference_mode(), hooks_attached(hooks):
+            readings = read_attention(model, text, read)
+        return [x for x in readings if x is not None]
+
+    def take_out(z: Tensor, hook: HookPoint) -> Tensor:
+        left = writing.by_head(z).clone()
+        left[0, before.query, before.head] -= share.to(left)
+        return left.reshape(z.shape)
+
+    share, intact = run([])
+    _, without = run([(writing.point("attn.hook_z"), take_out)])
+    (weight, score), (weight_without, score_without) = intact.tolist(), without.tolist()
+    return [score - score_without, weight, weight_without]
+
+
+def why_table(
+    terms: Mapping[str, Float[Tensor, " key_pos"]],
+    weights: Float[Tensor, " key_pos"],
+    tokens: Sequence[str],
+) -> pd.DataFrame:
+    """Return the table of one query: a row for each key that it sees and each term.
+
+    Args:
+        terms: of the look, by name; see `captured_looks`.
+        weights: the query's attention weights.
+        tokens: of the text, as they are shown.
+
+    Returns:
+        `key`, its `token` and attention `weight`; `score`, less its mean over the keys, nats;
+        `side` (position, key, query) and `term`: of position, or the writer of content; and
+        `nats`. The rows of a key add up to its score. The ten strongest writers have one
+        row each on a side, the other writers one row together.
+    """
+    scores = terms["scores"]
+    seen = scores.isfinite()
+    writers = [name for name in sorted(terms) if name.startswith(("key/", "query/"))]
+    strongest = sorted(writers, key=lambda name: -float(terms[name][seen].norm()))[:MOST_ROWS]
+    shown = {name: terms[name] for name in sorted(terms) if name.startswith("position/")}
+    shown |= {name: terms[name] for name in strongest}
+    for side in SIDES:
+        rest = [terms[x] for x in writers if x.startswith(f"{side}/") and x not in strongest]
+        if rest:
+            shown[f"{side}/{OTHERS}"] = torch.stack(rest).sum(0)
+    rows = [
+        {
+            "key": key,
+            "token": tokens[key],
+            "weight": float(weights[key]),
+            "score": float(scores[key]),
+            "side": name.partition("/")[0],
+            "term": name.partition("/")[2],
+            "nats": float(values[key]),
+        }
+        for key in np.flatnonzero(seen.numpy()).tolist()
+        for name, values in shown.items()
+    ]
+    return pd.DataFrame(rows)

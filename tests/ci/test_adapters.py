@@ -1,0 +1,200 @@
+"""Adapters are merged into the weights of their base, or refused in a line that says what to do."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.rounding import NETWORK
+from support.tiny_models import ByName, distance, plain, tokens
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from nope_probe.errors import UserError
+from nope_probe.files import read_json
+from nope_probe.models.load import load
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tiny: ByName, tmp_path: Path) -> Path:
+    """A copy of a valid model's folder, to be changed."""
+    return Path(copytree(tiny("qwen3").folder, tmp_path / "model"))
+
+
+ADAPTERS = {
+    "LORA": peft.LoraConfig(
+        r=3, lora_alpha=17, target_modules=["q_proj", "k_proj"], init_lora_weights=False
+    ),
+    "LORA-with-embedding-and-head": peft.LoraConfig(
+        r=2,
+        target_modules=["v_proj", "embed_tokens"],
+        modules_to_save=["lm_head"],
+        init_lora_weights=False,
+        use_dora=True,
+    ),
+    "IA3": peft.IA3Config(
+        target_modules=["k_proj", "down_proj"],
+        feedforward_modules=["down_proj"],
+        init_ia3_weights=False,
+    ),
+}
+
+EMBEDDING = peft.LoraConfig(target_modules=["embed_tokens"], r=3, init_lora_weights=False)
+WITHOUT_MATRICES = {
+    "LORA-with-new-tokens": peft.LoraConfig(
+        r=2,
+        target_modules=["q_proj"],
+        trainable_token_indices=[5, 7],
+        rank_pattern={"q_proj": 5},
+        init_lora_weights=False,
+    ),
+    "LN_TUNING": peft.LNTuningConfig(target_modules=["input_layernorm", "norm"]),
+}
+
+
+def add_adapter(folder: Path, config: Any) -> peft.PeftModel:
+    """Put an adapter of random numbers into a model's folder, and return peft's own model."""
+    torch.manual_seed(3)
+    adapted = peft.get_peft_model(plain(folder), deepcopy(config)).eval()
+    for name, parameter in adapted.named_parameters():
+        if any(kind in name for kind in ("modules_to_save", "ia3", "tokens_delta", "ln_tuning")):
+            parameter.requires_grad_(False).add_(0.3 * torch.randn(parameter.shape))
+    adapted.save_pretrained(str(folder))
+    return adapted
+
+
+def write_adapter(base: Any, config: Any, folder: Path) -> peft.PeftModel:
+    """Write a random adapter of a model to a folder alone, and return peft's own model."""
+    adapted = peft.get_peft_model(base, deepcopy(config)).eval()
+    adapted.save_pretrained(str(folder))
+    return adapted
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_adapters_are_merged_in_turn_into_the_base_that_the_first_names(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    inputs, places = tokens(5), [tmp_path / "first", tmp_path / "second"]
+    model: Any = plain(folder)
+    for seed, (place, config) in enumerate(
+        zip(places, (ADAPTERS[kind], ADAPTERS["LORA"]), strict=True)
+    ):
+        torch.manual_seed(seed)
+        model = write_adapter(model, config, place).merge_and_unload()
+        model.name_or_path = model.config._name_or_path = str(folder)
+    loaded = load(adapter=places)
+    assert distance(loaded.model(inputs), model(inputs).logits) <= NETWORK
+    assert loaded.info.adapter == f"{kind.partition('-')[0]} + LORA"
+    assert load(str(folder), adapter=places[0]).info.source == str(folder)
+    with pytest.raises(UserError, match=r"holds no adapter: it has no adapter_config\.json"):
+        load(adapter=folder)
+
+
+@pytest.mark.parametrize("base", [None, "", "../base"])
+def test_the_base_that_an_adapter_names_is_read_only_where_no_base_is_given(
+    base: str | None, folder: Path, tmp_path: Path
+) -> None:
+    model = write_adapter(plain(folder), ADAPTERS["IA3"], tmp_path / "adapter")
+    described = tmp_path / "adapter" / "adapter_config.json"
+    fields = read_json(described) | {"base_model_name_or_path": base}
+    described.write_text(json.dumps(fields))
+    loaded = load(folder, adapter=tmp_path / "adapter")
+    assert distance(loaded.model(tokens(5)), model(tokens(5)).logits) <= NETWORK
+    with pytest.raises(UserError, match=r"name (it|the base model) with --model"):
+        load(adapter=tmp_path / "adapter")
+
+
+def test_an_adapter_may_add_tokens_and_bring_their_tokenizer(folder: Path, tmp_path: Path) -> None:
+    base = plain(folder)
+    base.resize_token_embeddings(271, mean_resizing=False)
+    known = AutoTokenizer.from_pretrained(folder)
+    known.add_tokens([f"<new{n}>" for n in range(8)])
+    place = tmp_path / "adapter"
+    known.save_pretrained(place)
+    model = write_adapter(base, ADAPTERS["LORA"], place)
+    loaded = load(folder, adapter=place)
+    new = torch.tensor([[5, 263, 270, 1]])
+    assert distance(loaded.model(new), model(new).logits) <= NETWORK
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer("<new7>")["input_ids"][-1] == 270
+
+
+@pytest.mark.parametrize("kind", ADAPTERS | WITHOUT_MATRICES)
+def test_an_adapter_in_the_folder_is_merged_into_the_weights(kind: str, folder: Path) -> None:
+    base, inputs = plain(folder)(tokens(5)).logits, tokens(5)
+    adapted = add_adapter(folder, (ADAPTERS | WITHOUT_MATRICES)[kind])
+    expected = adapted(inputs).logits
+    loaded = load(str(folder))
+    assert loaded.info.adapter == kind.partition("-")[0]
+    assert distance(loaded.model(inputs), expected) <= NETWORK
+    assert distance(load(adapted).model(inputs), expected) <= NETWORK
+    assert distance(base, expected) > 0.01
+    if kind != "LORA-with-embedding-and-head":  # whose DoRA transformers 5.23 leaves out
+        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        assert distance(loaded.model(inputs), theirs(inputs).logits) <= NETWORK
+
+
+def test_a_head_that_is_tied_to_an_adapted_embedding_keeps_its_numbers(folder: Path) -> None:
+    fields = read_json(folder / "config.json") | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(fields))
+    stored = load_file(folder / WEIGHTS)
+    del stored["lm_head.weight"]
+    save_file(stored, folder / WEIGHTS, {"format": "pt"})
+    adapted = add_adapter(folder, EMBEDDING)
+    expected = adapted(tokens(5)).logits
+    for loaded in (load(folder), load(adapted)):
+        assert distance(loaded.model(tokens(5)), expected) <= NETWORK
+
+
+def test_the_first_layers_have_their_part_of_the_adapter(folder: Path) -> None:
+    expected = add_adapter(folder, ADAPTERS["LORA"])
+    hidden = expected(tokens(5), output_hidden_states=True).hidden_states[1]
+    loaded = load(str(folder), n_layers=1)
+    _, cache = loaded.model.run_with_cache(tokens(5), names_filter="blocks.0.hook_resid_post")
+    assert distance(cache["blocks.0.hook_resid_post"], hidden) <= NETWORK
+
+
+def test_an_adapter_without_peft_is_refused_with_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_adapter(folder, ADAPTERS["LORA"])
+    monkeypatch.setattr("nope_probe.models.weights.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs the package peft: pip install 'nope-probe\[adap"):
+        load(str(folder))
+
+
+def test_an_adapter_alone_is_refused_with_the_name_of_its_base(
+    folder: Path, tmp_path: Path
+) -> None:
+    add_adapter(folder, ADAPTERS["LORA"])
+    (folder / "config.json").unlink()
+    with pytest.raises(
+        UserError, match=r"holds an adapter alone: --adapter .* loads its base model, "
+    ):
+        load(str(folder))
+
+
+def test_an_adapter_that_is_not_of_the_model_or_adds_no_numbers_to_weights_is_refused(
+    folder: Path,
+) -> None:
+    add_adapter(folder, ADAPTERS["LORA"])
+    file = folder / "adapter_model.safetensors"
+    stored = load_file(file)
+    name = min(stored)
+    save_file({key: value for key, value in stored.items() if key != name}, file)
+    with pytest.raises(UserError, match=rf"the adapter of {folder} lacks weights, such as {name}"):
+        load(str(folder))
+    other = name.replace("q_proj", "g_proj").replace("k_proj", "g_proj")
+    save_file(stored | {other: stored[name].clone()}, file)
+    with pytest.raises(UserError, match=r"tensors that a Qwen3ForCausalLM does not use, such as"):
+        load(str(folder))
+    assert load(str(folder), allow_unused=True).info.unused == (other,)
+    add_adapter(folder, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5))
+    with pytest.raises(UserError, match="an adapter of the kind PROMPT_TUNING, which adds no"):
+        load(str(folder))

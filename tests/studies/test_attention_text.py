@@ -1,0 +1,314 @@
+"""A text of the user's own in `attention`: its weights, its pieces, and its view on the page."""
+
+import json
+import re
+import zlib
+from base64 import b64decode
+from html import unescape
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.command_line import refused, run_command
+from support.plain_attention import plain_attention
+from support.tiny_models import ByName
+from transformers import AutoModelForCausalLM
+
+from nope_probe import attention, explain, load, read_run, run_attention, text_view
+from nope_probe.errors import UserError
+from nope_probe.figures.text_view import TextView
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import path_of
+from nope_probe.run.folder import Run
+from nope_probe.studies.attention import Settings, report
+from nope_probe.studies.attention_text import pieces_of
+
+SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 61, "folds": 5, "layers": 2}
+TEXT = 'a "<b>" & b\n</script><script>x\u200b =\t\U0001f642 שלום 世\r'
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load("rope-tiny", n_layers=2)
+
+
+@pytest.fixture(scope="module")
+def compared(loaded: LoadedModel) -> Run:
+    return run_attention(loaded, text=TEXT, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def view(compared: Run) -> TextView:
+    return text_view(compared)
+
+
+@pytest.fixture(scope="module")
+def alone(loaded: LoadedModel) -> Run:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nope_probe.run.session.make_sequences", None)  # no corpus is made
+        return run_attention(loaded, layers=2, text=TEXT, why="L1H0", query=-2)
+
+
+def place_of(name: str) -> tuple[int, int]:
+    layer, head = map(int, re.findall(r"\d+", name))
+    return layer, head
+
+
+def packed(html: str) -> dict[str, Any]:
+    [data] = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
+    return dict(json.loads(data))
+
+
+def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relative_to_the_mean(
+    compared: Run, view: TextView, loaded: LoadedModel
+) -> None:
+    tokens = loaded.tokenizer(TEXT, return_tensors="pt").input_ids
+    plain = AutoModelForCausalLM.from_pretrained(
+        path_of("rope-tiny"), attn_implementation="eager", dtype=torch.float32
+    )
+    with torch.inference_mode():
+        expected = plain(tokens, output_attentions=True).attentions[:2]
+    np.testing.assert_allclose(view.weights, torch.cat(expected).numpy(), rtol=0, atol=1e-5)
+    n = tokens.shape[1]
+    assert len(view.pieces) == n
+    np.testing.assert_array_equal(view.position, compared.maps["weights"][..., :n, :n])
+    for place in ((0, 1, 7), (1, 2, 19), (1, 3, 0)):
+        pairs = zip(view.weights[place], view.position[place], strict=True)
+        entropy = sum(float(a) * log(a / m) for a, m in pairs if a > 0)
+        assert view.content[place] == pytest.approx(entropy, abs=1e-5)
+    name, query, key = view.strongest_look()
+    look = (*place_of(name), query)
+    assert view.content[look] == view.content.max()
+    assert view.weights[look][key] == view.weights[look].max()
+    said = report(compared).headline.also
+    assert said.startswith(f"In the text {name} gives {view.weights[look][key]:.0%} of token ")
+    assert said.endswith(f" ({view.position[look][key]:.0%} in other texts).")
+
+
+def test_a_text_alone_is_read_without_other_texts(
+    alone: Run, compared: Run, view: TextView
+) -> None:
+    of_alone = text_view(alone)
+    np.testing.assert_allclose(of_alone.weights, view.weights, rtol=0, atol=1e-6)
+    assert of_alone.position is None
+    assert "weights" not in alone.maps
+    n = len(view.pieces)
+    for layer, head, query in ((0, 1, 7), (1, 2, 19), (1, 3, 0)):
+        weights = view.weights[layer, head, query, : query + 1]
+        expected = sum(float(a) * log(a * (query + 1)) for a in weights if a > 0)
+        assert of_alone.content[layer, head, query] == pytest.approx(expected, abs=1e-5)
+    table = alone.tables["attention"]
+    row = table.set_index(["layer", "head"]).loc[(1, 2)]
+    assert row["information"] == pytest.approx(of_alone.content[1, 2, 7:].mean(), rel=1e-5)
+    assert row["first_weight"] == pytest.approx(view.weights[1, 2, 7:, 0].mean())
+    assert [*table.dropna(axis=1).columns] == ["layer", "head", "information", "first_weight"]
+    assert [*table.columns] == [*compared.tables["attention"].columns]
+    name, query, key = of_alone.strongest_look()
+    weights = np.tril(view.weights, -1)[..., 1:]
+    assert view.weights[(*place_of(name), query, key)] == weights.max()
+    data = packed(of_alone.html())
+    assert not data["compared"]
+    assert len(zlib.decompress(b64decode(data["heads"][0]["maps"]))) == n * n
+    lead, other = report(alone).headline, report(compared).headline
+    assert lead.sentence.startswith("In the text L1H0 gives ")
+    assert lead.caption.startswith("Only the text was read")
+    assert "Only the text was read" not in other.caption
+
+
+def test_why_of_a_text_alone_is_what_writers_wrote_into_its_keys(
+    alone: Run, compared: Run, loaded: LoadedModel
+) -> None:
+    table = alone.tables["why"]
+    of_others = explain(compared, "L1H0", query=-2, model=loaded).table
+    assert {*table["side"]} == {"key"}
+    assert {"embed", "L0H2", "MLP0"} <= {*table["term"]}
+    added, scores = (table.groupby("key")[name] for name in ("nats", "score"))
+    largest = table["score"].abs().max()
+    np.testing.assert_allclose(added.sum(), scores.first(), rtol=0, atol=1e-5 * largest)
+    expected = of_others.groupby("key")["score"].first()
+    np.testing.assert_allclose(scores.first(), expected, rtol=0, atol=1e-5 * largest)
+    assert {*explain(alone, "L1H2", query=3, model=loaded).table["side"]} == {"key"}
+
+
+def test_a_text_has_bos_as_the_sequences_have_and_is_read_in_the_ablated_model(
+    tiny: ByName,
+) -> None:
+    model = str(tiny("llama").folder)
+    run = run_attention(model, text="ab\ncd", remove="rope", data="random", **SIZES)
+    tokenizer = load(model).tokenizer
+    tokens = torch.tensor([[tokenizer.bos_token_id, *tokenizer.encode("ab\ncd")[1:]]])
+    plain, view = plain_attention(tiny("llama").hf, tokens, without="rope"), text_view(run)
+    for layer in (0, 1):
+        scores = plain[layer].scores[0].double().nan_to_num(-torch.inf)
+        np.testing.assert_allclose(view.weights[layer], scores.softmax(-1), atol=1e-5)
+    assert view.names == {0: "<bos>"}
+    assert view.pieces[0] == ""
+    assert "".join(view.pieces) == "ab\ncd"
+    assert 'data-mark="&lt;bos&gt;"' in view.html()
+
+
+def test_pieces_join_to_the_text_and_cut_no_character(loaded: LoadedModel) -> None:
+    tokenizer = loaded.tokenizer
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    pieces = pieces_of(ids, tokenizer)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == TEXT
+    emoji = next(place for place, piece in enumerate(pieces) if "\U0001f642" in piece)
+    assert pieces[emoji - 1] == "", "a character of several tokens stands at the last of them"
+    assert "\ufffd" not in "".join(pieces)
+
+
+def test_the_page_holds_every_heads_weights_by_position_among_the_others(
+    compared: Run, view: TextView
+) -> None:
+    by_share = ["others_share", "information"]
+    table = compared.tables["attention"].sort_values(by_share, ascending=False)
+    data, n = packed(view.html()), len(view.pieces)
+    names = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
+    assert [head["name"] for head in data["heads"]] == names
+    assert data["causal"]
+    for stored, place in zip(data["heads"], table.index, strict=True):
+        codes = np.frombuffer(zlib.decompress(b64decode(stored["maps"])), np.uint8)
+        attended, mean = codes.reshape(2, n, n).swapaxes(1, 2) / 127
+        assert np.abs(attended - view.weights.reshape(-1, n, n)[place]).max() <= 0.501 / 127
+        assert np.abs(mean - view.position.reshape(-1, n, n)[place]).max() <= 0.501 / 127
+        nats = np.frombuffer(b64decode(stored["content"]), "<f4")
+        np.testing.assert_array_equal(nats, view.content.reshape(-1, n)[place])
+
+
+def test_heads_beyond_the_size_are_left_out_with_a_word_but_for_the_asked_one(
+    compared: Run, view: TextView, alone: Run
+) -> None:
+    whole = packed(view.html())["heads"]
+    assert "The 8 heads" not in view.html()
+    table = compared.tables["attention"].nlargest(3, "information")
+    most = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
+    kept = [head for head in whole if head["name"] in most]
+    smaller = view.html(max_bytes=sum(len(x["maps"]) + len(x["content"]) for x in kept))
+    assert packed(smaller)["heads"] == kept
+    assert "<p>The 3 heads with the most information, of 8.</p>" in smaller
+    asked = text_view(alone)
+    assert asked.heads["information"].idxmax() != 4, "which is L1H0"
+    data = packed(asked.html(max_bytes=1))
+    assert [head["name"] for head in data["heads"]] == ["L1H0"]
+    assert data["first"] == [0, len(asked.pieces) - 2]
+    added = np.sum([values for _, _, values in data["looks"][0]["terms"]], 0)
+    np.testing.assert_allclose(added, data["looks"][0]["scores"], atol=0.001)
+
+
+def test_without_the_mask_later_keys_are_shown_too(loaded: LoadedModel) -> None:
+    tokenizer = loaded.tokenizer
+    text = tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=False)[:12])
+    sizes = {**SIZES, "seq_len": len(tokenizer.encode(text))}
+    view = text_view(run_attention(loaded, text=text, remove="mask", **sizes))
+    assert not packed(view.html())["causal"]
+    for weights in (view.weights, view.position):
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+        assert (weights[1, :, 0, 1:] > 0).any()
+
+
+def test_a_text_is_no_html_and_is_there_without_scripts(view: TextView) -> None:
+    html = view._repr_html_()
+    [tokens] = re.findall(r'<p class="text"[^>]*>(.*?)</p>', html, re.DOTALL)
+    assert unescape(re.sub(r"<[^>]*>", "", tokens)) == TEXT
+    assert html.count("<script") == html.count("</script") == 2
+    data = packed(html)
+    head, query = data["first"]
+    n = len(view.pieces)
+    codes = np.frombuffer(zlib.decompress(b64decode(data["heads"][head]["maps"])), np.uint8)
+    shades = [float(shade) for shade in re.findall(r"rgba\(\d+,\d+,\d+,([0-9.]+)\)", html)]
+    stored = np.sqrt(codes.reshape(2, n, n)[0, :, query] / 127)
+    assert np.abs(np.array(shades) - stored).max() <= 0.07
+
+
+def test_a_file_is_the_run_of_its_text_and_broken_files_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    for text in (TEXT, "\ufeff" + TEXT):
+        file.write_bytes(text.encode())
+        assert Settings(text_file=file).recorded() == Settings(text=text).recorded()
+    for content, options, said in (
+        (b"\xff\xfe", {}, r"cannot read --text-file .*utf-8"),
+        (b"a\0b", {}, r"text.txt is not text: it holds NUL bytes"),
+        (b"a", {"text": "a"}, "two texts: take one"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=said):
+            Settings(text_file=file, **options).validate()
+
+
+def test_a_mark_and_a_bos_token_of_a_text_are_read_as_in_data_and_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, plain, data = tmp_path / "text.txt", "word other word", tmp_path / "data.jsonl"
+    file.write_bytes(f"\ufeff<bos>{plain}".encode())
+    rows = [{"text": f"\ufeff<bos>{i} {plain * 30}"} for i in range(6)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes = ["--n-seqs", 8, "--folds", 4, "--layers", 1, "--seq-len", 32]
+    run_command(attention, *sizes, "--data", data, "--text-file", file, "--out", tmp_path / "run")
+    told = " ".join(capfd.readouterr().out.split())
+    notes = [
+        "The text begins with a byte order mark, left out.",
+        "The text begins with the BOS token <bos> already: no second was added.",
+    ]
+    run = read_run(tmp_path / "run")
+    assert [*run.manifest.text.notes] == notes
+    page = unescape((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
+    assert all(note in told and note in page for note in notes)
+    assert "In the text L" in told
+    pieces = text_view(run).pieces
+    assert (pieces[0], "".join(pieces)) == ("", plain)
+    assert "6 of 6 texts begin with a byte order mark, left out." in told
+    assert "6 of 6 texts begin with the BOS token <bos> already: no second was added." in told
+    assert (run.arrays["tokens"]["tokens"][:, 1:] != 0).all()
+
+
+def test_a_run_without_a_text_says_how_to_give_one() -> None:
+    for ask in (text_view, lambda run: explain(run, "L0H1")):
+        with pytest.raises(UserError, match="the run has no text: run_attention"):
+            ask(Run())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"text": "", "n_seqs": 8}, "the text is empty"),
+        ({"text": "x" * 1_000_001}, "the text has 1,000,001 characters: expected one of up to"),
+        ({"text": "a", "n_seqs": 8, "query_rows": 7}, "leave out --query-rows"),
+        ({"text": "a", "n_seqs": 8, "seq_len": 513}, "take --seq-len 512 or less"),
+        ({"text": "a", "seq_len": 32}, "--seq-len has no effect on a text alone: --n-seqs reads "),
+        ({"why": "L0H1"}, "--why asks about a text"),
+        ({"query": 3}, "--query asks about a head"),
+        ({"steps": 2}, "--steps asks about a head: name it with --why"),
+        ({"text": "a", "why": "MLP1"}, "--why MLP1: expected a head, such as L1H3"),
+        ({"text": "a", "why": "L0H1", "remove": ("qk",)}, "has no terms without w_q and w_k$"),
+        ({"text": "a", "why": "L0H1", "remove": ("mask", "w_k")}, "has no terms without w_k$"),
+    ],
+)
+def test_a_mistake_about_a_text_is_named_before_a_model_is_loaded(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        Settings(**options).validate()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--text", "a", "--text-file", "a.txt"], "cannot read --text-file"),
+        (["--text", "word " * 30, "--n-seqs", 8], "and the sequences have 16: take --seq-len "),
+        (["--text", "a", "--remove", "mask", "--n-seqs", 8], "seen without the mask: take --"),
+        (["--text", "word " * 300], "the text has 601 tokens: expected up to 256"),
+        (["--text", "a", "--why", "L0H4"], "--why L0H4: there are L0 to L0, with the heads H0"),
+        (["--text", "a", "--why", "L0H1", "--query", 9], "the text has 2 tokens, 0 to 1"),
+        (["--text", "a", "--model", "parameter-free"], "the model has no tokenizer, so it takes "),
+        (["--text", "\ufeff<bos>"], "the text has no tokens: the model's tokenizer leaves noth"),
+    ],
+)
+def test_texts_that_cannot_be_shown_are_refused(
+    flags: list[object], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--folds", 4, "--seq-len", 16] if "--n-seqs" in flags else []
+    assert said in refused(capfd, tmp_path / "here", attention, "--layers", 1, *sizes, *flags)

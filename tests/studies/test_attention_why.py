@@ -1,0 +1,382 @@
+"""Why a head looks at a key, and steps back: terms that add up, the circuit, removals, refusals."""
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from ci.chromium import needs_chromium, opened
+from support.command_line import run_command
+from support.decoders import write_decoder
+from support.induction import N_VOCAB, induction_model
+from support.plain_attention import plain_scores
+from support.rounding import NETWORK
+from support.tiny_models import tokenizer
+from transformers import AutoModelForCausalLM
+
+from nope_probe import (
+    Ablation,
+    ablated,
+    attention,
+    explain,
+    load,
+    read_run,
+    run_attention,
+    text_view,
+)
+from nope_probe.errors import UserError
+from nope_probe.figures.attention import Why, why_bars
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import path_of
+from nope_probe.removal import Writer
+from nope_probe.run.folder import Run
+from nope_probe.run.manifest import ShownText
+from nope_probe.studies.attention_text import Look, Question, Text
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.study import run_passes
+
+SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 31, "folds": 5, "layers": 2}
+ASKED: dict[str, Any] = {"text": "word other word", **SIZES}
+TEXT, QUERY, KEY = "def area(width, height):\n    return width * height", 15, 8
+STEPS: dict[str, Any] = {"why": "L3H3", "query": QUERY, "steps": 3}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load("rope-tiny", n_layers=2)
+
+
+@pytest.fixture(scope="module")
+def asking(loaded: LoadedModel) -> Run:
+    """A run that asks why a head looks where it looks from a token."""
+    return run_attention(loaded, why="L1H3", query=-2, **ASKED)
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of a model by name, which asks nothing."""
+    folder = tmp_path_factory.mktemp("runs") / "named"
+    run_attention("rope-tiny", out=folder, **ASKED)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stepping(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that goes three steps back."""
+    out = tmp_path_factory.mktemp("runs") / "steps"
+    return run_attention("rope-tiny", text=TEXT, n_seqs=17, folds=5, out=out, **STEPS)
+
+
+@pytest.fixture(scope="module")
+def looked(stepping: Run) -> Why:
+    return explain(stepping, "L3H3", query=QUERY, steps=3)
+
+
+def assert_adds_up(table: pd.DataFrame) -> None:
+    """Check that the terms of each key are its score, and that scores give the weights."""
+    by_key = table.groupby("key")
+    scores, weights = by_key["score"].first(), by_key["weight"].first()
+    np.testing.assert_allclose(by_key["nats"].sum(), scores, atol=1e-5 * scores.abs().max())
+    np.testing.assert_allclose(np.exp(scores) / np.exp(scores).sum(), weights, rtol=1e-4)
+    assert abs(scores.mean()) < 1e-5, "less the mean over the keys"
+
+
+def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key(asking: Run) -> None:
+    why = explain(asking, "L1H3", query=-2)
+    assert why.table is asking.tables["why"]
+    pieces = [*asking.manifest.text.pieces]
+    assert (why.head, why.query) == ("L1H3", len(pieces) - 2)
+    assert why.table["key"].unique().tolist() == [*range(why.query + 1)]
+    shown = why.table.groupby("key")["token"].first().tolist()
+    assert shown == ["<bos>", *(piece.strip() for piece in pieces[1:-1])]
+    assert_adds_up(why.table)
+    weights = asking.maps["text_weights"][1, 3, why.query, : why.query + 1]
+    np.testing.assert_allclose(why.table.groupby("key")["weight"].first(), weights, rtol=1e-6)
+    figure = why_bars(why.table, "t")
+    assert figure.data[-1].y[0] == "&lt;bos&gt; 0"
+    np.testing.assert_allclose(figure.data[-1].x, why.table.groupby("key")["score"].first())
+
+
+def test_why_adds_up_where_a_removal_copies_shared_key_heads(tmp_path: Path) -> None:
+    """From Phi-3's fused projection, each query head gets its value, and a copy of its key."""
+    model = str(write_decoder("phi3", tmp_path).folder)
+    asked = {"text": "ab cd", "n_seqs": 11, "seq_len": 13, "folds": 4, "data": "random"}
+    run = run_attention(model, why="L1H4", remove="w_v", steps=2, **asked)
+    assert_adds_up(run.tables["why"])
+    moved = run.tables["why_steps"].dropna(subset=["moved_from"])
+    assert moved["effect"].notna().all(), "measured with the weights of the calibration"
+
+
+def test_a_model_without_exact_terms_is_refused_before_attention_is_read_and_shows_the_text(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_decoder("gptj", tmp_path / "model").folder
+    tokenizer().save_pretrained(folder)
+    asked = ["--model", folder, "--data", "random", "--n-seqs", 8, "--folds", 4, "--seq-len", 13]
+    run_command(attention, *asked, "--text", "ab", "--out", tmp_path / "shown")
+    assert "text_weights" in read_run(tmp_path / "shown").maps
+    capfd.readouterr()
+    with pytest.raises(SystemExit):
+        run_command(attention, *asked, "--text", "ab", "--why", "L0H1", "--out", tmp_path / "why")
+    told = capfd.readouterr().err
+    assert "error: --why L0H1: RoPE's pairs of coordinates in L0" in told
+    assert "attention-L0" not in told
+    assert not (tmp_path / "why").exists()
+
+
+def test_why_of_a_finished_run_is_that_of_the_run_that_asks(
+    asking: Run, named: Path, loaded: LoadedModel
+) -> None:
+    query = len(asking.manifest.text.pieces) - 2
+    for run, model in ((read_run(named), None), (read_run(named), loaded)):
+        why = explain(run, "L1H3", query=query, model=model)
+        assert (why.head, why.query) == ("L1H3", query)
+        pd.testing.assert_frame_equal(why.table, asking.tables["why"], rtol=1e-5, atol=1e-5)
+    assert why.figure == why_bars(why.table, f"Why L1H3 looks there from token {query}")
+    assert why._repr_mimebundle_() == why.figure._repr_mimebundle_()
+    with pytest.raises(ValueError, match="ask for steps=2 or more"):
+        _ = why.graph
+
+
+def test_why_of_an_ablated_run_is_measured_in_the_ablated_model(loaded: LoadedModel) -> None:
+    """Its calibration is measured again, on the sequences of the run."""
+    options = {**ASKED, "remove": "w_v"}
+    expected = run_attention(loaded, why="L1H3", query=2, **options).tables["why"]
+    run = run_attention(loaded, **options)
+    table = explain(run, "L1H3", query=2, model=loaded).table
+    pd.testing.assert_frame_equal(table, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_another_model_or_another_ablation_than_the_runs_is_refused(
+    asking: Run, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    model, refused = loaded.model, "^{} of the model differ from those of the run: give the model"
+    hooked = model.hooks(fwd_hooks=[("blocks.0.hook_mlp_out", lambda x, hook: 1.01 * x)])
+    without_values = ablated(model, Ablation(remove="w_v", gain="norm"))
+    for inside, said in ((hooked, "hooks"), (without_values, "ablation")):
+        with inside, pytest.raises(UserError, match=refused.format(said)):
+            explain(asking, "L1H3", query=2, model=model)
+    with ablated(model, Ablation(remove=["rope"])):
+        run = run_attention(loaded, out=tmp_path / "kept", **ASKED)
+        assert explain(run, "L1H3", model=loaded).head == "L1H3"
+    with pytest.raises(UserError, match=refused.format("ablation")):
+        explain(run, "L1H3", model=loaded)
+    with pytest.raises(UserError, match="was given in memory and is not kept in its folder"):
+        explain(read_run(tmp_path / "kept"), "L1H3")
+    weight = next(p for name, p in model.named_parameters() if "W_Q" in name or "q_proj" in name)
+    weight.data += 1e-6
+    with pytest.raises(UserError, match=refused.format("weights or configuration")):
+        explain(asking, "L1H3", query=2, model=model)
+    weight.data -= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("head", "query", "said"),
+    [
+        ("MLP1", -1, "--why MLP1: expected a head"),
+        ("L2H0", -1, "--why L2H0: there are L0 to L1"),
+        ("L1H0", 99, "--query 99: the text has "),
+        ("L1H0", 1.5, "query 1.5: expected a whole number or a text"),
+        ("L1H0", "4", "--query 4: the text has 5 tokens, 0 to 4: take the number of one: 1 'word'"),
+        (3, -1, "why 3: expected a text or None"),
+    ],
+)
+def test_a_head_or_a_query_that_is_none_is_refused_in_a_line(
+    head: Any, query: Any, said: str, asking: Run, loaded: LoadedModel
+) -> None:
+    with pytest.raises(UserError, match=said):
+        explain(asking, head, query=query, model=loaded)
+
+
+def test_why_loads_a_model_that_was_named_whose_sequences_were_given(tmp_path: Path) -> None:
+    model = str(write_decoder("llama", tmp_path / "model", max_position_embeddings=19).folder)
+    tokenizer().save_pretrained(model)
+    tokens = torch.randint(1, 60, (11, 17), generator=torch.Generator().manual_seed(0))
+    options = {"text": "ab cd", "layers": 2, "folds": 4, "dtype": "bfloat16"}
+    run_attention(model, tokens, out=tmp_path / "run", **options)
+    whole = run_attention(model, tokens, why="L1H0", **options).tables["why"]
+    run = read_run(tmp_path / "run")
+    assert "model" in run.manifest.sources
+    assert run.manifest.given.keys() == {"inputs", "kind"}
+    pd.testing.assert_frame_equal(explain(run, "L1H0").table, whole, rtol=1e-4, atol=1e-5)
+    weights = next(Path(model).glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(UserError, match="the model has changed since the run in"):
+        run_attention(model, tokens, out=tmp_path / "run", **options)
+    with pytest.raises(
+        UserError, match=r"^weights or configuration of the model differ from those"
+    ):
+        explain(run, "L1H0")
+
+
+@pytest.mark.hooked_transformer
+def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() -> None:
+    tokens, query = torch.tensor([[0, 3, 5, 1, 2, 6, 4, 0, 2, 3, 5]]), 9
+    inputs = (tokens + torch.arange(N_VOCAB)[:, None]) % N_VOCAB  # every token at each position
+    text = Text(tokens, ShownText(pieces=("x",) * tokens.shape[1], bos=""))
+    question = Question(first=Look(Writer("L1H0"), query), text=text, n_steps=3)
+    engine = Engine(model=induction_model(tokens.shape[1]), inputs=inputs, batch_size=3)
+    results = run_passes(question.passes(engine, None))
+    [removed] = results["why-effects"]["measured"].tolist()
+    table = question.tables(results, torch.ones(tokens.shape[1]))["why_steps"]
+    shown = table[table["nats"].abs() > 1e-4]
+    place = ["step", "layer", "head", "query", "key", "writer", "side"]
+    rows = [tuple(row) for row in shown[[*place, "moved_from"]].astype(object).to_numpy()]
+    look, before = (1, 1, 0, query, 2), (2, 0, 0, 2, 1)  # the token after the earlier 3
+    assert rows[:2] == [(*look, "L0H0", "key", pd.NA), (*look, "L0H0", "key", 1)]
+    assert rows[2] == (*look, "L0H0", "mean", pd.NA)
+    assert {(*row[:5], row[6]) for row in rows[3:]} == {(*before, "position")}
+    assert shown["nats"].iloc[1] == pytest.approx(3), "the whole score, less nothing"
+    assert removed[0] == pytest.approx(3), "without it, nothing of the score is left"
+    seen = [3.0 * (tokens[0, key - 1] == 3) for key in range(1, query + 1)]
+    weight = np.exp(3) / (1 + np.exp(seen).sum())
+    assert removed[1] == pytest.approx(weight, abs=1e-5)
+
+
+def test_the_terms_of_every_look_add_up_to_its_score_and_are_those_of_why(stepping: Run) -> None:
+    table = stepping.tables["why_steps"]
+    for (step, layer, head, query, key), rows in table.groupby([*table.columns[:5]]):
+        why = explain(stepping, f"L{layer}H{head}", query=query).table.query(f"key == {key}")
+        own = rows[rows["side"].isin(["key", "query", "position"]) & rows["moved_from"].isna()]
+        known = why.set_index(["side", "term"])["nats"]
+        for row in own.itertuples():
+            assert row.nats == pytest.approx(known[row.side, row.writer], abs=1e-5)
+        others = rows[rows["writer"] == "other writers"]["nats"].sum()
+        assert own["nats"].sum() + others == pytest.approx(why["score"].iloc[0], abs=1e-5)
+        of_writers = own[own["side"] != "position"]
+        sizes = of_writers["nats"].abs()
+        assert (sizes > 0.1 * abs(why["score"].iloc[0]) - 1e-6).all()
+        assert of_writers.groupby("side").size().max() <= 3 or of_writers.empty
+        heads = of_writers[of_writers["writer"].str.contains("H") & (step < 3)]
+        parts = rows[rows["moved_from"].notna() | rows["side"].isin(["mean", "other"])]
+        for writer, of_writer in heads.groupby("writer"):
+            moved = parts[parts["writer"] == writer]["nats"].sum()
+            assert moved == pytest.approx(of_writer["nats"].sum(), abs=1e-6)
+    first = table[table["moved_from"].notna()].iloc[0]
+    assert (first["writer"], first["key"], first["moved_from"]) == ("L1H3", KEY, KEY - 1)
+    second = table[table["step"] == 2].iloc[0]
+    assert second.iloc[1:5].tolist() == [1, 3, KEY, KEY - 1]
+
+
+def test_without_a_moved_part_the_model_is_plain_transformers_without_it(stepping: Run) -> None:
+    table = stepping.tables["why_steps"]
+    [row] = table[table["moved_from"].notna()].to_dict("records")
+    assert table["effect"].notna().equals(table["moved_from"].notna())
+    plain = AutoModelForCausalLM.from_pretrained(
+        path_of("rope-tiny"), attn_implementation="eager", dtype=torch.float32
+    )
+    tokens = load("rope-tiny", n_layers=1).tokenizer(TEXT, return_tensors="pt").input_ids
+    attn, head = plain.model.layers[1].self_attn, 3
+    before, values, d = plain_scores(plain, tokens), list[torch.Tensor](), attn.head_dim
+    hook = attn.v_proj.register_forward_hook(lambda *args: values.append(args[-1]))
+    with torch.inference_mode():
+        intact = plain(tokens, output_attentions=True)
+        hook.remove()
+        v = values[0].unflatten(-1, (-1, d))
+        group = plain.config.num_attention_heads // v.shape[2]
+        share = intact.attentions[1][0, head, KEY, KEY - 1] * v[0, KEY - 1, head // group]
+
+        def without(module: Any, given: Any) -> Any:
+            given[0][0, KEY, head * d : (head + 1) * d] -= share
+            return given
+
+        attn.o_proj.register_forward_pre_hook(without)
+        after = plain(tokens, output_attentions=True)
+    for end, found in (("", intact), ("_without", after)):
+        weight = float(found.attentions[3][0, 3, QUERY, KEY])
+        assert row[f"weight{end}"] == pytest.approx(weight, rel=NETWORK)
+    assert row["weight"] > 0.9 > 0.1 > row["weight_without"]
+    fall = float((before - plain_scores(plain, tokens))[3, 0, 3, QUERY, KEY])
+    assert row["effect"] == pytest.approx(fall, rel=NETWORK)
+    assert 0.5 * row["nats"] < fall < row["nats"]
+
+
+def test_steps_of_a_finished_run_are_those_of_the_run_that_asks(stepping: Run, looked: Why) -> None:
+    assert looked.steps is stepping.tables["why_steps"]
+    two, expected = explain(stepping, "L3H3", query=QUERY, steps=2), looked.steps
+    columns = [*expected.columns]
+    rows = expected.merge(two.steps, on=columns[: columns.index("nats")], how="inner")
+    assert len(rows) == len(two.steps)
+    np.testing.assert_allclose(rows["nats_x"], rows["nats_y"], atol=1e-5)
+
+
+def test_the_graph_has_heads_at_their_queries_and_edges_in_nats(looked: Why) -> None:
+    figure = looked.graph
+    traces = {trace.name: trace for trace in figure.data}
+    [heads] = [trace for trace in figure.data if trace.hovertext is not None]
+    where = dict(zip(heads.hovertext, zip(heads.x, heads.y, strict=True), strict=True))
+    ticks = [*figure.layout.xaxis.ticktext]
+    assert ticks == [f"{name} {at}" for name, at in (("he", 7), ("ight", 8), ("he", 15))]
+    looking, before = where[f"L3H3, token {QUERY}"], where[f"L1H3, token {KEY}"]
+    assert (looking[0], before[0]) == (2, 1), "at their tokens"
+    assert looking[1] > before[1] > 0
+    edge, moved = traces["L1H3 key to L3H3"], traces["moved to L1H3"]
+    assert [(edge.x[at], edge.y[at]) for at in (0, -1)] == [before, looking]
+    assert [(moved.x[at], moved.y[at]) for at in (0, -1)] == [(0, 0), before]
+    assert (edge.line.dash, moved.line.dash) == ("solid", "dash")
+    table = looked.steps
+    written = [text for trace in figure.data for text in (trace.text or ()) if " " in text]
+    drawn = table[table["side"].isin(["key", "query"])]
+    kinds = drawn["side"].where(drawn["moved_from"].isna(), "moved")
+    labels = [f"{kind} {nats:+.1f}" for kind, nats in zip(kinds, drawn["nats"], strict=True)]
+    position = table[table["side"] == "position"].groupby("step")["nats"].sum()
+    assert sorted(written) == sorted([*labels, *(f"position {nats:+.1f}" for nats in position)])
+
+
+def test_the_text_view_has_the_terms_of_each_step_and_the_way_there(
+    stepping: Run, looked: Why
+) -> None:
+    html = text_view(stepping).html()
+    [data] = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
+    first, second = json.loads(data)["looks"]
+    table = looked.steps
+    for step, look in ((1, first), (2, second)):
+        rows = table[(table["step"] == step) & table["moved_from"].isna()]
+        kept = ~rows["side"].isin(["mean", "other"]) | (rows["writer"] == "other writers")
+        place = look["keys"].index(rows["key"].iloc[0])
+        assert look["scores"][place] == pytest.approx(rows["nats"][kept].sum(), abs=1e-3)
+        terms = [values[place] for _, _, values in look["terms"]]
+        assert sum(terms) == pytest.approx(look["scores"][place], abs=1e-3)
+    [move] = first["back"]
+    assert (move["name"], move["query"], move["key"]) == (second["name"], KEY, KEY - 1)
+    assert (second["name"], second["query"], second["key"]) == ("L1H3", KEY, KEY - 1)
+    [row] = table[table["moved_from"].notna()].to_dict("records")
+    assert (move["nats"], move["effect"]) == pytest.approx((row["nats"], row["effect"]))
+    assert looked.moved == (
+        f"L1H3 moved {row['nats']:+.1f} nats to token ight 8 from token he 7; taken out of the "
+        f"model, the score falls by {row['effect']:.1f} nats, and the weight from "
+        f"{row['weight']:.0%} to {row['weight_without']:.0%}."
+    )
+
+
+CLICKS = """<script>setTimeout(() => {
+  const view = document.querySelector(".on-text");
+  const tokens = [...view.querySelectorAll(".text span")];
+  const found = [];
+  const keep = () => found.push([view.querySelector(".readout").textContent,
+    [...view.querySelectorAll(".terms button")].map((button) => button.textContent)]);
+  keep();
+  tokens[8].click();
+  setTimeout(() => {
+    keep();
+    view.querySelector(".terms button").click();
+    setTimeout(() => { keep(); document.body.dataset.found = JSON.stringify(found); }, 500);
+  }, 500);
+}, 3000)</script></body>"""
+
+
+@needs_chromium
+def test_a_second_click_on_a_key_goes_a_step_back(stepping: Run, tmp_path: Path) -> None:
+    page = f"<!doctype html><meta charset=utf-8><body>{text_view(stepping).html()}{CLICKS}"
+    elements = opened(page, tmp_path, draw_all=False)
+    first, back, again = json.loads(unescape(re.findall(r'data-found="([^"]*)"', elements)[0]))
+    assert first[0].startswith("L3H3, query 15 ")
+    assert first[1][0].startswith("Why L1H3 moved +10.2")
+    assert back[0].startswith("L1H3, query 8 ")
+    assert back[1] == ["Back to L3H3, query 15"]
+    assert again == first
