@@ -47,8 +47,10 @@ COMMANDS = {
     "--seq-len 128",
     "heads": f"heads {SMOLLM2} --remove rope --by positional --k 1 5 --draws 4 --n-seqs 32 "
     "--seq-len 128",
-    "content": f"heads {SMOLLM2} --remove content --by positional others lowest-others "
+    "content": f"heads {SMOLLM2} --remove content --by positional others "
     "--k 60 100 136 --draws 3 --n-seqs 24",
+    "content least": f"heads {SMOLLM2} --remove content --by others --least "
+    "--k 60 100 136 --draws 2 --n-seqs 24",
     **{
         f"maps {model}": f"ablate --model {model} --remove sources --n-seqs 3456" for model in TWINS
     },
@@ -75,6 +77,7 @@ STORED_OF = {
     "behaviour": [("behaviour", ("measure", "condition"), ("value", "difference"))],
     "heads": COSTS,
     "content": COSTS,
+    "content least": COSTS,
 }
 STORED, IMAGES = Path(__file__).parent / "findings.csv", Path(__file__).parent / "images"
 CHECKPOINTS = Path(__file__).parent.parent / "nope_probe" / "checkpoints"
@@ -219,7 +222,7 @@ def tables(stored: pd.DataFrame) -> list[str]:
         written(of(stored, run="trace")),
         losses(of(stored, run="behaviour")),
         costs(of(stored, run="heads")),
-        content(of(stored, run="content")),
+        content(stored),
         strengths(stored),
         terms(stored),
         writers(stored),
@@ -329,11 +332,18 @@ def costs(rows: pd.DataFrame) -> str:
     return markdown("cost, nats", ["L16H0", "the first five heads"], lines)
 
 
-def content(rows: pd.DataFrame) -> str:
+def content(stored: pd.DataFrame) -> str:
     """Return the table of what text costs without the content of heads."""
+    orders = {
+        "`positional`": ("content", "positional"),
+        "`others`": ("content", "others"),
+        "`others`, last": ("content least", "others"),
+    }
     lines = {
-        f"`{order}`": [estimate(of(rows, name=f"{order} text {k}"), "cost") for k in (60, 100, 136)]
-        for order in ("positional", "others", "lowest-others")
+        title: [
+            estimate(of(stored, run=run, name=f"{order} text {k}"), "cost") for k in (60, 100, 136)
+        ]
+        for title, (run, order) in orders.items()
     }
     return markdown("cost on text, nats; first by", ["60 heads", "100 heads", "136 heads"], lines)
 

@@ -1,4 +1,4 @@
-"""`heads`: what the heads do that a measure ranks first, by removing a part of them."""
+"""`heads`: what the heads do that a measure ranks first or last, by removing a part of them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,10 @@ from nope_probe.run.settings import LAYERS_ARG, RunSettings, memory_of
 from nope_probe.studies.page import Report
 from nope_probe.studies.tidy import View, sections
 
-LOWEST = "lowest-"  # before a measure: its lowest heads first
 ORDERS: Mapping[str, str] = {  # and their names in a sentence
+    "need": "need of it",
     "others": "position among the other keys",
     "positional": "position among all keys",
-    "information": "information",
-    "first_key": "the first key's weight",
-    "previous_token": "attention to the previous token",
     "induction": "induction",
 }
 Removed = Literal["rope", "content", "mask"]
@@ -59,9 +56,9 @@ COLUMNS = {
     "rank": Column("rank", "The cost's rank among the others' costs; 1 is the highest."),
     "of": Column("of", "How many costs are ranked."),
     "beyond": Column("beyond", "Whether its 95% interval is beyond all other heads' costs."),
-    "k": Column("first heads, k", "How many heads lose it."),
+    "k": Column("heads, k", "How many heads lose it."),
     "order": Column("order", "The measure by which heads are ordered, or a file's name."),
-    "draw": Column("draw", "The number of the draw of other heads; empty for the first heads."),
+    "draw": Column("draw", "The number of the draw of other heads; empty for the order's heads."),
     "heads": Column("heads", "The heads that lose it."),
     "measure": Column("measure", "What the cost is measured on."),
     "value": Column("value", "The value of the order's measure."),
@@ -69,7 +66,7 @@ COLUMNS = {
 VIEWS = (
     View(
         table="tests",
-        title="What the first heads cost",
+        title="What the heads cost",
         y=(("cost", "chance"),),
         x="k",
         by=("removed", "order"),
@@ -77,8 +74,8 @@ VIEWS = (
         kind="curves",
         across=2,
         scale="log",
-        caption="Lines: the first k heads of an order, with 95% intervals. Dashed: other heads; "
-        "bands reach from the lowest to the highest cost.",
+        caption="Lines: the first k heads of an order (the last, with --least), with 95% "
+        "intervals. Dashed: other heads; bands reach from the lowest to the highest cost.",
     ),
     View(
         table="single",
@@ -102,31 +99,35 @@ NOTHING = "No first heads cost more, or less, than all other heads that they wer
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(RunSettings):
-    """Test what the heads that a measure ranks first do, by removing a part of them.
+    """Test what the heads that a measure ranks first or last do, by removing a part of them.
 
     Orders all heads by a measure of their attention, removes RoPE, content or the mask from the
     first k, and reports what it costs on text, on second copies and in induction heads, next to
     as many other heads drawn from the same layers, or for k = 1 next to other single heads.
+    With --least it is the last k, next to as many heads drawn from all.
 
     Attributes:
-        by: Orders, highest first: others and positional (the share of position among the other
-            keys, and of all keys), information, first_key, previous_token, induction;
-            lowest-others for lowest first; or a CSV file with the columns layer and head, in the
-            order of the file.
+        by: Orders, highest first: need (how much a head's attention changes without what is
+            removed), others and positional (the share of position among the other keys, and of
+            all keys), induction; or a CSV file with the columns layer and head, in the order of
+            the file.
+        least: Remove from the last heads of an order, and draw among all heads: the heads of more
+            draws include those of fewer.
         remove: What to remove from the first heads, one at a time.
         k: In how many of the first heads, one number at a time.
-        draws: How often as many other heads are drawn from the same layers, for comparison; for
-            k = 1, one more single heads of any layer.
+        draws: How often as many other heads are drawn, for comparison; for k = 1, one more single
+            heads of any layer.
         singles: For k = 1, compare with every other head alone, and map all heads: as many passes
             as heads.
         n_seqs: Sequences that costs are measured on.
-        mean_seqs: Other sequences, on which heads are ordered, and whose mean attention removed
-            content leaves.
+        mean_seqs: Other sequences, on which heads are ordered (by need, on as many as n_seqs), and
+            whose mean attention removed content leaves.
         layers: Which layers' heads to order, as in `ablate`; all layers are run.
     """
 
-    by: tuple[str, ...] = ("others",)
-    remove: tuple[Removed, ...] = ("rope", "content")
+    by: tuple[str, ...] = ("need",)
+    least: bool = False
+    remove: tuple[Removed, ...] = ("rope",)
     k: Annotated[tuple[int, ...], COUNT] = COUNTS
     draws: Annotated[int, Bounds(2, LARGEST)] = 19
     singles: bool = False
@@ -145,13 +146,12 @@ class Settings(RunSettings):
             if not values or len({*values}) < len(values):
                 raise UserError(f"expected one or more different values of --{name}")
         for order in self.by:
-            if not is_file(order) and order.removeprefix(LOWEST) not in ORDERS:
-                raise UserError(
-                    f"--by {order}: expected {', '.join(ORDERS)}, one of them after {LOWEST}, or a "
-                    "CSV file"
-                )
+            if not is_file(order) and order not in ORDERS:
+                raise UserError(f"--by {order}: expected {', '.join(ORDERS)}, or a CSV file")
             if is_file(order) and not Path(order).is_file():
                 raise UserError(f"--by {order}: there is no such file")
+        if "need" in self.by and (len(self.remove) > 1 or "content" in self.remove):
+            raise UserError("--by need is of --remove rope or --remove mask: take --by others")
         if self.seq_len < SHORTEST:
             raise UserError(f"copies need {self.length_of(SHORTEST)} or more")
 
@@ -166,11 +166,12 @@ class Settings(RunSettings):
         Raises:
             UserError: for a number of heads next to which there are fewer others.
         """
-        counts = [k for k in sorted(self.k) if self.k != COUNTS or 2 * k <= n_heads]
-        if not counts or 2 * max(counts) > n_heads:
+        most = n_heads - 1 if self.least else n_heads // 2
+        counts = [k for k in sorted(self.k) if self.k != COUNTS or k <= most]
+        if not counts or max(counts) > most:
+            why = "" if self.least else ", and chance takes as many others"
             raise UserError(
-                f"--k {max(counts, default=1)}: there are {n_heads} heads, and chance takes as "
-                f"many others: take up to {n_heads // 2}"
+                f"--k {max(counts, default=1)}: there are {n_heads} heads{why}: take up to {most}"
             )
         return counts
 
@@ -231,6 +232,8 @@ def headline(run: Run) -> Headline:
     tests = run.tables["tests"]
     found = tests[tests["beyond"]]
     losses = found[found["measure"] != "induction"]
+    if run.manifest.settings["least"]:  # are there heads that text does without?
+        losses = found[found["measure"] == "text"]
     rows = losses if len(losses) else found
     return Headline(
         sentence=sentence(run, rows) if len(rows) else NOTHING,
@@ -252,14 +255,15 @@ def sentence(run: Run, found: pd.DataFrame) -> str:
     best = found.iloc[int((found["cost"] - found["chance"]).abs().to_numpy().argmax())]
     k, n_others = int(best["k"]), int(best["of"]) - 1
     end, most = ("high", "most") if best["cost"] > best["chance_high"] else ("low", "least")
-    first, others = f"the first {k}", f"{n_others} draw{'s' * (n_others > 1)} of {k} others"
+    is_least = run.manifest.settings["least"]
+    first = f"the {'last' if is_least else 'first'} {k}"
+    others = f"{n_others} draw{'s' * (n_others > 1)} of {k}{' others' * (not is_least)}"
     if k == 1:
-        top = run.tables["order"].query("order == @best.order").iloc[0]
-        first = f"L{top['layer']}H{top['head']}, the first"
+        top = run.tables["order"].query("order == @best.order").iloc[-1 if is_least else 0]
+        first = f"L{top['layer']}H{top['head']}, {first.removesuffix(' 1')}"
         of_all = n_others == n_heads - 1
         others = f"any other of the {n_heads} heads alone" if of_all else f"{n_others} others alone"
-    measure, about = str(best["order"]).removeprefix(LOWEST), MEASURES[str(best["measure"])]
-    by = f"{'lowest ' * (measure != best['order'])}{ORDERS.get(measure, measure)}"
+    by, about = ORDERS.get(best["order"], best["order"]), MEASURES[str(best["measure"])]
     alike = tests.query("removed == @best.removed and order == @best.order")
     text = alike.query("measure == 'text' and k == @k")["cost"].item()
     same = alike[alike["measure"] == best["measure"]]

@@ -20,21 +20,16 @@ from torch import Tensor
 
 from nope_probe.analyses.attention import positional_parts
 from nope_probe.analyses.behaviour import by_document, mean_interval
-from nope_probe.analyses.head_measures import (
-    first_key_attention,
-    induction_scores,
-    previous_token_attention,
-)
+from nope_probe.analyses.head_measures import induction_scores
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import MIN_KEYS
 from nope_probe.errors import UserError
 from nope_probe.figures.words import with_readers
 from nope_probe.files import reading
-from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.entry import Entry
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.attention import capture_attention
-from nope_probe.hooks.reading.batch_readings import keys_before, weights_on
+from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
@@ -46,7 +41,6 @@ from nope_probe.run.session import Session
 from nope_probe.run.settings import GIVEN
 from nope_probe.studies.costs import (
     HeadReadings,
-    Measure,
     Probe,
     captured_entry,
     captured_losses,
@@ -56,7 +50,7 @@ from nope_probe.studies.costs import (
 )
 from nope_probe.studies.engine import Engine, validate_removable
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
-from nope_probe.studies.heads import LOWEST, MEASURES, Settings, is_file, name_of, report
+from nope_probe.studies.heads import MEASURES, Settings, is_file, name_of, report
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
 from nope_probe.studies.tables import TableRow, interval_columns, interval_names
@@ -65,7 +59,6 @@ HeadPlace = tuple[int, int]
 STRONGEST = 8  # induction heads whose mean attention is a measure
 MAP_BYTES = 2**30  # of the maps of all heads: of longer sequences, fewer queries have rows
 ENTRY_BYTES = 2**29  # of a probe's residual streams, from which passes begin
-MAPPED = ("others", "positional", "information")  # orders that need the mean weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +71,14 @@ class HeadCondition:
             empty for a single head.
         k: how many heads.
         draw: the number of the draw, or of the single head; None for the first heads of the order.
+        of_all: whether a draw is of all heads, those of smaller draws among them.
     """
 
     removed: str
     order: str = ""
     k: int = 1
     draw: int | None = None
+    of_all: bool = False
 
     @property
     def name(self) -> str:
@@ -110,13 +105,16 @@ class HeadCondition:
             return first
         if not self.order:
             return [places[self.draw]]
+        if self.of_all:
+            drawn = np.random.default_rng([seed, self.draw]).permutation(len(places))[: self.k]
+            return sorted(places[at] for at in drawn)
         others = [place for place in places if place not in first]
         shuffled = np.random.default_rng([seed, self.draw, self.k]).permutation(len(others))
-        left, drawn = [others[at] for at in shuffled], list[HeadPlace]()
+        left, alike = [others[at] for at in shuffled], list[HeadPlace]()
         for layer, of_layer in by_layer(first).items():
-            drawn += [place for place in left if place[0] == layer][: len(of_layer)]
-        spare = [place for place in left if place not in drawn]
-        return sorted([*drawn, *spare[: self.k - len(drawn)]])
+            alike += [place for place in left if place[0] == layer][: len(of_layer)]
+        spare = [place for place in left if place not in alike]
+        return sorted([*alike, *spare[: self.k - len(alike)]])
 
 
 class Heads(Study[Settings]):
@@ -158,7 +156,9 @@ class Heads(Study[Settings]):
         for removed in settings.remove:
             for order, k in product(settings.by, ks):
                 for draw in (None, *range(settings.draws if k > 1 else 0)):
-                    yield HeadCondition(removed=removed, order=order, k=k, draw=draw)
+                    yield HeadCondition(
+                        removed=removed, order=order, k=k, draw=draw, of_all=settings.least
+                    )
             for number in sorted(single.tolist()) if 1 in ks else ():
                 yield HeadCondition(removed=removed, draw=number)
 
@@ -166,9 +166,10 @@ class Heads(Study[Settings]):
         """Yield the passes that order the heads, that of mean attention, and those of the costs."""
         settings, session = self.settings, self.session
         means, drawn = Engine.of(session, self.means), self.probes["copy_random"].engine(session)
-        for measure in dict.fromkeys(name.removeprefix(LOWEST) for name in settings.by):
+        few = replace(means, inputs=means.inputs[: len(self.text)], documents=None, n_folds=1)
+        for measure in settings.by:
             if not is_file(measure):
-                engine = drawn if measure == "induction" else means
+                engine = {"induction": drawn, "need": few}.get(measure, means)
                 yield Pass(
                     key=f"order/{measure}", engine=engine, read=partial(self._order, measure)
                 )
@@ -190,33 +191,30 @@ class Heads(Study[Settings]):
         self, measure: str, engine: Engine, key: str, ablation: Ablation | None
     ) -> Float[Tensor, " head"]:
         """Return the measure of all heads by which they are ordered."""
-        if measure in MAPPED:
+        if measure in ("others", "positional"):
             n = engine.inputs.shape[1]
             rows = MAP_BYTES // (4 * len(self.places) * engine.n_folds * n)
             engine = replace(engine, query_rows=engine.query_rows or min(n, max(MIN_KEYS, rows)))
             read = partial(mapped_measures, layers=self.layers)
             return captured(read, engine, key, ablation)[measure]
-        read = partial(read_measure, layers=self.layers, measure=self._reading(measure))
+        if measure == "need":
+            removal = Ablation(remove=self.settings.remove, layers=self.layers)
+            return captured(partial(needs, removal=removal), engine, key, ablation)["mean"]
+        read = partial(inductions, layers=self.layers, n_tokens=self.text.segment)
         return captured(read, engine, key, ablation)["mean"]
 
-    def _reading(self, measure: str) -> Measure:
-        """Return what reads a measure of heads from the attention of a batch."""
-        if measure == "induction":
-            return partial(induction_scores, n_tokens=self.text.segment)
-        return to_first_key if measure == "first_key" else to_previous_token
-
     def ranked(self, order: str, results: Results) -> list[tuple[HeadPlace, float]]:
-        """Return all heads with their values, in an order; in no order before it is measured."""
+        """Return all heads with their values, the highest first; in no order before a measure."""
         if order in self.files:
             return self.files[order]
-        values = results.get(f"order/{order.removeprefix(LOWEST)}", torch.zeros(len(self.places)))
-        values = values.nan_to_num()
-        ranks = values.argsort(descending=not order.startswith(LOWEST), stable=True)
+        values = results.get(f"order/{order}", torch.zeros(len(self.places))).nan_to_num()
+        ranks = values.argsort(descending=True, stable=True)
         return [(self.places[at], float(values[at])) for at in ranks]
 
     def heads_of(self, condition: HeadCondition, results: Results) -> list[HeadPlace]:
         """Return the heads of a condition."""
         ranked = [head for head, _ in self.ranked(condition.order, results)]
+        ranked = ranked[::-1] if self.settings.least else ranked
         return condition.heads(ranked, self.places, self.settings.seed)
 
     def _mean_attention(
@@ -257,7 +255,8 @@ class Heads(Study[Settings]):
                 layers = tuple(sorted(by_layer(self._strongest(results))))
         also = list[HeadReadings]()
         if probe == "copy_random":
-            also = readings(engine, layers, self._reading("induction"))
+            measure = partial(induction_scores, n_tokens=self.text.segment)
+            also = readings(engine, layers, measure)
         return captured_losses(
             engine,
             key,
@@ -360,33 +359,26 @@ def mapped_measures(
     return {
         "positional": ((first + others) / information).flatten(),
         "others": (others / among).flatten(),
-        "information": information.flatten(),
     }
 
 
-def read_measure(
-    engine: Engine,
-    checkpoint: StreamCheckpoint | None,
-    *,
-    layers: Sequence[int],
-    measure: Measure,
+def needs(engine: Engine, checkpoint: StreamCheckpoint | None, *, removal: Ablation) -> State:
+    """Return the need of heads for what is removed, nats; see `capture_need`."""
+    size = engine.batch_size
+    need = capture_need(
+        engine.model, engine.inputs, removal, batch_size=size, n_folds=1, checkpoint=checkpoint
+    )
+    return {"mean": need.mean.flatten()}
+
+
+def inductions(
+    engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int], n_tokens: int
 ) -> State:
-    """Return the mean over sequences of a measure that is read from the attention of each."""
+    """Return the mean induction scores of heads, on n random tokens twice."""
+    measure = partial(induction_scores, n_tokens=n_tokens)
     sums, every = readings(engine, layers, measure), torch.arange(len(engine.inputs))
     stream(engine.model, engine.inputs, sums, every, engine.batch_size, checkpoint)
     return {"mean": torch.cat([of_layer.totals["value"].cpu().mean(0) for of_layer in sums])}
-
-
-def to_first_key(attention: Attention) -> Float[Tensor, "batch head"]:
-    """Return each head's mean attention to the first key."""
-    keys = torch.zeros(1, attention.q.shape[1], dtype=torch.long)
-    return first_key_attention(weights_on(attention, keys)[..., 0])
-
-
-def to_previous_token(attention: Attention) -> Float[Tensor, "batch head"]:
-    """Return each head's mean attention to the previous token."""
-    keys = keys_before(attention.q.shape[1], 1)[None]
-    return previous_token_attention(weights_on(attention, keys)[..., 0])
 
 
 def by_layer(heads: Iterable[HeadPlace]) -> dict[int, list[int]]:
@@ -479,7 +471,7 @@ def run_heads(
 
     Example:
         >>> from nope_probe import run_heads
-        >>> run = run_heads("rope-tiny", remove="rope", k=[1], mean_seqs=64)
+        >>> run = run_heads("rope-tiny", by="others", k=[1], mean_seqs=64)
         >>> row = run.tables["tests"].set_index("measure").loc["copy_random"]
         >>> bool(row["beyond"]), int(row["rank"]), int(row["of"])
         (True, 1, 16)

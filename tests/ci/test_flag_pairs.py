@@ -45,7 +45,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "adapter": ("ADAPTER",),
     "alpha": ("0.3",),
     "bands": ("2",),
-    "by": ("others", "induction lowest-information"),
+    "by": ("others", "induction positional"),
     "draws": ("3",),
     "k": ("1 2",),
     "mean_seqs": ("32",),

@@ -96,13 +96,13 @@ attention --remove content w_q --in-heads L0H1 L0H3
 circuit --remove content --in-heads L0H1
 heads --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
     --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3
-    --by others lowest-induction order.csv --remove rope content mask --k 1 2 --draws 2
+    --by others induction order.csv --remove rope content mask --k 1 2 --draws 2
     --mean-seqs 16 --layers 1 --beyond-context --allow-unused --query-rows 5 --out runs/f
     --image f.svg --verbose
 heads --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-shuffle
     --no-beyond-context --no-allow-unused --no-verbose --remove mask
-heads --no-dry-run --no-pack --remove rope --alpha 0
-heads --dry-run --remove rope
+heads --no-dry-run --no-pack --no-least --remove rope --alpha 0
+heads --dry-run --remove rope --least
 heads --tokens tokens.npy --adapter adapter --remove mask --k 1
 behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrapolation
 ablate --remove sources --seq-len 11

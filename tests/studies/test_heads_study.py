@@ -17,7 +17,7 @@ from nope_probe import (
     ablated,
     calibrate,
     capture_losses,
-    head_scores,
+    capture_need,
     heads,
     load,
     run_attention,
@@ -28,7 +28,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.entry import entered, logits_from, run_to_enter
 from nope_probe.hooks.layers.model import logits_of
 from nope_probe.studies.heads import COLUMNS, MEASURES, NOTHING, VIEWS, headline, report
-from nope_probe.studies.heads_run import HeadCondition, against_chance, read_order
+from nope_probe.studies.heads_run import HeadCondition, against_chance, by_layer, read_order
 from nope_probe.studies.tidy import sections
 
 SMALL: dict[str, Any] = {"n_seqs": 24, "seq_len": 20, "folds": 5, "draws": 3, "k": [1, 5]}
@@ -38,7 +38,8 @@ HEADS = 16
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("runs") / "heads"
-    return run_heads("rope-tiny", mean_seqs=32, out=out, singles=True, **SMALL)
+    removed = {"by": "others", "remove": ["rope", "content"]}
+    return run_heads("rope-tiny", mean_seqs=32, out=out, singles=True, **removed, **SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +90,9 @@ def test_costs_are_drawn_against_the_number_of_heads(run: Any) -> None:
 
 def test_orders_are_those_of_attention_on_other_sequences(loaded: Any) -> None:
     kept = {"seq_len": 20, "folds": 5}
-    ordered = run_heads(loaded, remove="mask", by=["others", "positional", "lowest-information"],
-                        k=1, n_seqs=11, mean_seqs=24, **kept).tables["order"]  # fmt: skip
+    ordered = run_heads(
+        loaded, remove="mask", by=["others", "positional"], k=1, n_seqs=11, mean_seqs=24, **kept
+    ).tables["order"]
     table = run_attention(loaded, n_seqs=24, seed=1, **kept).tables["attention"]
     table = table.set_index(["layer", "head"])
     position = table["first_position"] + table["others_position"]
@@ -105,19 +107,37 @@ def test_orders_are_those_of_attention_on_other_sequences(loaded: Any) -> None:
             *values.sort_values(ascending=False).index
         ]
         assert rows["value"].to_numpy() == pytest.approx(np.sort(values)[::-1], abs=1e-6)
-    lowest = ordered[ordered["order"] == "lowest-information"].iloc[0]
-    assert (lowest["layer"], lowest["head"]) == table["information"].idxmin()
 
 
-def test_measures_of_single_heads_are_those_of_head_scores(loaded: Any) -> None:
-    by = ["first_key", "previous_token"]
-    options = {**SMALL, "k": [1], "n_seqs": 11}
-    orders = run_heads(loaded, remove="rope", by=by, mean_seqs=24, **options).tables["order"]
-    data = sequences("shipped", tokenizer=loaded.tokenizer, n_seqs=24, seq_len=20, seed=1)
-    expected = head_scores(loaded.model, data).set_index(["layer", "head"])
-    for name in by:
-        rows = orders[orders["order"] == name].set_index(["layer", "head"])["value"]
-        assert rows.sort_index().to_numpy() == pytest.approx(expected[name].to_numpy(), abs=1e-5)
+def test_the_least_needy_heads_lose_rope_next_to_draws_of_all_heads(loaded: Any, data: Any) -> None:
+    options = {**SMALL, "k": [3, 7, 12]}
+    run = run_heads(loaded, least=True, mean_seqs=40, **options)
+    texts = sequences("shipped", tokenizer=loaded.tokenizer, n_seqs=40, seq_len=20, seed=1)
+    need = capture_need(loaded.model, texts.inputs[:24], "rope").mean.flatten()
+    order = run.tables["order"]
+    assert [*order["value"]] == pytest.approx(need.sort(descending=True).values.tolist(), abs=1e-6)
+    least = [f"L{at // 4}H{at % 4}" for at in need.argsort().tolist()]
+    intact = capture_losses(loaded.model, data).mean(1)
+    documents, drawn = pd.Series(data.documents.numpy()), dict[int, set[str]]()
+    for row in run.tables["cost"].query("measure == 'text'").to_dict("records"):
+        names = {*row["heads"].split()}
+        assert len(names) == row["k"]
+        if pd.isna(row["draw"]):
+            assert names == {*least[: row["k"]]}
+            lost = {layer: [] for layer in range(4)} | by_layer(
+                (int(name[1]), int(name[3])) for name in names
+            )
+            with ablated(loaded.model, Ablation(remove="rope", heads=lost)):
+                changed = pd.Series((capture_losses(loaded.model, data).mean(1) - intact).numpy())
+            assert row["cost"] == pytest.approx(changed.groupby(documents).mean().mean(), abs=2e-5)
+        else:  # as many of all heads, and more of the same
+            assert names >= drawn.get(row["draw"], set())
+            drawn[row["draw"]] = names
+    tests = run.tables["tests"].query("measure == 'text'")
+    assert (tests["cost"] < tests["chance_low"]).all(), "they need it least"
+    lead = headline(replace(run, tables={**run.tables, "tests": tests.assign(beyond=True)}))
+    assert "heads by need of it, text costs" in lead.sentence
+    assert "Without RoPE in the last " in lead.sentence
 
 
 def test_draws_are_as_many_other_heads_of_the_same_layers_while_these_have_any() -> None:
@@ -216,7 +236,7 @@ def test_a_file_of_ones_own_is_an_order_whose_first_head_is_ranked_among_a_few_o
 ) -> None:
     path = tmp_path / "mine.csv"
     pd.DataFrame({"layer": [1, 0], "head": [3, 2], "score": [9.0, 5.0]}).to_csv(path, index=False)
-    run = run_heads(loaded, remove="rope", by=str(path), **{**SMALL, "k": [1, 2]})
+    run = run_heads(loaded, by=str(path), **{**SMALL, "k": [1, 2]})
     order = run.tables["order"]
     assert order[["order", "layer", "head", "value"]].to_numpy().tolist() == [
         ["mine", 1, 3, 9.0],
