@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -17,10 +18,11 @@ from dataclasses import field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
+from textwrap import TextWrapper
 from types import ModuleType
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 import tyro
 
@@ -64,22 +66,45 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     """
     subcommand = _subcommand.get()
     typed = " ".join([*program(), *([] if subcommand is None else [subcommand])])
-    lines = [description_of(settings)]
-    if examples:
-        lines += ["", "Examples:", *(f"  {typed} {example}".rstrip() for example in examples)]
     arguments = typed_arguments()
     if "--version" in arguments:
         print_version()
-    with _one_line_for_a_box(typed, settings, arguments):
-        groups: Any = tyro.cli(
-            in_groups(settings), prog=typed, args=arguments, description="\n".join(lines)
+    see = f"(see {typed} --help)"
+    with one_line_for_a_box(see):
+        groups: Any
+        groups, unknown = tyro.cli(
+            in_groups(settings),
+            prog=typed,
+            args=arguments,
+            description=help_text(settings, [f"{typed} {example}" for example in examples]),
+            return_unknown_args=True,
         )
+    for stray in unknown[:1]:
+        near = get_close_matches(stray, flags_of(settings), n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        for instead in way_out(stray, settings, arguments):
+            raise UserError(instead)
+        raise UserError(f"unknown: {' '.join(unknown)}{meant} {see}")
     values = dict(vars(groups))
     for name in [name for name in values if name.endswith(GROUP)]:
         values |= vars(values.pop(name))
     if process_count() > 1:  # so that torch prints nothing about a connection that it loses
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     return settings(**values)
+
+
+def help_text(settings: type, examples: Sequence[str]) -> str:
+    """Return the description of settings, and command lines as examples, above the boxes of help.
+
+    tyro joins all lines but those that are indented, and wraps none.
+    """
+    width = min(100, shutil.get_terminal_size().columns)
+    indented = TextWrapper(width, initial_indent="  ", subsequent_indent="  ")
+    first, *others = description_of(settings).split("\n\n")
+    lines = [first, *map(indented.fill, others)]
+    if examples:
+        lines += ["", "Examples:", *(f"  {example}".rstrip() for example in examples)]
+    return "\n".join(lines)
 
 
 def print_version() -> NoReturn:
@@ -151,8 +176,8 @@ def run_and_show(command: str, settings: type[SessionSettings], examples: Sequen
         examples: arguments of the command, for its help.
     """
     with one_line_errors():
-        chosen, shown = parse_with(settings, examples, IMAGE, VERBOSE, DRY_RUN)
         try:
+            chosen, shown = parse_with(settings, examples, IMAGE, VERBOSE, DRY_RUN)
             chosen.validate()
         except UserError as error:  # a value that is several values
             for instead in separated_by_spaces(str(error), settings, typed_arguments()):
@@ -243,11 +268,11 @@ def overview(commands: dict[str, str]) -> str:
 
 
 @contextmanager
-def _one_line_for_a_box(typed: str, settings: type, arguments: Sequence[str]) -> Iterator[None]:
+def one_line_for_a_box(see: str) -> Iterator[None]:
     """Turn the box that tyro draws on stderr around an error into one line.
 
     Raises:
-        UserError: with that line, or with what to type instead.
+        UserError: with the first paragraph in the box, and what to see.
     """
     drawn = io.StringIO()
     try:
@@ -256,46 +281,34 @@ def _one_line_for_a_box(typed: str, settings: type, arguments: Sequence[str]) ->
     except SystemExit as stop:
         if stop.code in (None, 0):
             raise
-        raise _error_of_a_box(drawn.getvalue(), typed, settings, arguments) from None
+        _title, *lines = (line.strip("│| \t") for line in drawn.getvalue().splitlines())
+        text = " ".join(takewhile(re.compile(r"\w").search, lines))
+        text = text.removeprefix("Error parsing ").rstrip(".")
+        text = re.sub(r"invalid literal for int.*: (.*)", r"expected a whole number, got \1", text)
+        text = re.sub(r"could not convert string to float: ", "expected a number, got ", text)
+        raise UserError(f"{text} {see}") from None
     except AssertionError as error:  # an unknown shell for --tyro-print-completion
         raise UserError(str(error)) from error
 
 
-def _error_of_a_box(box: str, typed: str, settings: type, arguments: Sequence[str]) -> UserError:
-    inside = [line.strip("│| \t") for line in box.splitlines()]
-    # Rules have no letters; the first line is the box's title.
-    lines = [line if re.search(r"\w", line) else "" for line in inside][1:]
-    text = [*lines[next((i for i, line in enumerate(lines) if line), 0) :], ""]
-    first = " ".join(text[: text.index("")]).removeprefix("Error parsing ").rstrip(".")
-    for instead in way_out(first, settings, arguments):
-        return UserError(instead)
-    near = re.search(r"Perhaps you meant:\W*(--[\w-]+)", " ".join(text))
-    meant = f"; did you mean {near[1]}?" if near else ""
-    first = re.sub(r"invalid literal for int.*: (.*)", r"expected a whole number, got \1", first)
-    first = re.sub(r"could not convert string to float: (.*)", r"expected a number, got \1", first)
-    return UserError(f"{first}{meant} (see {typed} --help)")
-
-
-def way_out(said: str, settings: type, arguments: Sequence[str]) -> Iterator[str]:
-    """Yield what to type instead of arguments that a command does not take.
+def way_out(stray: str, settings: type, arguments: Sequence[str]) -> Iterator[str]:
+    """Yield what to type instead of an argument that a command does not take.
 
     Args:
-        said: what tyro says of them.
+        stray: the argument.
         settings: of the command.
-        arguments: as they were typed.
+        arguments: all arguments, as they were typed.
     """
-    found = re.match(r"Unrecognized options: ([^,]*)", said)
-    stray = found[1] if found else ""
-    yield from separated_by_spaces(said, settings, arguments)
     if stray.startswith("--"):
-        others = [name for name in find_commands() if stray in flags_of_command(name)]
+        commands = {name: import_module(f"nope_probe.{name}") for name in find_commands()}
+        others = [name for name in commands if stray in flags_of(commands[name].Settings)]
         if 0 < len(others) <= FEW:
             a_flag, typed = f"{stray} is a flag of {' and '.join(others)}", shlex.join(arguments)
             yield f"{a_flag}: python -m nope_probe.{others[0]} {typed}"
-    elif stray and stray == arguments[0] and "model" in hints_of(settings):
+    elif stray == arguments[0] and "model" in hints_of(settings):
         yield f"{stray} needs its flag: --model {stray}"
-    elif stray:
-        before = arguments[: arguments.index(stray)] if stray in arguments else arguments
+    else:
+        before = arguments[: arguments.index(stray)]
         flag = [word for word in before if word.startswith("--")][-1:]
         if flag == ["--model"]:
             yield f"--model takes one model, not {stray} too: run each, then compare their folders"
@@ -323,10 +336,10 @@ def separated_by_spaces(said: str, settings: type, arguments: Sequence[str]) -> 
             yield f"{flag} {word}: spaces separate values: {flag} {values}"
 
 
-def flags_of_command(name: str) -> set[str]:
-    """Return the flags of a command."""
-    settings: type = import_module(f"nope_probe.{name}").Settings
-    return {*map(flag_of, hints_of(settings))}
+def flags_of(settings: type) -> list[str]:
+    """Return the flags of settings that help shows."""
+    hints = hints_of(settings)
+    return [flag_of(name) for name in hints if tyro.conf.Suppress not in get_args(hints[name])]
 
 
 @contextmanager

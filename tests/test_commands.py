@@ -26,7 +26,7 @@ from nope_probe.run.flags import hints_of
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
-SLOW = {"torch", "transformer_lens", "transformers", "pandas", "numpy", "scipy", "plotly"}
+SLOW = {"torch", "transformer_lens", "transformers", "scipy"}
 PARAMETER_FREE = ["--model", "parameter-free", "--data", "gaussian"]
 
 
