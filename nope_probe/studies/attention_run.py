@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -29,7 +29,6 @@ from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import State
-from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
@@ -84,16 +83,16 @@ class Attention(Study[Settings]):
         yield from calibration(engine, [self.ablation])
         of_text = [] if self.question is None else [*self.question.passes(engine, condition)]
         yield from of_text[:1]  # a head that cannot be explained ends the run before the others
-        capture: Callable[..., State] = captured_text
-        size = MAP_BYTES // (8 * info.n_heads * engine.inputs.shape[1] ** 2)
-        if settings.reads_corpus:
-            size, text = settings.layers_at_a_time(info), self.text
-            capture = partial(measured, text=None if text is None else text.tokens)
+        compared, text = settings.reads_corpus, None if self.text is None else self.text.tokens
+        size = max(1, MAP_BYTES // (8 * info.n_heads * engine.inputs.shape[1] ** 2))
+        if compared:
+            size = settings.layers_at_a_time(info)
             if f"attention-L{self.layers[0]}" not in self.session.checkpoint:
                 validate_first_sequence(engine.model, engine.inputs, self.layers)
-        for start in range(0, len(self.layers), max(1, size)):
-            group = self.layers[start : start + max(1, size)]
-            read = partial(captured, partial(capture, layers=group))
+        for start in range(0, len(self.layers), size):
+            group = self.layers[start : start + size]
+            capture = partial(read_heads, layers=group, text=text, compared=compared)
+            read = partial(captured, capture)
             yield Pass(key=f"attention-L{group[0]}", engine=engine, read=read, ablation=condition)
         yield from of_text[1:]
 
@@ -131,78 +130,57 @@ class Attention(Study[Settings]):
         if self.text is not None:
             maps |= {"text_weights": read["on_text"], "text_content": read["content"].float()}
         if self.question is not None:
-            look = self.question.first
-            of_query = read["on_text"][self.layers.index(look.name.block), look.head, look.query]
+            layer, head, query, _ = self.question.first
+            of_query = read["on_text"][self.layers.index(layer), head, query]
             tables |= self.question.tables(results, of_query)
         arrays["maps"] = {name: tensor.numpy() for name, tensor in maps.items()}
         run = Run(manifest=manifest, arrays=arrays, tables=tables)
         return with_page(self.session, run, report)
 
 
-def measured(
+def read_heads(
     engine: Engine,
     stream: StreamCheckpoint | None,
     *,
     layers: Sequence[int],
     text: Int[Tensor, "1 pos"] | None,
+    compared: bool,
 ) -> State:
-    """Return the estimates of every head of some layers, and its mean weights, without fold means.
+    """Return what every head of some layers attends to: on average, and in a text.
 
-    Of a text, `on_text` are its weights in it, and `content` their relative entropy to the mean
-    weights, nats.
+    `splits` are the estimates of its parts, `weights` its mean weights, without fold means. Of a
+    text, `on_text` are its weights in it, and `content` their relative entropy to the mean weights,
+    nats; of a text alone, to uniform weights.
 
     Raises:
         UserError: for attention that is not finite.
     """
-    options = {"layers": layers, "skip_keys": engine.skip_keys}
-    maps = engine.by_fold(capture_attention, stream, **options)
-    for place, layer in enumerate(maps.layers):
+    capture = partial(capture_attention, layers=layers, skip_keys=engine.skip_keys)
+    state, of_text = State(), None
+    if text is not None:
+        of_text = capture(engine.model, text, query_rows=text.shape[1])
+        state = {"on_text": of_text.mean.float(), "content": of_text.information[0]}
+        state["visible"] = of_text.visible
+    maps = engine.by_fold(capture, stream) if compared else of_text
+    assert maps is not None
+    for place, layer in enumerate(layers):
         if not maps.information[:, place].isfinite().all():
             raise UserError(f"non-finite attention in L{layer}")
-    heads = split_attention(maps).values()
+    nothing = maps.weights.new_full(maps.weights.shape[:3], torch.nan)
+    state["sinks"] = (nothing if maps.sinks is None else maps.sinks).movedim(0, -1).double()
+    if not compared:
+        return state
+    heads, of_head = split_attention(maps).values(), maps.weights.shape[1:3]
     splits = [torch.stack([getattr(head, part).values for part in PARTS]) for head in heads]
     gaps = [[head.first_gap, head.others_gap] for head in heads]
-    of_head = maps.weights.shape[1:3]
-    state = {
+    if text is not None:
+        expected = maps.mean[..., : text.shape[1], : text.shape[1]]
+        state["content"] = relative_entropy(state["on_text"], expected)
+    return state | {
         "splits": torch.stack(splits).unflatten(0, of_head),
         "gaps": torch.tensor(gaps, dtype=torch.float64).unflatten(0, of_head),
         "weights": maps.mean,
-        "sinks": _sinks(maps),
     }
-    if text is not None:
-        n = text.shape[1]
-        of_text = capture_attention(engine.model, text, layers=layers, query_rows=n).mean.float()
-        expected = state["weights"][..., :n, :n]
-        state |= {"on_text": of_text, "content": relative_entropy(of_text, expected)}
-    return state
-
-
-def captured_text(
-    engine: Engine, stream: StreamCheckpoint | None, *, layers: Sequence[int]
-) -> State:
-    """Return the attention of every head of some layers in one text, which is one batch.
-
-    Raises:
-        UserError: for attention that is not finite.
-    """
-    text, skip_keys = engine.inputs, engine.skip_keys
-    maps = capture_attention(
-        engine.model, text, layers=layers, query_rows=text.shape[1], skip_keys=skip_keys
-    )
-    if not maps.information.isfinite().all():
-        raise UserError("the model's attention in the text is not finite")
-    return {
-        "on_text": maps.mean.float(),
-        "content": maps.information[0],
-        "visible": maps.visible,
-        "sinks": _sinks(maps),
-    }
-
-
-def _sinks(maps: AttentionMaps) -> Float[Tensor, "layer head fold"]:
-    """Return fold means of what each head's learned sink takes; NaN for heads without one."""
-    nothing = maps.weights.new_full(maps.weights.shape[:3], torch.nan)
-    return (nothing if maps.sinks is None else maps.sinks).movedim(0, -1).double()
 
 
 def splits_of(
@@ -351,13 +329,12 @@ def explain(
         skip_keys=manifest.skip_keys,
         kept_positions=settings.kept_positions_of(bos),
     )
-    ablation, look = ablation_of(loaded.model, settings), question.first
+    ablation, first = ablation_of(loaded.model, settings), question.first
     passes = question.passes(engine, ablation if settings.remove else None)
     results = run_passes([*calibration(engine, [ablation]), *passes])
-    place = manifest.layers.index(look.name.block), look.head, look.query
-    weights = torch.from_numpy(run.maps["text_weights"][place])
-    tables = question.tables(results, weights)
-    return Why(head=head, query=look.query, table=tables["why"], steps=tables.get("why_steps"))
+    place = manifest.layers.index(first.layer), first.head, first.query
+    tables = question.tables(results, torch.from_numpy(run.maps["text_weights"][place]))
+    return Why(head=head, query=first.query, table=tables["why"], steps=tables.get("why_steps"))
 
 
 def _model_of(run: Run, settings: Settings, model: ModelOrName | None) -> LoadedModel:

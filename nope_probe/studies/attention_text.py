@@ -119,19 +119,18 @@ def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list
     return [whole[start:stop] for start, stop in pairwise([0, *accumulate(ends, max)])]
 
 
-@dataclass(frozen=True)
-class Look:
-    """A head that looks from a query at a key; if `key` is None, at that of the highest score."""
+class Look(NamedTuple):
+    """A head that looks from a query at a key; without a key, at that of the highest score."""
 
-    name: Writer
+    layer: int
+    head: int
     query: int
     key: int | None = None
 
     @property
-    def head(self) -> int:
-        """The head's number in its layer."""
-        assert self.name.head is not None
-        return self.name.head
+    def name(self) -> str:
+        """The head's name."""
+        return f"L{self.layer}H{self.head}"
 
     @property
     def prefix(self) -> str:
@@ -152,7 +151,7 @@ class Look:
         if self.key is not None:
             return self
         scores = terms[f"{self.prefix}scores"].nan_to_num(-torch.inf)
-        return replace(self, key=int(scores.argmax()))
+        return self._replace(key=int(scores.argmax()))
 
 
 class Row(NamedTuple):
@@ -162,13 +161,6 @@ class Row(NamedTuple):
     side: str
     moved_from: int | None
     nats: float
-
-
-class Moved(NamedTuple):
-    """What a head moved into the key or query of a look, and the look by which it moved it."""
-
-    look: Look
-    before: Look
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -194,8 +186,8 @@ class Question:
         Raises:
             UserError: for a token that the text does not have.
         """
-        look = Look(Writer(str(settings.why)), query_in(settings.query, text.shown.pieces))
-        compared = settings.reads_corpus
+        name, query = Writer(settings.why or ""), query_in(settings.query, text.shown.pieces)
+        look, compared = Look(name.block, name.head or 0, query), settings.reads_corpus
         return cls(first=look, text=text, n_steps=settings.steps, compared=compared)
 
     @property
@@ -222,10 +214,9 @@ class Question:
         """
         steps, looks, seen = list[list[tuple[Look, State]]](), [self.first], set[Look]()
         for key in (key for key in self.keys if key in results):
-            looks = [look.with_key(results[key]) for look in looks]
-            seen.update(looks)
-            steps.append([(look, results[key]) for look in looks])
-            found = dict.fromkeys(move.before for move in moves_of(steps[-1]))
+            steps.append([(look.with_key(results[key]), results[key]) for look in looks])
+            seen.update(look for look, _ in steps[-1])
+            found = dict.fromkeys(before for _, before in moves_of(steps[-1]))
             looks = [look for look in found if look not in seen]
         return [*steps, [(look, {}) for look in looks]]
 
@@ -247,23 +238,22 @@ class Question:
             effects, rows = iter(results["why-effects"]["measured"].tolist()), []
             for step, looks in enumerate(self.steps(results)[:-1], 1):
                 for look, state in looks:
-                    place = [step, look.name.block, look.head, look.query, look.key]
                     for row in rows_of(look, state):
                         is_moved = row.moved_from is not None
                         measured = next(effects) if is_moved else [nan] * len(MEASURED)
-                        rows.append([*place, *row, *measured])
+                        rows.append([step, *look, *row, *measured])
             table = pd.DataFrame(rows, columns=[*COLUMNS, *MEASURED])
             tables["why_steps"] = table.astype({"moved_from": "Int64"})
         return tables
 
 
-def moves_of(looks: Sequence[tuple[Look, State]]) -> Iterator[Moved]:
-    """Yield what heads moved into the keys and queries of some looks, given their terms."""
+def moves_of(looks: Sequence[tuple[Look, State]]) -> Iterator[tuple[Look, Look]]:
+    """Yield looks, given their terms, with the looks by which heads moved what they wrote there."""
     for look, state in looks:
         for row in rows_of(look, state):
             if row.moved_from is not None:
-                before = Look(Writer(row.writer), look.token(row.side), row.moved_from)
-                yield Moved(look, before)
+                head = Writer(row.writer)
+                yield look, Look(head.block, head.head or 0, look.token(row.side), row.moved_from)
 
 
 def captured_looks(
@@ -287,7 +277,7 @@ def captured_looks(
         return {}
     kept, state, text = engine.kept_positions or 0, dict[str, Tensor](), question.text.tokens
     options: dict[str, Any] = {"per_head": True, "kept_positions": kept}
-    layers = sorted({look.name.block for look in looks})
+    layers = sorted({look.layer for look in looks})
     read = partial(
         capture_positions, engine.model, text, n_folds=1, query_rows=text.shape[1], **options
     )
@@ -322,7 +312,7 @@ def _moved(
     for side in SIDES:
         heads = [name for name in strongest_writers(terms, look.key, side) if name.head is not None]
         if heads:
-            moved = _head(read(layers=[look.name.block], moved_to=look.token(side)), look)
+            moved = _head(read(layers=[look.layer], moved_to=look.token(side)), look)
             parts = moved.first_keys if side == "key" else moved.first_queries
             for writer in heads:
                 of_writer = moved_terms(*pair, look.query, look.key, parts[writer], side)
@@ -331,7 +321,7 @@ def _moved(
 
 
 def _head(sums: PositionSums, look: Look) -> ReaderSums:
-    return dict(sums.readers[look.name.block].heads())[look.head]
+    return dict(sums.readers[look.layer].heads())[look.head]
 
 
 def strongest_writers(terms: State, key: int, side: Side) -> list[Writer]:
@@ -388,21 +378,22 @@ def captured_effects(
         question: asks about the looks.
     """
     moves = [move for looks in question.steps(engine.results)[:-1] for move in moves_of(looks)]
-    measured = [_without(engine.model, question.text.tokens, move) for move in moves]
+    measured = [_without(engine.model, question.text.tokens, *move) for move in moves]
     return {"measured": torch.tensor(measured, dtype=torch.float64).view(-1, len(MEASURED))}
 
 
-def _without(model: HookedModel, text: Int[Tensor, "1 pos"], move: Moved) -> list[float]:
-    """Return the `MEASURED` of a look without a moved part."""
-    look, before = move
-    [writing] = numbered_layers(model, [before.name.block])
+def _without(
+    model: HookedModel, text: Int[Tensor, "1 pos"], look: Look, before: Look
+) -> list[float]:
+    """Return the `MEASURED` of a look without what the head of the look before moved for it."""
+    [writing] = numbered_layers(model, [before.layer])
 
     def read(layer: Layer, attention: Attention) -> Tensor | None:
         if layer.index == writing.index:
             weight = attention.pattern(slice(before.query, before.query + 1), masked=None)
             values = repeat_heads(attention.v, attention.n_heads)
             return weight[0, before.head, 0, before.key] * values[0, before.key, before.head]
-        if layer.index != look.name.block:
+        if layer.index != look.layer:
             return None
         row = slice(look.query, look.query + 1)
         weights = attention.hooked_weights(row)

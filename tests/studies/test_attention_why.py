@@ -33,7 +33,6 @@ from nope_probe.errors import UserError
 from nope_probe.figures.attention import Why, why_bars
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import path_of
-from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import ShownText
 from nope_probe.studies.attention_text import Look, Question, Text
@@ -219,7 +218,7 @@ def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() 
     tokens, query = torch.tensor([[0, 3, 5, 1, 2, 6, 4, 0, 2, 3, 5]]), 9
     inputs = (tokens + torch.arange(N_VOCAB)[:, None]) % N_VOCAB  # every token at each position
     text = Text(tokens, ShownText(pieces=("x",) * tokens.shape[1], bos=""))
-    question = Question(first=Look(Writer("L1H0"), query), text=text, n_steps=3)
+    question = Question(first=Look(1, 0, query), text=text, n_steps=3)
     engine = Engine(model=induction_model(tokens.shape[1]), inputs=inputs, batch_size=3)
     results = run_passes(question.passes(engine, None))
     [removed] = results["why-effects"]["measured"].tolist()
