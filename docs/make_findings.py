@@ -74,7 +74,7 @@ STORED_OF = {
     "trace nope-tiny": TRACED,
     "trace rope-tiny": TRACED,
     "effects": [EFFECTS],
-    "behaviour": [("behaviour", ("measure", "condition"), ("value", "difference"))],
+    "behaviour": [("behaviour", ("measure", "removed"), ("value", "difference"))],
     "heads": COSTS,
     "content": COSTS,
     "content least": COSTS,

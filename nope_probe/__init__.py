@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from nope_probe.studies.attention import text_view as text_view
     from nope_probe.studies.attention_run import explain as explain
     from nope_probe.studies.attention_run import run_attention as run_attention
-    from nope_probe.studies.behaviour.study import run_behaviour as run_behaviour
+    from nope_probe.studies.behaviour_run import run_behaviour as run_behaviour
     from nope_probe.studies.circuit_run import run_circuit as run_circuit
     from nope_probe.studies.compare.analyse import difference as difference
     from nope_probe.studies.head_scores import head_scores as head_scores

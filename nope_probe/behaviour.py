@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from nope_probe.cli import run_and_show
-from nope_probe.studies.behaviour.settings import Settings
+from nope_probe.studies.behaviour import Settings
 
 EXAMPLES = ("--model nope-tiny", "--model rope-tiny --remove mask rope --measures loss copy")
 

@@ -552,14 +552,3 @@ def parts_of(name: str) -> tuple[str, list[str]]:
     """
     sign = next((sign for sign in (INTERACTION, UNION) if sign in name), "")
     return sign, name.split(sign) if sign else [name]
-
-
-def replaced_by(name: str) -> tuple[str, str]:
-    """Return what a condition of `behaviour` removes, and its replacement if its name has one.
-
-    Example:
-        >>> replaced_by("w_q:mean"), replaced_by("rope[0:4]")
-        (('w_q', 'mean'), ('rope[0:4]', ''))
-    """
-    removed, sign, replacement = name.rpartition(":")
-    return (removed, replacement) if sign and "]" not in replacement else (name, "")

@@ -29,7 +29,9 @@ if find_spec("nope_probe") is None:
 # %%
 import pandas as pd
 
-from nope_probe import Ablation, ablated, capture_losses, figures, load, run_behaviour, sequences
+from nope_probe import Ablation, ablated, capture_losses, load, run_behaviour, sequences
+from nope_probe.studies.behaviour import COLUMNS, VIEWS
+from nope_probe.studies.tidy import sections
 
 # %% [markdown]
 # ## Without RoPE, the RoPE twin predicts much worse
@@ -96,7 +98,7 @@ names = {
     "other_first": "rise if BOS is another token",
     "position": "error of the decoded position",
 }
-table = run.tables["behaviour"].query("condition != 'intact'").copy()
+table = run.tables["behaviour"].query("removed != 'intact'").copy()
 table["change"] = table.apply(
     lambda row: (
         f"{row.difference:+.2f} [{row.difference_low:+.2f}, {row.difference_high:+.2f}]"
@@ -105,7 +107,7 @@ table["change"] = table.apply(
     ),
     axis=1,
 )
-table.pivot(index="measure", columns="condition", values="change").rename(names).loc[
+table.pivot(index="measure", columns="removed", values="change").rename(names).loc[
     list(names.values())
 ]
 
@@ -120,13 +122,14 @@ table.pivot(index="measure", columns="condition", values="change").rename(names)
 # from. Open markers are untrained models.
 
 # %%
-figures.decodability(run.tables["decodability"])
+drawn = {section.title: section.drawn() for section in sections(VIEWS, run.tables, COLUMNS)}
+drawn["How well position can be read"]
 
 # %% [markdown]
 # The loss by position: where the mask is removed, from the end of the prefix on.
 
 # %%
-figures.loss_by_position(run.tables["loss_by_position"], title="Loss by position")
+drawn["Loss by position"]
 
 # %% [markdown]
 # **Exercise.** Of the three, the MLPs cost the most loss. Does that make MLPs more important than

@@ -7,6 +7,8 @@ column t - 1 holds target t. A ridge regression decodes a position's index from 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
@@ -107,6 +109,63 @@ def extrapolation_cost(losses: Losses, trained: int) -> PerDocument:
         trained: the trained context, in tokens.
     """
     return span_loss(losses, trained) - span_loss(losses, trained - trained // 4, trained)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predictions:
+    """The losses of a condition, from which its measures are read.
+
+    Attributes:
+        losses: on the probe of a measure.
+        text: on the windows of text.
+        prefix: the first target after the prefix.
+        first: the first target that is compared.
+        segment: the length of the segment that is copied, in tokens.
+        trained: the trained context, in tokens.
+        distances: of the decoded from the true index, in positions, if they were measured.
+    """
+
+    losses: Losses
+    text: Losses
+    prefix: int
+    first: int
+    segment: int
+    trained: int
+    distances: Float[Tensor, "held_out layer"] | None = None
+
+    def loss(self, first: int) -> PerDocument:
+        """Return the mean loss from a target on."""
+        return span_loss(self.losses, first)
+
+    def rise(self, first: int, left_out: int = 0) -> PerDocument:
+        """Return how much higher the loss is than on text, from a target of the text on.
+
+        Args:
+            first: the target.
+            left_out: how many first tokens of the text the probe leaves out.
+        """
+        return span_loss(self.losses, first - left_out) - span_loss(self.text, first)
+
+    def in_context_gain(self) -> PerDocument:
+        """Return the gain from context."""
+        return in_context_gain(self.losses)
+
+    def copy_cost(self) -> PerDocument:
+        """Return the loss of the second copy less the first."""
+        return copy_cost(self.losses, self.segment)
+
+    def second_copy(self) -> PerDocument:
+        """Return the loss of the second copy."""
+        return second_copy_loss(self.losses, self.segment)
+
+    def extrapolation_cost(self) -> PerDocument:
+        """Return the loss beyond the trained context less that in its last quarter."""
+        return extrapolation_cost(self.losses, self.trained)
+
+    def position_error(self) -> PerDocument:
+        """Return the distance of the decoded index, mean over layers."""
+        assert self.distances is not None
+        return self.distances.mean(1)
 
 
 def ridge(

@@ -17,7 +17,6 @@ from typing import Any
 _NAMES = {
     "nope_probe.studies.explore": "explore",
     "nope_probe.figures.attention": "attention_changes attention_heads",
-    "nope_probe.figures.behaviour": "decodability differences loss_by_position",
     "nope_probe.figures.circuit": "circuit",
     "nope_probe.figures.curves": "band_amplitudes offset_profiles query_strengths",
     "nope_probe.figures.explorer": "Explorer",

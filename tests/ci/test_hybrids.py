@@ -35,7 +35,7 @@ from nope_probe import (
 from nope_probe.maps.maps import packed_tensors, stored_layers
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import report
-from nope_probe.studies.behaviour import page as behaviour_sections
+from nope_probe.studies.behaviour import report as behaviour_report
 from nope_probe.studies.page import Report
 
 N_SEQS, N_POS = 16, 29
@@ -80,7 +80,7 @@ def tokens_of(out: Path) -> torch.Tensor:
 
 
 def assert_layers_are_numbered(
-    out: Path, report_of: Callable[[Run], Report] = behaviour_sections.report
+    out: Path, report_of: Callable[[Run], Report] = behaviour_report
 ) -> None:
     run, page = read_run(out), (out / "report.html").read_text()
     for name, table in run.tables.items():
@@ -141,7 +141,7 @@ def test_losses_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> None:
     out = run_of(behaviour, "behaviour", more)
     assert_layers_are_numbered(out)
     tokens = tokens_of(out)
-    table = read_run(out).tables["behaviour"].set_index(["measure", "condition"])
+    table = read_run(out).tables["behaviour"].set_index(["measure", "removed"])
     with zero_mlps(hybrid), torch.inference_mode():
         expected = float(hybrid.hf(tokens, labels=tokens).loss)
     assert table.loc[("loss", "mlp"), "value"] == pytest.approx(expected, rel=NETWORK)

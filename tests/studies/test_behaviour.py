@@ -21,8 +21,8 @@ from support.tiny_models import plain as plain_model
 
 from nope_probe import behaviour, read_run
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.studies.behaviour import page
-from nope_probe.studies.behaviour.analyse import losses_by_position
+from nope_probe.studies.behaviour import headline
+from nope_probe.studies.behaviour_run import losses_by_position
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -74,7 +74,7 @@ def losses_of(model: Any, ids: torch.Tensor) -> np.ndarray:
 
 def rows_of(run: Path, measure: str) -> pd.DataFrame:
     table = pd.read_csv(run / "behaviour.csv", keep_default_na=False, na_values=[""])
-    return table[table["measure"] == measure].set_index("condition")
+    return table[table["measure"] == measure].set_index("removed")
 
 
 def assert_interval(row: pd.Series, column: str, values: np.ndarray) -> None:
@@ -189,7 +189,7 @@ def test_without_the_mask_only_the_suffix_is_scored(done: Path) -> None:
             row = rows_of(done, measure).loc[condition]
             assert np.isnan(row["value"])
             assert row["note"]
-        assert table[table["condition"] == condition]["position"].min() == PREFIX
+        assert table[table["removed"] == condition]["position"].min() == PREFIX
 
 
 def test_a_model_that_does_not_copy_says_so_and_shows_no_number(done: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_model_that_copies_has_the_losses_of_both_copies_in_plain_transformers
 def test_losses_beyond_the_context_are_those_of_plain_transformers(
     done: Path, plain: Callable[..., np.ndarray]
 ) -> None:
-    table = pd.read_csv(done / "extrapolation.csv").set_index(["condition", "position"])
+    table = pd.read_csv(done / "extrapolation.csv").set_index(["removed", "position"])
     for condition, name in (("", "intact"), ("rope", "rope")):
         losses = plain(condition, "long")
         for position in (1, TRAINED, 4 * TRAINED - 1):
@@ -245,7 +245,7 @@ def test_losses_by_position_are_means_over_documents(
     done: Path, plain: Callable[..., np.ndarray]
 ) -> None:
     table = pd.read_csv(done / "loss_by_position.csv")
-    rows = table[table["condition"] == "w_q"].set_index("position")
+    rows = table[table["removed"] == "w_q"].set_index("position")
     losses = plain("w_q", "tokens")
     for position in (1, 17, N_POS - 1):
         assert_interval(rows.loc[position], "loss", losses[:, position - 1])
@@ -261,8 +261,8 @@ def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -
 def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(
     done: Path, tiny: Callable[[str], Any]
 ) -> None:
-    table = pd.read_csv(done / "decodability.csv").set_index(["condition", "layer"])
-    assert set(table.index.get_level_values("condition")) == {"intact", *REMOVED}
+    table = pd.read_csv(done / "decodability.csv").set_index(["removed", "layer"])
+    assert set(table.index.get_level_values("removed")) == {"intact", *REMOVED}
     hf, tokens = tiny("llama").hf, load_file(done / "tokens.safetensors")["tokens"]
     with torch.inference_mode():
         streams = hf(tokens, output_hidden_states=True).hidden_states
@@ -309,7 +309,7 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *TYPED]
     run_command(behaviour, *SMALL, *model, "--out", done)
     shown = " ".join(capsys.readouterr().out.split())
-    sentence = page.headline("llama", pd.read_csv(done / "behaviour.csv")).sentence
+    sentence = headline("llama", pd.read_csv(done / "behaviour.csv")).sentence
     assert sentence in shown
     assert escape(sentence) in html
     assert (done / "manifest.json").read_bytes() == before
@@ -336,7 +336,7 @@ def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_le
     handle = mlp.register_forward_hook(lambda module, inputs, output: output - vectors)
     rise = (losses_of(hf, ids) - intact).mean(1)
     handle.remove()
-    table = pd.read_csv(tmp_path / "run" / "behaviour.csv").set_index(["measure", "condition"])
+    table = pd.read_csv(tmp_path / "run" / "behaviour.csv").set_index(["measure", "removed"])
     found = table.loc[("loss", "position[MLP0]"), "difference"]
     assert found == pytest.approx(float(rise.mean()), abs=NETWORK * intact.max())
     for measure in ("without_bos", "extrapolation"):
@@ -351,7 +351,11 @@ def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
     chosen = ["--replacement", "mean", "zero", "--measures", "loss", "bos", "extrapolation"]
     run_command(behaviour, *SMALL[:8], *model, *chosen, "--out", tmp_path / "run", "--verbose")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert manifest["conditions"] == ["intact", "w_q:mean", "w_q:zero", "pos_embed"]
+    assert manifest["conditions"] == ["intact", "w_q", "pos_embed"]
+    rows = rows_of(tmp_path / "run", "loss").reset_index()[["removed", "replacement"]]
+    assert rows.to_numpy().tolist() == [
+        *(["intact", "none"], ["w_q", "mean"], ["w_q", "zero"], ["pos_embed", "none"]),
+    ]
     assert set(manifest["skipped"]) == {"bos", "extrapolation"}
     shown = " ".join(capsys.readouterr().out.split())
     assert "positions are learned: there are none beyond the context" in shown
@@ -367,7 +371,7 @@ def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
 ) -> None:
     chosen = ["--measures", "position", "--remove", "mask", "--n-seqs", 48, "--seq-len", 64]
     run_command(behaviour, "--model", "nope-tiny", *chosen, "--out", tmp_path / "run")
-    table = pd.read_csv(tmp_path / "run" / "decodability.csv").set_index(["condition", "layer"])
+    table = pd.read_csv(tmp_path / "run" / "decodability.csv").set_index(["removed", "layer"])
     intact, without = table.loc["intact"], table.loc["mask"]
     chance = table["chance"].iloc[0]
     assert intact["distance"].min() < 0.25 * chance

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe.studies.behaviour import page as behaviour
+from nope_probe.studies import behaviour
 from nope_probe.studies.circuit import inversion
 from nope_probe.studies.page import (
     noisy_layers,
@@ -61,8 +61,9 @@ def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero(
 
 def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:
     rows = [
-        {"measure": "loss_suffix", "condition": name, **cells("difference", estimate), "value": 2.5}
+        {"measure": "loss_suffix", "removed": name, "replacement": "none", "value": 2.5}
         | {"value_low": 2.0, "value_high": 3.0, "note": ""}
+        | cells("difference", estimate)
         for name, estimate in (
             ("intact", NONE),
             ("mlp", (7.9, 7.5, 8.3)),
@@ -76,7 +77,7 @@ def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:
         "causal mask, by +0.12 nats [+0.10, +0.15]."
     )
     assert lead.table["without"].tolist() == ["(intact)", "causal mask", "RoPE"]
-    assert lead.table.iloc[2].tolist() == ["RoPE", "+2.00 ±0.50"]
+    assert lead.table.iloc[2].tolist() == ["RoPE", "+2.00 [+1.50, +2.50]"]
 
 
 def test_a_table_as_text_has_percent_and_nats_above_the_noise() -> None:

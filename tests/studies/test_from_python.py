@@ -220,7 +220,7 @@ def test_losses_of_given_tokens_are_the_models_and_random_segments_begin_as_the_
         tokens[:, 0] = first
     options = {"measures": ["loss", "copy"], "remove": ["mlp"], "prefix": 5}
     run = nope_probe.run_behaviour(loaded, tokens, **options)
-    table = run.tables["behaviour"].set_index(["measure", "condition"])["value"]
+    table = run.tables["behaviour"].set_index(["measure", "removed"])["value"]
     expected = capture_losses(loaded.model, tokens).double().mean()
     assert table["loss", "intact"] == pytest.approx(float(expected), rel=NETWORK)
     n_first = int(n_cut == 0 or first is not None)
@@ -341,9 +341,7 @@ def test_a_model_without_a_tokenizer_has_all_measures_but_those_of_random_tokens
     few = {"remove": ["rope"], "folds": 4}
     study = nope_probe.run_behaviour(model, text.inputs, measures=["loss"], **few)
     intact = (
-        study.tables["behaviour"]
-        .set_index(["measure", "condition"])
-        .loc[("loss", "intact"), "value"]
+        study.tables["behaviour"].set_index(["measure", "removed"]).loc[("loss", "intact"), "value"]
     )
     logits = loaded.model(text.inputs)[:, :-1].flatten(0, 1)
     truth = torch.nn.functional.cross_entropy(logits, text.inputs[:, 1:].flatten())

@@ -95,7 +95,7 @@ def test_defaults_leave_out_weights_that_are_no_matrices_and_say_so(
     pattern = pd.read_csv(tmp_path / "ablate" / "pattern.csv")
     assert {*pattern["removed"]} == {"intact", "rope", "mask", "mask+rope", "w_o"}
     losses = pd.read_csv(tmp_path / "behaviour" / "behaviour.csv")
-    assert {*losses["condition"]} == {"intact", "rope", "mask", "w_o", "mlp", "mask+rope"}
+    assert {*losses["removed"]} == {"intact", "rope", "mask", "w_o", "mlp", "mask+rope"}
 
 
 def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(

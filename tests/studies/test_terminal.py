@@ -17,8 +17,7 @@ from nope_probe import ablate
 from nope_probe.errors import printable
 from nope_probe.reports.page import Headline
 from nope_probe.run.manifest import Manifest
-from nope_probe.studies.behaviour.page import behaviour_as_text
-from nope_probe.studies.behaviour.settings import QUANTITIES
+from nope_probe.studies.behaviour import QUANTITIES, as_text
 from nope_probe.studies.page import (
     PlainConsole,
     Report,
@@ -63,20 +62,27 @@ def test_each_difference_of_a_comparison_is_one_line(
 def test_each_condition_of_behaviour_is_one_line_of_each_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    conditions = ("intact", "mask", "mask+rope:identity")
+    conditions = {"intact": "(intact)", "mask": "causal", "rope": "RoPE"}
     rows_of = [
-        {"condition": condition, "measure": measure, "value": 13.17, "difference": -13.17}
-        | {"value_low": 3.1, "value_high": 23.3, "difference_low": -23.3, "difference_high": -3.1}
+        {"removed": condition, "replacement": "none", "measure": measure, "value": 13.17}
+        | {
+            "difference": -13.17,
+            "value_low": 3.1,
+            "value_high": 23.3,
+            "difference_low": -23.3,
+            "difference_high": -3.1,
+        }
         for condition in conditions
         for measure in QUANTITIES
     ]
-    for table in tables_that_fit(behaviour_as_text(pd.DataFrame(rows_of))):
+    for table in tables_that_fit(as_text(pd.DataFrame(rows_of))):
         PlainConsole().print(table)
     lines = printed(capsys)
     n_tables = sum(line.startswith("without ") for line in lines)
     assert n_tables > 1
-    assert [len(rows(lines, name)) for name in ("(intact)", *conditions[1:])] == [n_tables] * 3
-    for condition, cell in (("(intact)", "13.17 ±10.13"), ("mask", "-13.17 ±10.07")):
+    assert [len(rows(lines, name)) for name in conditions.values()] == [n_tables] * 3
+    cells = {"(intact)": "13.17 [3.10, 23.30]", "RoPE": "-13.17 [-23.30, -3.10]"}
+    for condition, cell in cells.items():
         assert sum(line.count(cell) for line in rows(lines, condition)) == len(QUANTITIES)
 
 

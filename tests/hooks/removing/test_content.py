@@ -202,7 +202,7 @@ def test_the_commands_remove_content_in_named_heads() -> None:
     assert content[1, 2] > 0.02
     assert "in_heads=('L1H3',)" in run.manifest.command
     changed = run_behaviour("rope-tiny", remove=["content"], measures=["loss", "copy"], **SMALL)
-    table = changed.tables["behaviour"].set_index(["measure", "condition"])["difference"]
+    table = changed.tables["behaviour"].set_index(["measure", "removed"])["difference"]
     loaded = load("rope-tiny")
     data = sequences("shipped", tokenizer=loaded.tokenizer, n_seqs=20, seq_len=20)
     with ablated(loaded.model, Ablation(remove="content", heads={1: [3]}), tokens=data.inputs):

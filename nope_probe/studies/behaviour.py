@@ -1,0 +1,450 @@
+"""`behaviour`: what a model can no longer do without its mask, position encoding or weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
+import pandas as pd
+import tyro
+
+from nope_probe.errors import UserError
+from nope_probe.figures.intervals import interval_of, interval_text
+from nope_probe.figures.names import phrase, words
+from nope_probe.figures.views import View
+from nope_probe.figures.words import Column, capitalised
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.stand_ins import Replacement
+from nope_probe.models.names import CHECKPOINTS, trained_length
+from nope_probe.removal import (
+    COMPONENTS,
+    INTACT,
+    NO_REPLACEMENT,
+    POSITION_ENCODINGS,
+    Condition,
+    spelled,
+)
+from nope_probe.reports import notes
+from nope_probe.reports.page import Headline, Section
+from nope_probe.run.flags import COUNT, LARGEST, LAYERS, SEQ_LEN, Bounds, validate_effects
+from nope_probe.run.folder import Run
+from nope_probe.run.settings import LAYERS_ARG
+from nope_probe.studies.page import MOST_ROWS, Report
+from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
+from nope_probe.studies.tidy import brief, sections
+
+if TYPE_CHECKING:
+    from nope_probe.analyses.behaviour import PerDocument, Predictions
+
+_arg = tyro.conf.arg
+Measure = Literal["loss", "in-context", "copy", "order", "bos", "extrapolation", "position"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+# How many tokens a window needs: a segment of 8 twice, two tenths of 2 tokens, ...
+SHORTEST = dict(zip(MEASURES, (8, 20, 17, 16, 8, 8, 8), strict=True))
+READ_BY = {"extrapolation": ("trained_len", "max_len"), "position": ("layers", "skip_keys")}
+EXTRAPOLATED, TIMES = Bounds(16, 2**20), 4  # the reach of extrapolation, in trained contexts
+_UNIONS = tuple(f"mask+{name}" for name in POSITION_ENCODINGS)
+GROUPS = {  # the names of groups of removals; those that the model has are measured
+    "sources": (*POSITION_ENCODINGS, "mask", *_UNIONS),
+    "weights": ("w_q", "w_k", "qk", "w_o", "ov", "mlp"),
+}
+REMOVED = (*POSITION_ENCODINGS, "mask", *GROUPS["weights"], *_UNIONS)  # in the tables' order
+IN_SIGHT = "without the mask the next token is in sight: only the suffix is scored"
+ON_TEXT = "behaviour is measured on text, with a language model"
+FIRST_IN_SIGHT = "without the mask the first copy is in sight: see the second copy's loss"
+
+
+@dataclass(frozen=True)
+class Quantity(Column):
+    """A number of `behaviour.csv`, a row for every condition.
+
+    Attributes:
+        measure: the measure that it belongs to.
+        probe: the sequences whose losses it is read from, next to the text windows.
+        read: how it is read from these losses.
+        unmasked: why it means nothing without the mask; empty if it does.
+    """
+
+    unit: str = "nats"
+    measure: Measure = "loss"
+    probe: str = "text"
+    read: Callable[[Predictions], PerDocument] = lambda at: at.loss(1)
+    unmasked: str = ""
+
+
+QUANTITIES = {
+    "loss": Quantity("loss", "Mean loss per token of the text.", unmasked=IN_SIGHT),
+    "loss_suffix": Quantity(
+        "suffix loss",
+        "Mean loss of the tokens after the prefix (bidirectional without the mask).",
+        read=lambda at: at.loss(at.prefix),
+    ),
+    "in_context": Quantity(
+        "in-context gain",
+        "Loss early in the window (second tenth) less loss late (last tenth); lower is worse.",
+        measure="in-context",
+        read=lambda at: at.in_context_gain(),
+        unmasked=IN_SIGHT,
+    ),
+    "copy_text": Quantity(
+        "copy, text",
+        "A text segment twice: loss of the second copy less the first; below 0, it copies.",
+        measure="copy",
+        probe="copy_text",
+        read=lambda at: at.copy_cost(),
+        unmasked=FIRST_IN_SIGHT,
+    ),
+    "copy_text_second": Quantity(
+        "second copy, text",
+        "Loss of the second copy of a text segment.",
+        measure="copy",
+        probe="copy_text",
+        read=lambda at: at.second_copy(),
+    ),
+    "copy_random": Quantity(
+        "copy, random",
+        "Random tokens twice: loss of the second copy less the first; below 0, it copies.",
+        measure="copy",
+        probe="copy_random",
+        read=lambda at: at.copy_cost(),
+        unmasked=FIRST_IN_SIGHT,
+    ),
+    "copy_random_second": Quantity(
+        "second copy, random",
+        "Loss of the second copy of random tokens.",
+        measure="copy",
+        probe="copy_random",
+        read=lambda at: at.second_copy(),
+    ),
+    "order": Quantity(
+        "order",
+        "Rise of the suffix's loss when the prefix is shuffled; lower: needs it less.",
+        measure="order",
+        probe="order",
+        read=lambda at: at.rise(at.prefix),
+    ),
+    "without_bos": Quantity(
+        "without BOS",
+        "Rise of the loss when the BOS token is left out; lower: needs it less.",
+        measure="bos",
+        probe="without_bos",
+        read=lambda at: at.rise(at.first, left_out=1),
+    ),
+    "other_first": Quantity(
+        "another first token",
+        "Rise of the loss when a random token takes the place of BOS; lower: needs it less.",
+        measure="bos",
+        probe="other_first",
+        read=lambda at: at.rise(at.first),
+    ),
+    "extrapolation": Quantity(
+        "extrapolation",
+        "Loss beyond the trained context less loss in its last quarter.",
+        measure="extrapolation",
+        probe="long",
+        read=lambda at: at.extrapolation_cost(),
+    ),
+    "position": Quantity(
+        "position error",
+        "Mean distance of the index that a ridge regression reads from the residual stream, over "
+        "layers and held-out documents.",
+        "positions",
+        measure="position",
+        read=lambda at: at.position_error(),
+    ),
+}
+# Measures of the figure and of the first table, the most telling first.
+LEADING = ("loss_suffix", "copy_text_second", "position", "order", "without_bos", "loss")
+SOURCES: tuple[str, ...] = ("mask", *POSITION_ENCODINGS)
+SHOWN = 4  # columns of the first table, next to the conditions
+COLUMNS = {
+    "measure": Column("measure", "The number of the row."),
+    "value": Column("value", "The model's number, in the measure's unit."),
+    "difference": Column("difference", "Less the intact model's, paired by document."),
+    "note": Column("note", "Why there is no number."),
+    "loss": Column("loss", "Mean loss at a position, or in a bin from it on.", "nats"),
+    "distance": Column(
+        "distance", "Mean distance of the decoded from the true position.", "positions"
+    ),
+    "null": Column("shuffled targets", "The same of a fit on shuffled positions.", "positions"),
+    "untrained": Column("untrained", "The same with random weights.", "positions"),
+    "chance": Column("chance", "What the middle position achieves.", "positions"),
+}
+VIEWS = (
+    View(
+        table="behaviour",
+        title="What each removal changes",
+        y=("difference",),
+        x="removed",
+        by=("removed", "replacement"),
+        panels="measure",
+        kind="rows",
+        rows=f"measure in {LEADING} and difference == difference",
+        same_scale=True,
+        caption="A dot is the model without a component less the intact model, on the same "
+        "tokens; all panels in nats have one scale. Open markers: other replacements.",
+    ),
+    View(
+        table="loss_by_position",
+        title="Loss by position",
+        y=("loss",),
+        x="position",
+        by=("removed", "replacement"),
+        kind="curves",
+        caption="The mean loss of the token at each position, with 95% bands over documents; "
+        "without the mask, of the suffix alone.",
+    ),
+    View(
+        table="extrapolation",
+        title="Loss by position, beyond the trained context",
+        y=("loss",),
+        x="position",
+        by=("removed", "replacement"),
+        kind="curves",
+        folded=True,
+        caption="The same in longer windows, as means over neighbouring positions.",
+    ),
+    View(
+        table="decodability",
+        title="How well position can be read",
+        y=(("distance", "untrained"),),
+        by=("removed", "replacement"),
+        folded=True,
+        caption="A ridge regression of the index on the residual stream, on held-out documents: "
+        "the mean distance from the true index. Open markers: random weights. A removed mask is "
+        "gone at all positions here.",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RemovingSettings):
+    """Find what a model can no longer do without its mask, RoPE or weights.
+
+    Runs the model with and without them, and reports losses by position, what context, order, BOS
+    and copies are worth, how it extrapolates and whether position can be read from its residual
+    stream: in nats or positions, with the difference to the intact model and intervals.
+
+    Attributes:
+        measures: What to measure.
+        prefix: Without the mask, this many first tokens see each other, and only those after them
+            are scored [half of --seq-len].
+        replacement: What a removed weight becomes; several are measured side by side.
+        trained_len: Tokens that the model was trained at [as recorded, else its context]; it is
+            extrapolated to 4 times as many.
+        max_len: Most tokens in a window of the extrapolation.
+        layers: In which layers to read position, as in `ablate`; all layers are run.
+    """
+
+    measures: tuple[Measure, ...] = MEASURES
+    remove: Annotated[
+        tuple[str, ...] | None,
+        _arg(
+            help=f"The conditions: {NAMES}; or a group, if the model has it: "
+            "`sources` (rope mask mask+rope), `weights` (w_q w_k qk w_o ov mlp). By default "
+            "`sources`, and `weights` too for a shipped model."
+        ),
+    ] = None
+    prefix: Annotated[int | None, Bounds(4, LARGEST)] = None
+    replacement: tuple[Replacement, ...] = ("identity",)  # type: ignore[assignment]
+    trained_len: Annotated[int | None, EXTRAPOLATED] = None
+    max_len: Annotated[int, EXTRAPOLATED] = 4096
+    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
+    n_seqs: Annotated[int, COUNT] = 128
+    seq_len: Annotated[int, SEQ_LEN] = 128
+
+    @property
+    def prefix_len(self) -> int:
+        """How many first tokens see each other where the mask is removed."""
+        return self.seq_len // 2 if self.prefix is None else self.prefix
+
+    @property
+    def removals(self) -> tuple[str, ...]:
+        """The names of what is removed, groups too."""
+        if self.remove is not None:
+            return tuple(map(spelled, self.remove))
+        return tuple(GROUPS) if self.model.lower() in CHECKPOINTS else ("sources",)
+
+    @property
+    def conditions(self) -> None:
+        """The model decides on the conditions of groups: see `validate_removals`."""
+
+    def validate(self) -> None:
+        """Check what can be checked without the model."""
+        if self.data in ("random", "gaussian") or self.model.lower().startswith("parameter-free"):
+            raise UserError(ON_TEXT)
+        super().validate()
+        for wrong, message in self._mistakes():
+            if wrong:
+                raise UserError(message)
+        if self.remove is not None:
+            self.validate_removals(make_conditions(COMPONENTS, self))
+
+    def _mistakes(self) -> Iterator[tuple[bool, str]]:
+        """Yield what is wrong, and what to say then."""
+        names, n = self.measures, self.seq_len
+        different = len({*names}) == len(names) > 0
+        yield not different, "expected one or more different values of --measures"
+        lacks_bos = self.bos == "never" and "bos" in names and names != MEASURES
+        yield lacks_bos, "--bos never: the measure bos needs sequences that begin with BOS"
+        for name in names:
+            least = f"{name} needs windows of {SHORTEST[name]} tokens or more"
+            yield n < SHORTEST[name], f"{least}, got {self.length_of(n)}"
+        prefixes = f"expected a --prefix from 4 to {n - 4} of {n} tokens, got {self.prefix_len}"
+        yield not 4 <= self.prefix_len <= n - 4, prefixes
+
+    def validate_removals(self, conditions: Mapping[str, Ablation]) -> None:
+        """Check that flags of weights and of the mask have a condition to act on.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        removed = [ablation.condition for ablation in conditions.values()]
+        self.validate_weights(removed)
+        self.validate_in_heads(removed)
+        scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
+        if not (scores_suffix or any("mask" in condition for condition in removed)):
+            validate_effects(self, {"prefix": "where the mask is not removed"})
+
+    def without_effect(self) -> dict[str, str]:
+        """Return by name why settings have no effect next to the others."""
+        reasons = super().without_effect()
+        for measure, settings in READ_BY.items():
+            if measure not in self.measures:
+                reasons |= dict.fromkeys(settings, f"without the measure {measure}")
+        return reasons
+
+    @property
+    def depth(self) -> None:
+        """The whole model is run, in however many layers position is read."""
+
+    @property
+    def positions(self) -> int | None:
+        """A shipped model takes as many positions as the extrapolation does."""
+        trained, needed = trained_length(self.model), super().positions
+        return needed if trained is None else max(self.lengths(trained)[1], needed or 0)
+
+    def lengths(self, n_ctx: int) -> tuple[int, int]:
+        """Return the length that the model was trained at, and that of the extrapolation's windows.
+
+        The first is as set, as recorded, or the model's context.
+        """
+        trained = self.trained_len or trained_length(self.model) or n_ctx
+        return trained, min(TIMES * trained, self.max_len)
+
+
+def make_conditions(
+    has: Collection[str], settings: Settings, left_out: Collection[str] = ()
+) -> dict[str, Ablation]:
+    """Return the conditions' removals by name; the intact model first.
+
+    With several replacements, a condition that removes weights has an entry for each, with a name
+    such as `w_q:mean`.
+
+    Args:
+        has: the components that the model has.
+        settings: name what is removed; the name of a group means its removals that the model has.
+        left_out: components that are removed only where they are named, not with a group.
+
+    Raises:
+        UserError: for a name that does not exist, or a condition that is named twice.
+    """
+    names, ablations = settings.removals, settings.ablations
+    grouped = {name for group in GROUPS if group in names for name in GROUPS[group]}
+    of_groups = [parse_removed(name) for name in REMOVED if name in grouped]
+    single = [parse_removed(name) for name in names if name not in (INTACT.name, *GROUPS)]
+    if len({*single}) < len(single):
+        raise UserError(f"--remove names something twice: {' '.join(names)}")
+    removable, conditions = {*has} - {*left_out}, {INTACT.name: ablations[0]}
+    for condition in dict.fromkeys([*(c for c in of_groups if c <= removable), *single]):
+        several = len(ablations) > 1 and bool(condition.weights)
+        for by in ablations if several else ablations[:1]:
+            name = f"{condition.name}:{by.replacement}" if several else condition.name
+            conditions[name] = by.without(condition)
+    return conditions
+
+
+def report(run: Run) -> Report:
+    """Return a run's report.
+
+    Args:
+        run: tables `behaviour`, `loss_by_position`, `extrapolation`, `decodability`,
+            where those of measures that were not taken are empty.
+    """
+    behaviour, results = run.tables["behaviour"], run.manifest.results
+    marks = {"extrapolation": {"trained context": float(results["trained_len"])}}
+    shown = [
+        *sections(VIEWS[:1], run.tables, {**COLUMNS, **QUANTITIES}),
+        *sections(VIEWS[1:], run.tables, COLUMNS, marks),
+    ]
+    if skipped := results["skipped"]:
+        shown.append(
+            Section(
+                title="What was not measured",
+                caption="Measures that these sequences or this model do not allow.",
+                table=pd.DataFrame(skipped.items(), columns=["measure", "why"]),
+                folded=len(behaviour) > 0,
+            )
+        )
+    known = [about for name, about in QUANTITIES.items() if name in {*behaviour["measure"]}]
+    return Report(
+        title=f"What {run.manifest.model_name} can do without its mask, RoPE or weights",
+        headline=headline(run.manifest.model_name, behaviour),
+        sections=shown,
+        how_to_read=(
+            *notes.how_to_read("behaviour", prefix=results["prefix"]),
+            *(f"{capitalised(about.label)}: {about.meaning}" for about in known),
+            *_not_shown(behaviour),
+        ),
+    )
+
+
+def headline(name: str, behaviour: pd.DataFrame) -> Headline:
+    """Return what position costs: the first measure without each source, and a table of more."""
+    known = behaviour.dropna(subset=["difference"])
+    measured = {*known["measure"]}
+    measures = [name for name in dict.fromkeys((*LEADING, *QUANTITIES)) if name in measured]
+    if not measures:
+        return Headline(sentence=f"No removal from {name} was measured: see its losses below.")
+    about, first = QUANTITIES[measures[0]], known[known["measure"] == measures[0]]
+    of_sources = first[first["removed"].isin(SOURCES)]
+    largest = (of_sources if len(of_sources) else first).sort_values(
+        "difference", key=lambda values: -values.abs()
+    )
+    changes = list[str]()
+    for row in largest[: 2 if len(of_sources) else 1].to_dict("records"):
+        change = interval_text(interval_of(row, "difference"), "+z.2f", f" {about.unit}")
+        whose = "" if changes else f" the {about.label} of {name} changes"
+        changes.append(f"without {phrase(row['removed'])},{whose} by {change}")
+    rows = behaviour[behaviour["measure"].isin(measures[:SHOWN])]
+    if len(of_sources):  # what position costs; the figure has the weights
+        rows = rows[[Condition.parse(removed) <= {*SOURCES} for removed in rows["removed"]]]
+    return Headline(
+        sentence=f"{capitalised('; '.join(changes))}.",
+        table=as_text(rows, measures[:SHOWN])[:MOST_ROWS],
+        caption="The first row is the intact model, the others are differences to it: nats per "
+        "token, or positions. A rise of a loss is worse.",
+    )
+
+
+def as_text(behaviour: pd.DataFrame, measures: Sequence[str] = tuple(QUANTITIES)) -> pd.DataFrame:
+    """Return a row per condition: the intact model's values, the others' differences to them."""
+    is_intact, by = behaviour["removed"] == INTACT.name, behaviour["replacement"]
+    labels = behaviour["removed"].map(words).where(~is_intact, "(intact)")
+    rows = behaviour.assign(without=labels + (", " + by).where(by != NO_REPLACEMENT, ""))
+    parts = [
+        brief(rows[is_intact], "without", ["value"], QUANTITIES, by="measure"),
+        brief(rows[~is_intact], "without", ["difference"], QUANTITIES, by="measure", style="+z.2f"),
+    ]
+    shown = [QUANTITIES[name].title for name in measures if name in {*rows["measure"]}]
+    return pd.concat(parts, ignore_index=True)[["without", *shown]].fillna("")
+
+
+def _not_shown(behaviour: pd.DataFrame) -> Iterator[str]:
+    """Yield which numbers are not shown and why, once per measure and reason."""
+    rows = behaviour.dropna(subset=["note"])
+    groups = rows[rows["note"] != ""].groupby(["note", "measure"], sort=False)
+    for (note, measure), group in groups:
+        removed = ", ".join(dict.fromkeys(group["removed"]))
+        yield f"{QUANTITIES[str(measure)].label} ({removed}): {note}"

@@ -1,0 +1,452 @@
+"""What `behaviour` runs: losses of every condition on every probe, and decoded positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from math import log, nan
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.behaviour import (
+    Losses,
+    PerDocument,
+    Predictions,
+    by_document,
+    chance_distance,
+    halves,
+    index_targets,
+    mean_interval,
+    position_means,
+    ridge,
+    span_loss,
+)
+from nope_probe.analyses.jackknife import UNDEFINED
+from nope_probe.data.windows import permuted
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import Given, positions_of
+from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.components import components
+from nope_probe.hooks.removing.edited_weights import untrained
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.folds import State
+from nope_probe.removal import INTACT, NO_REPLACEMENT
+from nope_probe.run.folder import Run
+from nope_probe.run.session import Session
+from nope_probe.studies.behaviour import (
+    MEASURES,
+    ON_TEXT,
+    QUANTITIES,
+    Settings,
+    make_conditions,
+    report,
+)
+from nope_probe.studies.costs import Probe, captured_losses, copies, costs
+from nope_probe.studies.engine import Engine, irreplaceable, validate_removable
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.page import with_page
+from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
+from nope_probe.studies.tables import TableRow, interval_columns, interval_names
+
+DRAWN = ("copy", "bos")  # measures that take random tokens of the vocabulary
+MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
+BINS = 64  # of positions beyond the trained context
+NO_TOKENS = "random tokens need a tokenizer, and the model has none"
+NO_COPY = "the intact model does not copy"
+ABOVE_UNIFORM = "above a uniform guess: only the difference says something"
+PLACE = ["removed", "replacement"]
+
+
+class Behaviour(Study[Settings]):
+    """What a model does with context, order, BOS, copies and length, in every condition."""
+
+    command = "behaviour"
+    function = "run_behaviour"
+
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        settings, loaded, text = self.settings, session.loaded, session.sequences()
+        if text.kind in ("random", "vectors"):
+            raise UserError(ON_TEXT)
+        drawn = [name for name in DRAWN if name in settings.measures]
+        if loaded.tokenizer is None and drawn and settings.measures != MEASURES:
+            raise UserError(f"--measures {' '.join(drawn)}: {NO_TOKENS}")
+        kept = irreplaceable(loaded.model)
+        self.left_out = kept if "weights" in settings.removals else {}
+        self.conditions = make_conditions(components(loaded.model), settings, kept)
+        settings.validate_removals(self.conditions)
+        validate_removable(loaded.model, [*self.conditions.values()])
+        self.layers = settings.layers_with_maps(loaded.info)  # refused before anything is run
+        if text.n_documents < MIN_DOCUMENTS:
+            raise UserError(
+                f"{len(text)} sequences from {text.n_documents} documents: {MIN_DOCUMENTS} "
+                "documents are needed; raise --n-seqs, or take other --data"
+            )
+        self.text, self.skip = text, settings.skip_keys_of(text.kind)
+        self.trained, self.longest = settings.lengths(loaded.info.n_ctx)
+        self.skipped = dict[str, str]()
+        self.probes = self._probes()
+        if not {*settings.measures} - {*self.skipped}:
+            reasons = "; ".join(f"{name}: {self.skipped[name]}" for name in settings.measures)
+            raise UserError(f"nothing to measure ({reasons})")
+
+    def _probes(self) -> dict[str, Probe]:
+        """Return the sequences that the measures need; `skipped` says which cannot be taken."""
+        settings, data, loaded = self.settings, self.text, self.session.loaded
+        prefix, generator = settings.prefix_len, torch.Generator().manual_seed(settings.seed)
+        text = Probe.of(data, prefix)
+        shuffled = permuted(text.tokens, generator, int(data.bos), prefix)
+        probes = {"text": text, "order": replace(text, tokens=shuffled)}
+        probes |= copies(data, loaded.tokenizer, settings.seed)
+        if loaded.tokenizer is None:
+            self.skipped |= dict.fromkeys(DRAWN, NO_TOKENS)
+        elif data.bos:
+            rest, drawn = text.tokens[:, 1:], probes["copy_random"].tokens[:, -1:]
+            probes["without_bos"] = replace(text, tokens=rest, prefix=prefix - 1)
+            probes["other_first"] = replace(text, tokens=torch.cat([drawn, rest], 1))
+        if not data.bos:
+            self.skipped["bos"] = "sequences begin without a BOS token"
+        if "extrapolation" in settings.measures:
+            try:
+                probes["long"] = self._long_windows()
+            except UserError as error:
+                self.skipped["extrapolation"] = str(error)
+        taken = [about for about in QUANTITIES.values() if about.measure in settings.measures]
+        wanted = {"text", *(about.probe for about in taken)}
+        return {name: probe for name, probe in probes.items() if name in wanted}
+
+    def _long_windows(self) -> Probe:
+        """Return windows beyond the trained context, of about as many tokens as the text's.
+
+        Raises:
+            UserError: saying why there are none.
+        """
+        settings, trained, length = self.settings, self.trained, self.longest
+        model = self.session.loaded.model
+        n_positions = positions_of(model) or length
+        refusals = {
+            "positions are learned: there are none beyond the context": (
+                "pos_embed" in components(model)
+            ),
+            f"the trained context of {trained} tokens is not shorter than --max-len "
+            f"{settings.max_len}": length <= trained,
+            f"it takes windows of {length} tokens, and other sequences are given": (
+                self.session.inputs is not None
+            ),
+            f"the model has {n_positions} positions: load it with n_ctx={length}, or lower "
+            "--max-len": length > n_positions,
+            f"the prefix of {settings.prefix_len} tokens reaches into the last quarter of the "
+            f"trained context of {trained}": settings.prefix_len > trained - trained // 4,
+        }
+        for message, is_true in refusals.items():
+            if is_true:
+                raise UserError(message)
+        n_seqs = max(settings.folds, settings.n_seqs * settings.seq_len // length)
+        longer = replace(settings, n_seqs=n_seqs, seq_len=length, beyond_context=True)
+        try:
+            return Probe.of(self.session.sequences("long", settings=longer), settings.prefix_len)
+        except UserError as error:
+            raise UserError(f"no windows of {length} tokens: {error}") from error
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes of the losses, and of decoded positions."""
+        session, conditions = self.session, self.conditions
+        yield from calibration(self.probes["text"].engine(session), [*conditions.values()])
+        for name, probe in self.probes.items():
+            if self._measured_on(name):
+                read = partial(self._positions, name)
+                yield Pass(key=f"positions/{name}", engine=probe.engine(session), read=read)
+        yield from costs(session, conditions, self.probes, self._losses)
+        if "position" in self.settings.measures:
+            of_sources = [name for name, of in conditions.items() if of.condition.are_sources]
+            drawn = partial(untrained, seed=self.settings.seed)
+            yield from self._decoding("distances", [*conditions], nullcontext)
+            yield from self._decoding("untrained", of_sources, drawn)
+
+    def _measured_on(self, probe: str) -> list[Ablation]:
+        """Return the conditions whose means are measured anew on sequences of another length.
+
+        Written positions belong to one length, mean attention to all shorter ones too.
+        """
+        n, n_text = (self.probes[name].tokens.shape[1] for name in (probe, "text"))
+        return [
+            ablation
+            for ablation in self.conditions.values()
+            if (ablation.condition.writers and n != n_text)
+            or ("content" in ablation.condition and n > n_text)
+        ]
+
+    def _positions(
+        self, probe: str, engine: Engine, key: str, ablation: Ablation | None
+    ) -> Calibration | None:
+        return engine.calibrated(key, self._measured_on(probe)).calibration
+
+    def _losses(
+        self, name: str, probe: str, engine: Engine, key: str, ablation: Ablation | None
+    ) -> Losses:
+        """Return the losses of every document in a condition on a probe.
+
+        Raises:
+            UserError: for a loss that is not finite.
+        """
+        if (
+            self.conditions[name] in self._measured_on(probe)
+            and f"positions/{probe}" in engine.results
+        ):
+            measured = engine.results[f"positions/{probe}"]
+            assert engine.calibration is not None
+            engine = replace(
+                engine,
+                calibration=replace(
+                    engine.calibration, positions=measured.positions, patterns=measured.patterns
+                ),
+            )
+        losses = captured_losses(engine, key, ablation)["losses"]
+        if not losses.isfinite().all():
+            raise UserError(f"non-finite losses in condition {name} ({probe})")
+        return by_document(losses, self.probes[probe].documents)
+
+    def _decoding(
+        self,
+        weights: str,
+        names: Sequence[str],
+        inside: Callable[[HookedModel], AbstractContextManager[object]],
+    ) -> Iterator[Pass]:
+        """Yield two passes for each condition: one fits the index, and one reads it elsewhere.
+
+        Half of the documents are fitted, and the distances of true and fitted index are those of
+        the other half.
+        """
+        text = self.probes["text"]
+        fit, held_out = (text.engine(self.session, half) for half in halves(text.documents))
+        for name in names:
+            key = f"{weights}/{name}"
+            fitted = Pass(
+                key=f"{key}/fit",
+                engine=fit,
+                read=partial(captured, self._regress),
+                ablation=self.conditions[name],
+                inside=inside,
+                kind="fit",
+            )
+            yield fitted
+            read = partial(self._distances, fitted)
+            key = f"{key}/distance"
+            yield replace(fitted, key=key, engine=held_out, read=read, kind="distance")
+
+    def _regress(self, engine: Engine, stream: StreamCheckpoint | None) -> State:
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        n_seqs, seq_len = engine.inputs.shape
+        xx, xy = capture_moments(
+            engine.model,
+            engine.inputs,
+            index_targets(n_seqs, seq_len, self.skip, generator),
+            n_layers=len(self.layers),
+            skip=self.skip,
+            batch_size=engine.batch_size,
+            checkpoint=stream,
+        )
+        return {"weights": ridge(xx, xy)}
+
+    def _distances(
+        self, fitted: Pass, engine: Engine, key: str, ablation: Ablation | None
+    ) -> Float[Tensor, "held_out layer fit"]:
+        """Return the distances of a fit, by document; a forecast makes the fit first."""
+        fit = engine.results.get(fitted.key) or fitted.read(fitted.engine, fitted.key, ablation)
+
+        def read(engine: Engine, stream: StreamCheckpoint | None) -> State:
+            distances = capture_distances(
+                engine.model,
+                engine.inputs,
+                fit["weights"],
+                skip=self.skip,
+                batch_size=engine.batch_size,
+                checkpoint=stream,
+            )
+            return {"distances": distances}
+
+        assert engine.documents is not None
+        return by_document(captured(read, engine, key, ablation)["distances"], engine.documents)
+
+    def analyse(self, results: Results) -> Run:
+        """Estimate every measure in every condition, and return the run."""
+        session, text = self.session, self.probes["text"]
+        wide = max(1, self.longest // BINS) if "long" in self.probes else 1
+        quantities = [row for name in QUANTITIES for row in self._quantity(name, results)]
+        columns = ["measure", *PLACE, *interval_names("value", "difference"), "note"]
+        tables = {
+            "loss_by_position": self._by_position("text", 1, results),
+            "extrapolation": self._by_position("long", wide, results),
+            "behaviour": pd.DataFrame(quantities, columns=columns),
+            "decodability": self._decoded(results),
+        }
+        manifest = replace(
+            session.manifest_of(self.text),
+            conditions=tuple(
+                dict.fromkeys(self._place(name)["removed"] for name in self.conditions)
+            ),
+            left_out=self.left_out,
+            results={
+                "skipped": self.skipped,
+                "prefix": self.settings.prefix_len,
+                "trained_len": self.trained,
+            },
+        )
+        tokens = {name: probe.tokens for name, probe in self.probes.items() if name != "text"}
+        tokens |= {"tokens": text.tokens, "documents": text.documents}
+        if "long" in self.probes:
+            tokens["long_documents"] = self.probes["long"].documents
+        arrays = {"tokens": {name: array.numpy() for name, array in tokens.items()}}
+        return with_page(session, Run(manifest=manifest, arrays=arrays, tables=tables), report)
+
+    def _place(self, name: str) -> dict[str, str]:
+        """Return what a condition removes and by what its weights are replaced, as columns."""
+        ablation = self.conditions[name]
+        weights = bool(ablation.condition.weights)
+        replacement = str(ablation.replacement) if weights else NO_REPLACEMENT
+        return {"removed": ablation.condition.name, "replacement": replacement}
+
+    def _quantity(self, name: str, results: Results) -> Iterator[TableRow]:
+        """Yield the rows of a quantity, one for each condition.
+
+        `difference` is to the intact model on the same documents and targets. An empty value has a
+        note that says why.
+        """
+        about, reason = QUANTITIES[name], self.skipped.get(QUANTITIES[name].measure, "")
+        if about.measure not in self.settings.measures or not (
+            reason or about.probe in self.probes
+        ):
+            return
+        read = partial(self._read, name, results)
+        if not reason and name in ("copy_text", "copy_random"):
+            reason = "" if mean_interval(read(INTACT.name)).high < 0 else NO_COPY
+        for condition, ablation in self.conditions.items():
+            value = difference = UNDEFINED
+            is_unmasked = "mask" in ablation.condition
+            note = reason or (about.unmasked if is_unmasked else "")
+            if not note:
+                values = read(condition, is_unmasked)
+                value = mean_interval(values)
+                if condition != INTACT.name:
+                    difference = mean_interval(values - read(INTACT.name, is_unmasked))
+                if name == "copy_random_second" and value.value > self._uniform:
+                    value, note = UNDEFINED, ABOVE_UNIFORM
+            intervals = interval_columns(value=value, difference=difference)
+            yield {"measure": name, **self._place(condition), **intervals, "note": note}
+
+    def _read(
+        self, name: str, results: Results, condition: str, suffix_only: bool = False
+    ) -> PerDocument:
+        """Return a quantity in a condition, a number per document.
+
+        Args:
+            name: the quantity.
+            results: of all passes.
+            condition: the condition.
+            suffix_only: whether only targets after the prefix are scored.
+        """
+        about, prefix = QUANTITIES[name], self.settings.prefix_len
+        distances = results.get(f"distances/{condition}/distance")
+        return about.read(
+            Predictions(
+                losses=results[f"loss/{condition}/{about.probe}"],
+                text=results[f"loss/{condition}/text"],
+                prefix=prefix,
+                first=prefix if suffix_only else 2,  # the first token after BOS has none without it
+                segment=self.text.segment,
+                trained=self.trained,
+                distances=None if distances is None else distances[..., 0],
+            )
+        )
+
+    @property
+    def _uniform(self) -> float:
+        """The loss of a uniform guess among the tokens that are not special, nats."""
+        tokenizer = self.session.loaded.tokenizer
+        return nan if tokenizer is None else log(len(tokenizer) - len({*tokenizer.all_special_ids}))
+
+    def _by_position(self, probe: str, width: int, results: Results) -> pd.DataFrame:
+        """Return the mean loss at each position, nats; without the mask, of the suffix alone."""
+        columns = [*PLACE, "position", *interval_names("loss")]
+        tables = [pd.DataFrame(columns=columns)]
+        for condition, ablation in self.conditions.items() if probe in self.probes else ():
+            first = (self.probes[probe].prefix or 1) if "mask" in ablation.condition else 1
+            rows = losses_by_position(results[f"loss/{condition}/{probe}"], first, width)
+            tables.append(rows.assign(**self._place(condition))[columns])
+        return pd.concat(tables[1:] or tables, ignore_index=True)
+
+    def _decoded(self, results: Results) -> pd.DataFrame:
+        """Return the distance of decoded and true index, per layer, in positions.
+
+        `distance` is of the regression on the residual stream after the layer, `null` of one on
+        shuffled targets, `untrained` of the model with random weights; `difference` is to the
+        intact model, paired over documents; `chance` is what the middle position achieves.
+        """
+        chance = chance_distance(self.text.inputs.shape[1], self.skip)
+        names = interval_names("distance", "null", "untrained", "difference")
+        rows = list[TableRow]()
+        for condition in self.conditions if "position" in self.settings.measures else ():
+            distances = results[f"distances/{condition}/distance"]
+            of = {"distance": distances[..., 0], "null": distances[..., 1]}
+            if (drawn := results.get(f"untrained/{condition}/distance")) is not None:
+                of["untrained"] = drawn[..., 0]
+            if condition != INTACT.name:
+                intact = results[f"distances/{INTACT.name}/distance"]
+                of["difference"] = of["distance"] - intact[..., 0]
+            for place, layer in enumerate(self.layers):
+                means = {name: mean_interval(values[:, place]) for name, values in of.items()}
+                named = {"layer": layer, **self._place(condition), "chance": chance}
+                rows.append(named | interval_columns(**means))
+        return pd.DataFrame(rows, columns=["layer", *PLACE, *names, "chance"])
+
+
+def losses_by_position(losses: Losses, first: int, width: int = 1) -> pd.DataFrame:
+    """Return the mean loss at each position from a first one on, with its bounds, in nats.
+
+    Args:
+        losses: of documents, by target.
+        first: the first position.
+        width: how many positions a row is the mean over; `position` is the first of them.
+    """
+    starts = [first, *range(first + width - first % width, losses.shape[1] + 1, width)]
+    stops = [*starts[1:], losses.shape[1] + 1]
+    spans = [span_loss(losses, *ends) for ends in zip(starts, stops, strict=True)]
+    means = position_means(torch.stack(spans, 1))
+    columns = (means.value.numpy(), means.low.numpy(), means.high.numpy())
+    named = dict(zip(interval_names("loss"), columns, strict=True))
+    return pd.DataFrame({"position": starts, **named})
+
+
+run = partial(run_study, Behaviour)
+
+
+@takes(Behaviour)
+def run_behaviour(
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+) -> Run:
+    """Measure a model's behaviour as the `behaviour` command does, and return its tables.
+
+    Inputs are text, and the sequences of one text are one document only where `sequences` cut them.
+    Extrapolation needs longer sequences, so a call with inputs leaves it out.
+
+    Raises:
+        UserError: for what cannot be done.
+
+    Example:
+        >>> from nope_probe import run_behaviour
+        >>> small = dict(n_seqs=16, seq_len=24, measures=["loss"], remove=["mlp"])
+        >>> run = run_behaviour("nope-tiny", **small)
+        >>> table = run.tables["behaviour"].set_index(["measure", "removed"])
+        >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
+        True
+    """
+    return run_of(Behaviour, model, inputs, out, options)
