@@ -1,9 +1,9 @@
-"""Measure SmolLM2-135M and the shipped models: python docs/make_findings.py FOLDER.
+"""Measure SmolLM2-135M and the shipped models: python docs/make_findings.py FOLDER [RUN ...].
 
-Each command of `COMMANDS` runs into one folder in FOLDER, unless it is finished there (after
-`make real`; hours on two cores). Writes docs/findings.csv and the pictures (needs Chromium), and
-prints the tables of findings.md and trace.md. Without FOLDER it prints the tables of what is
-stored. `draw_attention.py` draws the pictures of attention from the same FOLDER.
+Each command of `COMMANDS`, or of the named ones, runs into one folder in FOLDER, unless it is
+finished there (after `make real`; an hour on two cores). Writes docs/findings.csv and the pictures
+(needs Chromium), and prints the tables of findings.md and trace.md. Without FOLDER it prints the
+tables of what is stored. `draw_attention.py` draws the pictures of attention from the same FOLDER.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SMOLLM2 = "--model smollm2-135m"
 ALL_LAYERS = f"ablate {SMOLLM2} --layers all --n-seqs"
 TWINS = ("nope-tiny", "rope-tiny")
 COMMANDS = {
-    "code": f"{ALL_LAYERS} 32",
-    "prose": f"{ALL_LAYERS} 16 --data prose",
-    "im_start": f'{ALL_LAYERS} 16 --bos "<|im_start|>"',
-    "endoftext": f'{ALL_LAYERS} 16 --bos "<|endoftext|>"',
+    "code": f"{ALL_LAYERS} 96",
+    "prose": f"{ALL_LAYERS} 96 --data prose",
+    "im_start": f'{ALL_LAYERS} 48 --bos "<|im_start|>"',
+    "endoftext": f'{ALL_LAYERS} 48 --bos "<|endoftext|>"',
     "free": "ablate --model parameter-free --n-seqs 512",
     **{model: f"ablate --model {model}" for model in TWINS},
     "first layers": f"ablate {SMOLLM2} --n-seqs 96",
@@ -125,20 +125,18 @@ QUANTITIES = {
 COSTLY = {"copy_random": "second copy of random tokens", "text": "text"}
 
 
-def measure(folder: Path) -> pd.DataFrame:
-    """Return all estimates that the pages show, a row each, in nats; draw the pictures."""
-    runs = {
-        name: finished(folder / name.replace(" ", "-"), command)
-        for name, command in COMMANDS.items()
-    }
-    for name in TEXTS:
+def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFrame:
+    """Return the estimates of runs that the pages show, a row each, in nats; draw the pictures."""
+    runs = {name: finished(folder / name.replace(" ", "-"), COMMANDS[name]) for name in names}
+    for name in [name for name in TEXTS if name in runs]:
         image = IMAGES / f"layers_{name}.png"
         save_small(figures.values_by_layer(runs[name].tables["pattern"]), image)
-    draw_twins(runs[f"maps {model}"] for model in TWINS)
+    if twins := [runs[f"maps {model}"] for model in TWINS if f"maps {model}" in runs]:
+        draw_twins(twins)
     return pd.concat(
-        estimates(name, runs[name].tables[table], labels, columns)
-        for name, tables_of in STORED_OF.items()
-        for table, labels, columns in tables_of
+        estimates(name, run.tables[table], labels, columns)
+        for name, run in runs.items()
+        for table, labels, columns in STORED_OF.get(name, ())
     )
 
 
@@ -435,8 +433,12 @@ def estimate(rows: pd.DataFrame, measure: str, style: str = "z.2f") -> str:
 
 
 def main(*arguments: str) -> None:
-    if arguments:
-        measure(Path(arguments[0]).resolve()).to_csv(STORED, index=False, float_format="%.5g")
+    folder, *names = arguments or ("",)
+    if folder:
+        measured = measure(Path(folder).resolve(), names or tuple(COMMANDS))
+        stored = pd.read_csv(STORED)
+        rows = pd.concat([stored[~stored["run"].isin(measured["run"])], measured])
+        rows.to_csv(STORED, index=False, float_format="%.5g")
     for table in tables(pd.read_csv(STORED)):
         print(table, end="\n\n")  # noqa: T201
 
