@@ -4,18 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.edited_model import blocks, edited
+from support.edited_model import blocks
 from support.hooked_runs import hooks_left
-from support.plain_states import BlockStates, agree, per_fold, plain_states
+from support.plain_states import agree, per_fold, plain_states
 from support.rounding import NETWORK, assert_same, rounding
 from support.stream_checkpoints import out_of_memory_above
 from support.tiny_models import N_POS, ByName, ModelOf, tokens
 from torch import Tensor
 
-from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.capture import ScoreSums, capture_losses, capture_scores, token_losses
+from nope_probe.hooks.reading.capture import ScoreSums, capture_scores, token_losses
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.models.load import load
@@ -46,16 +45,6 @@ def cached_scores(model: Any, inputs: torch.Tensor) -> torch.Tensor:
 def fold_means(scores: torch.Tensor) -> torch.Tensor:
     means = torch.stack([per_fold(layer.double().mean(1), N_FOLDS) for layer in scores], 1)
     return means.masked_fill(~CAUSAL, torch.nan)
-
-
-@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-rope"])
-def test_a_map_equals_the_scores_that_plain_transformers_computes(
-    spec: str, model_of: ModelOf, tiny: ByName, inputs: torch.Tensor
-) -> None:
-    model, name = model_of(spec)
-    expected = torch.stack([s.scores() for s in plain_states(tiny(name).hf, inputs)])
-    maps = capture_scores(model, inputs, n_folds=N_FOLDS, batch_size=7)
-    assert agree(maps.folds, fold_means(expected))
 
 
 def test_a_bidirectional_model_has_all_cells() -> None:
@@ -149,40 +138,6 @@ def test_a_capture_leaves_the_model_as_it_was_also_when_it_fails(
     assert torch.equal(cached_scores(model, inputs), before)
 
 
-def mean_over_pairs(states: BlockStates, fold: int) -> torch.Tensor:
-    """Return the mean of q of one sequence times k of another over all pairs within a fold."""
-    group = states.q.shape[2] // states.k.shape[2]
-    q, k = states.q.double(), states.k.double().repeat_interleave(group, 2)
-    actual = range(fold, N_SEQS, N_FOLDS)
-    products = [torch.einsum("qhd,khd->qk", q[a], k[b]) for a in actual for b in actual if a != b]
-    return torch.stack(products).mean(0) / (q.shape[2] * q.shape[3] ** 0.5)
-
-
-@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-nope"])
-def test_the_mean_term_is_the_mean_over_pairs_of_different_sequences(
-    spec: str, model_of: ModelOf, tiny: ByName, inputs: torch.Tensor
-) -> None:
-    """So its expectation is <E q_i, E k_j>: q and k of different sequences are independent."""
-    model, name = model_of(spec)
-    maps = capture_scores(model, inputs, n_folds=N_FOLDS, mean_term=True)
-    assert maps.mean_term is not None
-    for layer, states in enumerate(plain_states(tiny(name).hf, inputs)):
-        for fold in range(N_FOLDS):
-            expected = mean_over_pairs(states, fold).masked_fill(~CAUSAL, torch.nan)
-            assert agree(maps.mean_term[fold, layer], expected)
-
-
-def test_the_mean_term_without_mask_and_rope_is_that_of_an_edited_model(
-    bridge: ByName, tiny: ByName, inputs: torch.Tensor
-) -> None:
-    with ablated(bridge("llama"), Ablation(remove=["mask", "rope"])):
-        maps = capture_scores(bridge("llama"), inputs, n_folds=N_FOLDS, mean_term=True)
-    assert maps.mean_term is not None
-    plain = edited(tiny("llama").hf, ["mask", "rope"])
-    for layer, states in enumerate(plain_states(plain, inputs, rope=False)):
-        assert agree(maps.mean_term[0, layer], mean_over_pairs(states, 0))
-
-
 def test_mean_term_and_covariance_of_queries_and_keys_add_up_to_the_score(
     hooked: ByName, tiny: ByName, inputs: torch.Tensor
 ) -> None:
@@ -207,26 +162,10 @@ def test_rewritten_scores_have_no_mean_term(bridge: ByName, inputs: torch.Tensor
         capture_scores(model, inputs, mean_term=True)
 
 
-SPECS = ["llama", "phi3", "qwen3", "smollm3", "gemma2", "gpt2", "neox"]
-
-
 def plain_losses(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return -log softmax of each next token, by indexing."""
     log_p = logits.double().log_softmax(-1)[:, :-1]
     return -log_p.gather(-1, ids[:, 1:, None])[..., 0]
-
-
-@pytest.mark.parametrize("spec", [*(f"bridge:{name}" for name in SPECS), "hooked:smollm3-rope"])
-def test_the_mean_loss_is_that_of_transformers_with_labels(
-    spec: str, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    hf, ids = tiny(name).hf, tiny(name).tokens
-    losses = capture_losses(model, ids, batch_size=2)
-    with torch.inference_mode():
-        expected = [float(hf(sequence[None], labels=sequence[None]).loss) for sequence in ids]
-    assert losses.shape == (len(ids), ids.shape[1] - 1)
-    assert_same(losses.mean(1), torch.tensor(expected))
 
 
 def test_a_loss_by_hand() -> None:

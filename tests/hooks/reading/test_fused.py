@@ -6,17 +6,15 @@ from typing import Any
 import pytest
 import torch
 from support.rounding import NETWORK, rounding
-from support.tiny_models import ByName, ModelOf, tokens
+from support.tiny_models import ByName, tokens
 from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attention import Attention, AttentionMask, relative_error
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, tapped
-from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.hooks.removing.components import components
+from nope_probe.hooks.reading.capture import capture_scores
 
-SPECS = ("bridge:llama", "bridge:phi3", "bridge:mistral", "bridge:neox", "hooked:smollm3-rope")
 TOKENS = tokens(n_seqs=7, n_pos=13)
 
 
@@ -38,39 +36,6 @@ def assert_same_maps(fused: Any, hooked: Any) -> None:
     seen = hooked.visible.expand_as(hooked.folds)
     assert relative_error(fused.folds[seen], hooked.folds[seen]) <= NETWORK
     assert fused.folds[~seen].isnan().all()
-
-
-@pytest.mark.parametrize("n_folds", [2, 3])  # of batches of 4: in rounds, or one by one
-@pytest.mark.parametrize("spec", SPECS)
-def test_each_heads_maps_and_the_mean_term_are_those_of_hooked_scores(
-    spec: str, n_folds: int, model_of: ModelOf
-) -> None:
-    model, _ = model_of(spec)
-    names = [name for name in ("mask", "w_k") if name in components(model)]
-    for remove in ([], names):
-        with ablated(model, Ablation(remove=remove, gain="norm")):
-            fused, hooked = both_ways(model, n_folds=n_folds, per_head=True, mean_term=True)
-            assert_same_maps(fused, hooked)
-        seen = hooked.visible.expand_as(hooked.folds)
-        assert relative_error(fused.mean_term[seen], hooked.mean_term[seen]) <= NETWORK
-        assert fused.per_head.dtype == torch.float32
-        seen = hooked.visible[:, None].expand_as(hooked.per_head)
-        assert relative_error(fused.per_head[seen], hooked.per_head[seen]) <= NETWORK
-        assert fused.per_head[~seen].isnan().all()
-        assert torch.equal(hooked.per_head.isnan(), ~seen)
-
-
-@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
-def test_stages_are_the_same(spec: str, model_of: ModelOf) -> None:
-    model, _ = model_of(spec)
-    fused = capture_stages(model, TOKENS, n_folds=3)
-    with hooks_attached([(layers_of(model)[0].point("attn.hook_pattern"), leave)]):
-        hooked = capture_stages(model, TOKENS, n_folds=3)
-    assert set(fused.folds) == set("abcdefghi")
-    for letter, folds in hooked.folds.items():
-        numbers = folds.isfinite()
-        assert torch.equal(fused.folds[letter].isfinite(), numbers)
-        assert relative_error(fused.folds[letter][numbers], folds[numbers]) <= NETWORK
 
 
 @pytest.mark.parametrize("spec", ["llama", "smollm3-rope"])

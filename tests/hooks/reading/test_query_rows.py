@@ -1,13 +1,11 @@
 """Maps of chosen rows are the rows of full maps, whatever a model's scores are made of."""
 
-import pytest
 import torch
-from support.rounding import NETWORK, assert_same, rounding
+from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName
 
 from nope_probe import capture_scores, capture_stages, load
-from nope_probe.hooks.layers.attention import Attention, repeat_heads
-from nope_probe.hooks.layers.model import attention_read, layers_of, run_forward
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_bands
 from nope_probe.maps.estimates import fold_weights, leave_one_out
 from nope_probe.maps.rows import choose_rows
@@ -19,33 +17,6 @@ CAUSAL = torch.arange(N) <= QUERIES[:, None]
 
 def tokens(n_seqs: int = 13) -> torch.Tensor:
     return torch.randint(3, 60, (n_seqs, N), generator=torch.Generator().manual_seed(0))
-
-
-def largest_sum(attention: Attention) -> float:
-    """Return the largest sum of absolute terms of a score q.k, in nats, of any head."""
-    k = repeat_heads(attention.k, attention.n_heads)
-    sums = torch.einsum("bihd,bjhd->bhij", attention.q.abs(), k.abs())
-    return float(sums.max() * attention.scale)
-
-
-# Grouped heads; a soft cap, whose scores are no product, and a window.
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_chosen_rows_are_those_of_the_full_map(tiny: ByName, name: str) -> None:
-    model = load(str(tiny(name).folder)).model
-    options = {"n_folds": 4, "batch_size": 5, "per_head": True}
-    whole = capture_scores(model, tokens(), **options)
-    rows = capture_scores(model, tokens(), query_rows=ROWS, **options)
-    assert rows.query_positions.tolist() == QUERIES.tolist()
-    assert rows.folds.shape == (4, len(whole.layers), ROWS, N)
-    attentions: list[Attention] = []
-    reading = attention_read(model, lambda layer, attention: attentions.append(attention))
-    with torch.inference_mode(), reading:
-        run_forward(model, tokens())
-    n_terms = max(-(-13 // 4) * attention.k[0, 0].numel() for attention in attentions)
-    bound, size = 2 * rounding(n_terms), max(map(largest_sum, attentions))
-    for got, full in ((rows.folds, whole.folds), (rows.per_head, whole.per_head)):
-        expected = full[..., QUERIES, :].masked_fill(~CAUSAL, torch.nan)
-        assert_same(got, expected, bound, size=size)
 
 
 def test_mean_term_bands_and_stages_have_the_chosen_rows(tiny: ByName) -> None:

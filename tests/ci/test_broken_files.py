@@ -12,7 +12,7 @@ from shutil import copytree
 
 import pandas as pd
 import pytest
-from support.broken_models import DEEP, ROWS
+from ci.broken_models import DEEP, ROWS
 from support.command_line import refused
 from support.refused_models import write_llama
 
