@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from ci.forks import forks
+from ci.test_pages import check
 from ci.test_resume import assert_same_results
 from support.command_line import refused, run_command
-from test_pages import check
 
 import reproduce
 from nope_probe.models.names import FETCHED

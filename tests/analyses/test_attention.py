@@ -8,7 +8,13 @@ from jaxtyping import Float
 from support.fold_products import fold_products
 from torch import Tensor
 
-from nope_probe.analyses.attention import AttentionSplit, information_parts, split_head
+from nope_probe.analyses.attention import (
+    AttentionSplit,
+    information_parts,
+    positional_parts,
+    split_attention,
+    split_head,
+)
 from nope_probe.analyses.jackknife import Interval, jackknife, share
 from nope_probe.maps.estimates import Estimates, fold_weights, weights_of_means
 from nope_probe.maps.folds import sum_parts
@@ -130,6 +136,30 @@ def test_position_is_the_information_of_the_mean_weights_less_its_bias(scores: T
         expected = unbiased(weights[kept], fold_of[kept])
         assert float(found.first_position.values[place]) == pytest.approx(float(expected[0]))
         assert float(found.others_position.values[place]) == pytest.approx(float(expected[1]))
+
+
+def test_the_positional_parts_of_heads_are_those_of_each_split_head() -> None:
+    """Two layers of three heads, of uneven folds."""
+    generator, fold_of = torch.Generator().manual_seed(4), torch.arange(37) % N_FOLDS
+    scores = torch.randn(37, 2, 3, N, N, generator=generator).double()
+    weights = softmax(scores.flatten(1, 2)).unflatten(1, (2, 3))
+    zeros = torch.zeros(N_FOLDS, 2, 3, N).double()
+    maps = AttentionMaps(
+        weights=folds_of(weights, fold_of),
+        scores=None,
+        information=zeros,
+        others=zeros,
+        visible=CAUSAL.expand(2, -1, -1),
+        counts=fold_of.bincount(),
+        layers=(4, 7),
+        skip_keys=1,
+        query_positions=torch.arange(N),
+    )
+    first, others = positional_parts(maps)
+    for (layer, head), found in split_attention(maps).items():
+        place = (maps.layers.index(layer), head)
+        assert float(first[place]) == pytest.approx(float(found.first_position.values[0]))
+        assert float(others[place]) == pytest.approx(float(found.others_position.values[0]))
 
 
 def test_the_square_of_a_mean_loses_its_bias_exactly() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 from support.edited_model import projections
-from support.plain_attention import plain_scores
 from support.plain_states import plain_states
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import (
@@ -151,17 +150,6 @@ def test_sizes_are_those_of_the_configuration(model_of: ModelOf) -> None:
         layer = layers_of(model)[1]
         assert (layer.n_heads, layer.n_kv_heads, layer.d_head) == (6, 2, 10)
         assert layer.d_model == (42 if name == "llama" else 34)
-
-
-def test_gemma_has_its_own_scale_and_a_soft_cap(bridge: ByName, tiny: ByName) -> None:
-    model, inputs = bridge("gemma2"), tiny("gemma2").tokens
-    assert layers_of(model)[0].soft_cap == 7.0
-    for attention, expected in zip(
-        attentions(model, inputs), plain_scores(tiny("gemma2").hf, inputs), strict=True
-    ):
-        assert (attention.scale, attention.soft_cap) == (pytest.approx(13**-0.5), 7.0)
-        visible = expected.isfinite()
-        assert distance(attention.scores()[visible], expected[visible].float()) <= NETWORK
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])

@@ -4,7 +4,7 @@ import torch
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName
 
-from nope_probe import capture_scores, capture_stages, load
+from nope_probe import capture_scores, load
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_bands
 from nope_probe.maps.estimates import fold_weights, leave_one_out
@@ -19,20 +19,13 @@ def tokens(n_seqs: int = 13) -> torch.Tensor:
     return torch.randint(3, 60, (n_seqs, N), generator=torch.Generator().manual_seed(0))
 
 
-def test_mean_term_bands_and_stages_have_the_chosen_rows(tiny: ByName) -> None:
+def test_bands_have_the_chosen_rows(tiny: ByName) -> None:
     model = load(str(tiny("llama").folder)).model
-    options = {"n_folds": 4, "batch_size": 5}
-    whole = capture_scores(model, tokens(), mean_term=True, **options)
-    rows = capture_scores(model, tokens(), mean_term=True, query_rows=ROWS, **options)
-    assert_same(rows.mean_term, whole.mean_term[..., QUERIES, :])
-    d_head = layers_of(model)[0].d_head
+    options = {"n_folds": 4, "batch_size": 5, "query_rows": ROWS}
+    rows, d_head = capture_scores(model, tokens(), **options), layers_of(model)[0].d_head
     groups = [[list(range(3)), list(range(3, d_head))]] * 2
-    bands = capture_bands(model, tokens(), groups, query_rows=ROWS, **options)
+    bands = capture_bands(model, tokens(), groups, **options)
     assert_same(bands.sum(2), rows.folds[:, :2])
-    stages = capture_stages(model, tokens(), **options)
-    chosen = capture_stages(model, tokens(), query_rows=ROWS, **options)
-    for letter, folds in stages.folds.items():
-        assert_same(chosen.folds[letter], folds[:, QUERIES].masked_fill(~CAUSAL, torch.nan))
 
 
 def test_sums_of_many_batches_are_exact_to_float32(tiny: ByName) -> None:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.edited_model import edited, plain_run
-from support.hooked_runs import hooked_run
 from support.rounding import NETWORK
-from support.tiny_models import ByName, ModelOf, Tiny, distance, tokens
+from support.tiny_models import ModelOf, Tiny, distance, tokens
 
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import logits_of
@@ -21,42 +20,6 @@ from nope_probe.maps.rotation import Rotation
 from nope_probe.models.load import load
 from nope_probe.removal import Component, equal_bands
 from nope_probe.run.identity import fingerprint
-
-# Rotary pairs: 5 of Llama and SmolLM3, 4 of Phi-3's 7 (partial), 3 of Qwen3.
-N_PAIRS = {"llama": 5, "phi3": 4, "qwen3": 3, "smollm3": 5, "smollm3-rope": 5}
-SPECS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")
-# Their rotated queries and keys are multiplied by 1.14 and 1.22 at every position, 0 included.
-SCALED = ("bridge:llama-yarn", "bridge:phi3-longrope")
-
-
-@pytest.mark.parametrize("spec", ["bridge:phi3", "hooked:smollm3-rope"])
-def test_all_bands_together_are_rope(spec: str, model_of: ModelOf, tiny: ByName) -> None:
-    model, name = model_of(spec)
-    n, runs = N_PAIRS[name], []
-    for remove in (
-        ["rope"],
-        ["rope_high", "rope_low"],
-        equal_bands(n, 3),
-        [f"rope[0:{n}]"],
-    ):
-        with ablated(model, Ablation(remove=[*remove, "mask"])):
-            runs.append(hooked_run(model, tiny(name).tokens).logits)
-    assert all(torch.equal(run, runs[0]) for run in runs)
-
-
-@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
-def test_the_high_band_turns_at_least_once_in_the_sequence(
-    spec: str, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    # 11 positions; wavelengths 6.3 and then 39.6 (Llama, base 10000) or 114 (SmolLM3, 2 million).
-    assert 2 * pi < 11 < 2 * pi * 10_000 ** (2 / 10)
-    for half, band in (("rope_high", "rope[0:1]"), ("rope_low", "rope[1:5]")):
-        runs = []
-        for remove in (half, band):
-            with ablated(model, Ablation(remove=[remove])):
-                runs.append(hooked_run(model, tiny(name).tokens).logits)
-        assert torch.equal(*runs)
 
 
 @pytest.mark.parametrize(
