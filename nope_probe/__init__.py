@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from nope_probe.studies.compare.analyse import difference as difference
     from nope_probe.studies.head_scores import head_scores as head_scores
     from nope_probe.studies.heads_run import run_heads as run_heads
-    from nope_probe.studies.trace.study import run_trace as run_trace
+    from nope_probe.studies.trace_run import run_trace as run_trace
 
 # Public names by module are the imports above, which are not run: TransformerLens takes seconds.
 _HOME = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from nope_probe.cli import run_and_show
-from nope_probe.studies.trace.settings import Settings
+from nope_probe.studies.trace import Settings
 
 EXAMPLES = ("--model nope-tiny", "--model rope-tiny --reader L1H2 --confirm 0")
 

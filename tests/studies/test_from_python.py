@@ -27,7 +27,7 @@ from nope_probe.errors import UserError
 from nope_probe.reports.notes import what_was_run
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
-from nope_probe.studies.trace.settings import Settings
+from nope_probe.studies.trace import Settings
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -25,9 +25,9 @@ from nope_probe.maps.rows import choose_rows
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
+from nope_probe.studies import trace as page
 from nope_probe.studies.tables import term_table, writer_table
-from nope_probe.studies.trace import page
-from nope_probe.studies.trace.settings import Settings
+from nope_probe.studies.trace import Settings
 from tests.support.manifests import manifest_of
 
 N = 23
@@ -266,7 +266,7 @@ def run_of(
     tables = {
         "terms": terms,
         "writers": traced.writers_table() if writers is None else writers,
-        "effects": pd.DataFrame() if effects is None else effects,
+        "effects": traced.effects_table().iloc[:0] if effects is None else effects,
     }
     settings = {"data": "shipped", "n_seqs": 64, "seq_len": 48, "folds": 8, "reader": reader}
     manifest = {
@@ -274,6 +274,7 @@ def run_of(
         "settings": settings,
         "layers": [1, 2, 3],
         "reader": reader or page.strongest_reader(terms, ()),
+        "kept_positions": 0,
         "skip_keys": 1,
     }
     return Run(manifest=manifest_of(**manifest), arrays={"maps": traced.maps()}, tables=tables)
@@ -435,31 +436,42 @@ def test_the_strongest_of_many_readers_clears_the_noise_of_all_of_them() -> None
     assert sentence(pd.concat([one, *others])) == page.NO_PATTERN
 
 
-def test_of_many_heads_the_strongest_are_shown() -> None:
-    whole = traced.terms_table().query("layer == 2")
+def test_the_strongest_writers_of_the_strongest_readers_are_shown_with_both_sides() -> None:
+    whole, of_layer = traced.terms_table().query("layer == 2"), traced.writers_table()
     terms = [whole.assign(head=head, size=whole["size"] * (head + 1)) for head in range(40)]
-    tables = {"terms": pd.concat(terms), "writers": traced.writers_table().assign(head=39)}
-    shown = page.shown_readers(tables["terms"], "L2H0")
-    assert shown == ["L2H0", *(f"L2H{head}" for head in range(9, 40))]
-    writers = page.rows_of_strongest_writers(tables, 2).query("layer == 2")
-    assert list(writers["writer"]) == ["L1H0", "MLP1"]
+    writers = pd.concat([of_layer, of_layer.assign(side="query")]).query("layer == 2")
+    tables = {
+        "terms": pd.concat(terms),
+        "writers": pd.concat(writers.assign(head=head) for head in (3, 9)),
+    }
+    written = page.written_parts(tables)
+    assert {*written["reader"]} == {"L2H9"}, "heads 8 to 39 are the strongest 32"
+    assert [*written["writer"]] == ["MLP0", "L1H0", "L1H1", "MLP1"]
+    one = of_layer.query("layer == 2 and writer == 'L1H1'").iloc[0]
+    both = written.set_index("writer").loc["L1H1"]
+    for name in ("part", "part_low", "part_high", "from_first_key"):
+        assert both[name] == pytest.approx(2 * one[name])
 
 
-def test_a_report_has_the_losses_that_were_measured_and_four_writers_of_each_reader() -> None:
-    writers, effects = traced.writers_table(), traced.effects_table()
-    weakest = writers.query("layer == 2 and writer == 'MLP0'").assign(
-        writer="embed", part=0.5, part_low=0.4, part_high=0.6
-    )
-    both = pd.concat([weakest, writers], ignore_index=True)
-    whole = page.report(run_of(traced.terms_table(), both, effects))
-    without = page.report(run_of(traced.terms_table(), both))
+def test_a_report_draws_the_terms_that_count_the_writers_and_what_was_lost() -> None:
+    terms, effects = traced.terms_table(), traced.effects_table()
+    noise = terms["term"] == "covariance"
+    terms.loc[noise, "size"] *= 0.05
+    whole = page.report(run_of(terms, effects=effects, reader="L2"))
+    without = page.report(run_of(terms, reader="L2"))
     assert (len(whole.sections), len(without.sections)) == (3, 2)
     assert (len([*whole.headline.table]), len([*without.headline.table])) == (3, 2)
-    shown = effects.drop(columns=["predicted", "predicted_low", "predicted_high"])
-    pd.testing.assert_frame_equal(whole.sections[2].table, shown)
+    of_terms, written, lost = (section.drawn() for section in whole.sections)
+    titles = [note.text for note in of_terms.layout.annotations]
+    assert titles == ["whole pattern", "written into keys", "written into both"]
+    [cells] = written.data
+    assert [*cells.x] == ["L1", "L2", "L3"]
+    place = [*cells.y].index("MLP1"), 1
+    assert cells.z[place] == pytest.approx(-0.72 * 7.6)
+    for dots, name in zip(lost.data, ("direct", "total"), strict=True):
+        assert [*dots.x] == [*effects[name]]
     shown = traced.terms_table().filter(regex="^(?!relative_r2)")
-    pd.testing.assert_frame_equal(whole.sections[0].table, shown)
-    assert "embed" in set(whole.sections[1].table["writer"])
+    assert [*whole.sections[0].table] == [*shown], "shares are in the file alone"
     assert "Who writes position in mine" in whole.title
 
 

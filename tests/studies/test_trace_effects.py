@@ -19,7 +19,7 @@ from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.tables import term_table, writer_table
-from nope_probe.studies.trace.analyse import direct_parts, measure_effects
+from nope_probe.studies.trace_run import direct_parts, measure_effects
 
 BridgeOf = Callable[[str], Any]
 N_FOLDS = 5

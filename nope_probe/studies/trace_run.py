@@ -1,4 +1,4 @@
-"""From the writers' parts of each reader to tables, maps and a run, on disk or in memory.
+"""What `trace` runs: the writers' parts of each reader, and the reader without their positions.
 
 The exact part of a writer is its direct path, through the reader's norm, W_Q and W_K, with the
 norm's scale of every token kept. `measure_effects` runs the model without the writer's
@@ -7,9 +7,10 @@ position, so that the blocks between the writer and the reader respond.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -18,47 +19,93 @@ from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import clock, direct_part, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
+from nope_probe.errors import UserError
 from nope_probe.figures.words import reader_of
 from nope_probe.hooks.ablation import directly_ablated
+from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import WrittenPosition
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.removal import Writer
-from nope_probe.studies.engine import Engine
-from nope_probe.studies.tables import TableRow, interval_columns, interval_names, writer_table
-from nope_probe.studies.trace.settings import numbers_of
+from nope_probe.run.folder import Run
+from nope_probe.run.identity import input_arrays
+from nope_probe.studies.engine import Engine, validate_first_sequence
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.page import with_page
+from nope_probe.studies.study import Pass, Results, Study, run_study
+from nope_probe.studies.tables import (
+    TableRow,
+    interval_columns,
+    interval_names,
+    term_table,
+    writer_table,
+)
+from nope_probe.studies.trace import Settings, numbers_of, report, strongest_reader
 
-EFFECTS = ("predicted", "held", "direct", "norm", "total")  # columns of `effects.csv`
+EFFECTS = ("predicted", "held", "direct", "norm", "total")
 EFFECTS_COLUMNS = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
 ALL, CLOCKS = "all", 4  # writers with a clock: all together, and the strongest of them
 MATTERS = 0.05  # of a lead or pattern: what a removal takes, or what a writer writes
 
 
-@dataclass(frozen=True)
-class ReaderPlace:
-    """A layer, or a head of it, whose scores are read."""
+class TracePosition(Study[Settings]):
+    """The writers of the position that each layer or head reads, and what it loses without them."""
 
-    layer: int
-    head: int | None = None
+    command = "trace"
+    function = "run_trace"
 
-    def reader(self, sums: PositionSums) -> Reader:
-        """Return its mean queries and keys."""
-        names = {name: number for name, number in vars(self).items() if number is not None}
-        return next(reader for of_reader, reader in readers(sums) if of_reader == names)
+    def passes(self) -> Iterator[Pass]:
+        """Yield the pass that sums the writers' parts, and those that take positions away."""
+        session, engine = self.session, Engine.of(self.session)
+        if "positions" not in session.checkpoint:
+            layers = self.settings.layers_with_maps(session.loaded.info)
+            validate_first_sequence(session.loaded.model, engine.inputs, layers)
+        yield Pass(key="positions", engine=engine, read=self._read_positions)
+        yield Pass(key="effects", engine=engine, read=self._read_effects, runs=None)
 
-    def rows(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return its rows of a table."""
-        rows = table[table["layer"] == self.layer]
-        return rows if self.head is None else rows[rows["head"] == self.head]
+    def _read_positions(self, engine: Engine, key: str, ablation: Ablation | None) -> PositionSums:
+        info = self.session.loaded.info
+        try:
+            return engine.positions(
+                key,
+                ablation,
+                layers=self.settings.layers_with_maps(info),
+                writers=self.settings.writers,
+                per_head=self.settings.traces_heads,
+            )
+        except NotImplementedError as error:
+            raise UserError(f"{info.name} cannot be traced: {error}") from error
 
-    def maps(self, engine: Engine, key: str, ablation: Ablation | None = None) -> LayerMaps:
-        """Return its scores, of the model without what an ablation removes."""
-        by_head = self.head is not None
-        maps = engine.scores(f"effects-{key}", ablation, layers=[self.layer], per_head=by_head)
-        of_layer = maps[self.layer]
-        return of_layer if self.head is None else of_layer.heads[self.head]
+    def _read_effects(
+        self, engine: Engine, key: str, ablation: Ablation | None
+    ) -> tuple[str | None, dict[str, pd.DataFrame]]:
+        """Return the reader of the headline, by default the strongest, and the tables."""
+        sums: PositionSums = engine.results["positions"]
+        terms, writers = term_table(sums), sorted_writers(sums)
+        reader = self.settings.reader or strongest_reader(terms, sums.counts.tolist())
+        effects, n_heads = pd.DataFrame(columns=EFFECTS_COLUMNS), self.settings.confirm
+        if reader is not None and n_heads:
+            effects = measure_effects(engine, sums, writers, reader, n_heads=n_heads)
+        clocks = clock_table(sums, writers)
+        return reader, {"terms": terms, "writers": writers, "effects": effects, "clocks": clocks}
+
+    def analyse(self, results: Results) -> Run:
+        """Return the run of the trace."""
+        session, sums, (reader, tables) = self.session, results["positions"], results["effects"]
+        inputs = session.sequences()
+        kept = self.settings.kept_positions_of(inputs.bos)
+        manifest = replace(
+            session.manifest_of(inputs),
+            layers=tuple(sorted(int(layer) for layer in tables["terms"]["layer"].unique())),
+            results={"reader": reader, "kept_positions": kept},
+        )
+        arrays = {"maps": map_arrays(sums), "tokens": input_arrays(inputs)}
+        return with_page(session, Run(manifest=manifest, arrays=arrays, tables=tables), report)
+
+
+run = partial(run_study, TracePosition)
 
 
 def measure_effects(
@@ -88,57 +135,72 @@ def measure_effects(
         position. There are no rows of the lead where the first position keeps what is written
         there: most of the lead would be kept as well.
     """
-    place = ReaderPlace(*numbers_of(reader))
-    read, known = place.reader(sums), place.rows(writers)
+    place = dict(zip(("layer", "head"), numbers_of(reader), strict=False))
+    read = next(of_reader for names, of_reader in readers(sums) if names == place)
+    known = writers[(writers[[*place]] == pd.Series(place)).all(axis=1)]
     names = {Writer(name) for name in read.sums.keys if name != "bias"}
     least = {
         asked.question: MATTERS * abs(asked.size_of(asked.scores).nats.value)
         for asked in read.questions()
     }
-    intact = place.maps(engine, "intact")
-
-    def measured(engine: Engine, removed: Iterable[Writer]) -> Iterator[TableRow]:
-        for writer in removed:
-            total = place.maps(engine, writer, Ablation(remove=[writer.removal]))
-            position = written_positions(engine)[writer]
-            with directly_ablated(engine.model, writer, position, place.layer):
-                direct = place.maps(engine, f"{writer}-to-L{place.layer}")
-            for question, lost in losses(intact, direct, total, read, writer).items():
-                yield {**vars(place), "of": question, "writer": writer, **interval_columns(**lost)}
-
     whole = sorted({writer.whole for writer in names}, key=lambda writer: writer.order)
-    rows = [*measured(with_positions(engine, "blocks", whole), whole)]
+    intact = scores_of(engine, place, "intact")
+    of_blocks = _without_positions(engine, "blocks", whole)
+    rows = [*_effects(of_blocks, place, read, intact, whole)]
     direct = direct_parts(known, least)
     matter = {writer.whole for writer in direct} | {
         row["writer"]
         for row in rows
-        if could_matter(row["total_low"], row["total_high"], least[row["of"]])
+        if max(abs(row["total_low"]), abs(row["total_high"])) >= least[row["of"]]
     }
     heads = sorted(name for name in names if name.head is not None and name.whole in matter)
     if heads and n_heads:
-        of_heads = with_positions(engine, "heads", heads)
-        sizes = {name: of.vectors.norm() for name, of in written_positions(of_heads).items()}
+        of_heads = _without_positions(engine, "heads", heads)
+        sizes = {name: of.vectors.norm() for name, of in positions_of(of_heads).items()}
         heads.sort(key=lambda head: (-direct.get(head, 0.0), -float(sizes[head])))
-        rows += measured(of_heads, heads[:n_heads])
+        rows += _effects(of_heads, place, read, intact, heads[:n_heads])
     rows.sort(key=lambda row: (row["of"], row["writer"].order))
-    table = pd.DataFrame(rows, columns=EFFECTS_COLUMNS)
-    return table.drop(columns="head") if place.head is None else table
+    columns = [name for name in EFFECTS_COLUMNS if name != "head" or name in place]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def with_positions(engine: Engine, key: str, writers: Sequence[Writer]) -> Engine:
+def _without_positions(engine: Engine, key: str, writers: Iterable[Writer]) -> Engine:
     """Return the engine with the mean output of some writers at each position."""
     removals = [Ablation(remove=[writer.removal]) for writer in writers]
     return engine.calibrated(f"effects-{key}", removals)
 
 
-def written_positions(engine: Engine) -> Mapping[str, WrittenPosition]:
+def positions_of(engine: Engine) -> Mapping[str, WrittenPosition]:
     """Return the position of the writers that an engine was calibrated for."""
-    return {} if engine.calibration is None else engine.calibration.positions
+    assert engine.calibration is not None  # a position that is removed was measured
+    return engine.calibration.positions
 
 
-def could_matter(low: float, high: float, least: float) -> bool:
-    """Return whether what is between these bounds could be as large as the least that matters."""
-    return bool(max(abs(low), abs(high)) >= least)
+def _effects(
+    engine: Engine,
+    place: Mapping[str, int],
+    reader: Reader,
+    intact: LayerMaps,
+    writers: Iterable[Writer],
+) -> Iterator[TableRow]:
+    """Yield the rows of the losses without the position of each writer in turn."""
+    for writer in writers:
+        total = scores_of(engine, place, writer, Ablation(remove=[writer.removal]))
+        position = positions_of(engine)[writer]
+        with directly_ablated(engine.model, writer, position, place["layer"]):
+            direct = scores_of(engine, place, f"{writer}-to-L{place['layer']}")
+        for question, lost in losses(intact, direct, total, reader, writer).items():
+            yield {**place, "of": question, "writer": writer, **interval_columns(**lost)}
+
+
+def scores_of(
+    engine: Engine, place: Mapping[str, int], key: str, ablation: Ablation | None = None
+) -> LayerMaps:
+    """Return the scores of a layer, or of a head, of the model without what an ablation removes."""
+    layer, head = place["layer"], place.get("head")
+    by_head = head is not None
+    maps = engine.scores(f"effects-{key}", ablation, layers=[layer], per_head=by_head)[layer]
+    return maps if head is None else maps.heads[head]
 
 
 def direct_parts(writers: pd.DataFrame, least: Mapping[Question, float]) -> dict[Writer, float]:
@@ -154,7 +216,7 @@ def direct_parts(writers: pd.DataFrame, least: Mapping[Question, float]) -> dict
     sums = writers.dropna(subset=columns).groupby(["of", "writer"], sort=False)[columns].sum()
     sizes: dict[Writer, float] = {}
     for (question, name), (part, low, high) in zip(sums.index, sums.to_numpy(), strict=True):
-        if could_matter(low, high, least[question]):
+        if max(abs(low), abs(high)) >= least[question]:
             size = abs(part) / least[question]
             sizes[Writer(name)] = max(size, sizes.get(Writer(name), 0.0))
     return sizes
@@ -241,15 +303,11 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
         scales = reader.sums.norm_scale
         assert scales is not None
         scale = pooled(scales, reader.counts)[kept:]
-        scale = scale / scale.mean()
-        of_reader = (writers[list(names)] == pd.Series(names)).all(axis=1)
-        of_pattern = writers[of_reader & (writers["of"] == "pattern")]
         for side in get_args(Side):
-            hands = clock(reader, side)
-            rows = of_pattern[of_pattern["side"] == side]
-            order = rows["part"].abs().sort_values(ascending=False).index
-            strongest = rows.loc[order, "writer"][: CLOCKS - 1]
-            for writer in (ALL, *strongest):
+            hands, place = clock(reader, side), {**names, "of": "pattern", "side": side}
+            rows = writers[(writers[[*place]] == pd.Series(place)).all(axis=1)]
+            ranked = rows.sort_values("part", key=abs, ascending=False)["writer"]
+            for writer in (ALL, *ranked[: CLOCKS - 1]):
                 points = (hands.whole if writer == ALL else hands.writers[writer])[kept:]
                 columns = {
                     **names,
@@ -259,7 +317,32 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
                     "axis_1": points[:, 0],
                     "axis_2": points[:, 1],
                     "explained": float(hands.explained.sum()),
-                    "norm_scale": scale,
+                    "norm_scale": scale / scale.mean(),
                 }
                 tables.append(pd.DataFrame(columns))
     return pd.concat(tables, ignore_index=True)
+
+
+@takes(TracePosition)
+def run_trace(
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+) -> Run:
+    """Find who writes the position that each layer reads, as the `trace` command does.
+
+    Inside `ablated`, the ablated model is traced, with `confirm=0`.
+
+    Raises:
+        UserError: for too few sequences or folds, or for a family whose residual stream is no sum,
+            whose RoPE turns no pairs, or whose projections are no linear maps between norms.
+
+    Example:
+        >>> from nope_probe import load, run_trace, sequences
+        >>> loaded = load("nope-tiny", n_layers=3)
+        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
+        >>> trace = run_trace(loaded, data, confirm=0)
+        >>> of_pattern = trace.tables["writers"].query("layer == 2 and of == 'pattern'")
+        >>> parts = of_pattern.groupby("writer")["part"].sum()
+        >>> sorted(parts[parts > 1].index)
+        ['L1H0', 'L1H1']
+    """
+    return run_of(TracePosition, model, inputs, out, options)

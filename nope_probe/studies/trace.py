@@ -1,0 +1,468 @@
+"""`trace`: who writes position, who reads it, and what is lost without it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isnan
+from typing import Annotated, Literal
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from nope_probe.errors import UserError
+from nope_probe.figures.intervals import ValueAndBounds, bound_columns
+from nope_probe.figures.maps import term_maps
+from nope_probe.figures.names import OTHERS
+from nope_probe.figures.panels import RowMaps
+from nope_probe.figures.views import View
+from nope_probe.figures.words import MEASURES, SHARE, Column, listed, with_readers
+from nope_probe.models.info import ModelInfo
+from nope_probe.removal import Writer
+from nope_probe.reports import notes
+from nope_probe.reports.page import Headline, Section
+from nope_probe.run.flags import LARGEST, Bounds
+from nope_probe.run.folder import Run
+from nope_probe.run.paths import validate_memory
+from nope_probe.run.settings import RunSettings
+from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
+from nope_probe.studies.tidy import sections
+from nope_probe.studies.verdicts import main_writers, most_of
+
+MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
+QUESTIONS = {"lead": "first key", "pattern": "other keys"}
+WRITTEN = ("written_key", "written_query", "written_both")
+TERMS = ("all", "rotation", "alibi", *WRITTEN, "covariance")  # in the order of their panels
+COLUMNS = {
+    "size": Column("size", "The mean lead, or the RMS of the pattern, of the part alone.", "nats"),
+    "part": Column(
+        "part", "What a term or a writer makes of the whole lead or pattern.", "nats", signed=True
+    ),
+    "relative_r2": MEASURES["relative_r2"],
+    "non_relative": MEASURES["non_relative"],
+    "side": Column("side", "Whether the writer's position is read in keys or in queries."),
+    "writer": Column("writer", "A head, an attention, an MLP, or the embeddings."),
+    "from_first_key": Column(
+        "from the first key", "How much of a head's part it moved from the first key.", "nats"
+    ),
+    "predicted": Column("exact part", "The writer's part, in keys and queries together.", "nats"),
+    "held": Column(
+        "lost with the norm's scale held", "Lost on the direct path with the norm's scale.", "nats"
+    ),
+    "direct": Column(
+        "lost on the direct path", "Lost if only the reader's input loses the position.", "nats"
+    ),
+    "norm": Column("lost by the norm's scale", "Direct less held.", "nats"),
+    "total": Column(
+        "lost on all paths", "Lost if all blocks after the writer lose its position.", "nats"
+    ),
+    "axis_1": Column("first axis", "The mean key or query along its first principal axis."),
+    "axis_2": Column("second axis", "The same along the second axis."),
+    "explained": Column("explained", "Both axes' share of the variance between positions.", SHARE),
+    "norm_scale": Column("norm's scale", "The norm's mean scale there over its mean everywhere."),
+}
+VIEWS = (
+    View(
+        table="written",
+        title="Who writes position, and who reads it",
+        y=("part",),
+        x="reader",
+        by=("writer",),
+        panels="of",
+        kind="cells",
+        across=2,
+        names=QUESTIONS,
+        caption="Nats that a writer makes of a reader's lead or pattern, on the direct path into "
+        "its keys and queries. Blue works against the whole. Weaker writers and readers are left "
+        "out.",
+    ),
+    View(
+        table="effects",
+        title="What is lost without a writer's position",
+        y=("direct", "total"),
+        x="writer",
+        by=(),
+        panels="of",
+        kind="rows",
+        across=2,
+        names=QUESTIONS,
+        caption="Direct: only the reader's input loses the position. All paths: every block after "
+        "the writer loses it. In the numbers, held keeps the norm's scale, and norm is direct less "
+        "held.",
+    ),
+)
+MOST_WRITERS, MOST_READERS = 24, 32  # in the figure of writers and readers
+NAMED = 2  # writers of a lead or a pattern in the sentence
+LEAST = 0.05  # of a lead or pattern, which a drawn term or a writer in the first table makes
+INDENT = "· "  # before a head, whose nats its attention's row counts
+NO_PATTERN = "No layer or head shows a lead or pattern that exceeds the noise."
+ROTATION, ALIBI = "RoPE's rotation", "ALiBi"
+PARTS = {"all": "whole", "rotation": ROTATION, "alibi": ALIBI, "covariance": "covariance"}
+PARTS |= dict.fromkeys(WRITTEN, "written")  # what terms are called in the first table
+MADE_BY = {  # by the term that surely is most of a lead or pattern
+    ROTATION: f"{ROTATION} makes {{part}} of {{whole}}",
+    ALIBI: f"{ALIBI} makes {{part}} of {{whole}}",
+    "covariance": "covariance, which no mean vector carries, makes {part} of {whole}",
+    "written": "{writers} of {whole}",
+    "noisy": "no single writer makes {whole}, of which {part} were written",
+    "none": "no single term makes {whole}",
+}
+LOST = "Lost: on all paths, without its position{kept}."
+OF_HEADS = "A head's nats are counted in the row of its attention, above it."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings):
+    """Trace who writes the position that each layer reads.
+
+    Splits each layer's lead of the first key, and its pattern among the other keys, exactly into
+    rotation (RoPE on vectors that know nothing of position), written position and covariance.
+    Splits the written position into the parts of all embeddings, heads and MLPs before the layer,
+    and measures what one layer loses without the position of each.
+
+    Attributes:
+        reader: The layer (L2) or head (L2H1) that the headline, the maps and --confirm are about
+            [the one with the largest lead and pattern]; a head turns --per-head on.
+        writers: Whether heads write one by one, or each block's attention as a whole.
+        per_head: Trace what each head reads, instead of each layer.
+        confirm: How many heads lose their position, one at a time and after each earlier attention
+            and MLP, to measure what is lost.
+        folds: Parts of the data that intervals are made from.
+    """
+
+    model: str = "nope-tiny"
+    reader: str | None = None
+    writers: Literal["heads", "layers"] = "heads"
+    per_head: bool = False
+    confirm: Annotated[int, Bounds(0, 1000)] = 6
+    folds: Annotated[int, Bounds(MIN_FOLDS, LARGEST)] = 8
+
+    def validate(self) -> None:
+        """Check the settings that need no model.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        super().validate()
+        layer, *of_layer = numbers_of(self.reader or "") or [0]
+        named = re.fullmatch(r"L(0|[1-9][0-9]*)(H(0|[1-9][0-9]*))?", self.reader or "L0")
+        refuse(
+            self.reader and f"--reader {self.reader}",
+            {
+                ": expected a layer or head, such as L2 or L2H1": not named,
+                ": with --per-head, readers are heads, as L2H1": self.per_head and not of_layer,
+                f" is not among the first {self.depth} layers: take --layers {layer + 1}": (
+                    self.depth is not None and layer >= self.depth
+                ),
+            },
+        )
+
+    @property
+    def traces_heads(self) -> bool:
+        """Whether the readers are heads, not layers."""
+        return self.per_head or len(numbers_of(self.reader or "")) == 2
+
+    def validate_layers(self, info: ModelInfo) -> None:
+        """Check that the reader exists, and that the sums of all writers fit into memory.
+
+        Raises:
+            UserError: naming the possible readers, or the flags that save memory; for a layer that
+                reads another layer's keys.
+        """
+        super().validate_layers(info)
+        layers = self.layers_with_maps(info)
+        layer, head = (*numbers_of(self.reader or "L0"), 0)[:2]
+        there = ", ".join(f"L{number}" for number in layers)
+        refuse(
+            self.reader and f"--reader {self.reader}",
+            {
+                f": there are {there}, with the heads H0 to H{info.n_heads - 1}": (
+                    layer not in layers or head >= info.n_heads
+                )
+            },
+        )
+        sources = dict(zip(info.attending, info.keys_from, strict=False))
+        shared = [number for number in layers if sources.get(number, number) != number]
+        if shared:
+            raise UserError(
+                f"L{shared[0]} of {info.name} attends to the keys of L{sources[shared[0]]}, which "
+                f"are no map of the residual stream that it reads: take --layers {shared[0]}"
+            )
+        fewer = ", or take --writers layers" if self.writers == "heads" else ""
+        validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
+
+    @property
+    def removes(self) -> bool:
+        """Whether writers' positions are taken away."""
+        return self.confirm > 0
+
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps the run holds, with the writers' sums counted in maps."""
+        maps_of_sums = self.bytes_of_sums(info) // (8 * self.folds * self.seq_len**2)
+        return len(self.layers_with_maps(info)) + maps_of_sums
+
+    def bytes_of_sums(self, info: ModelInfo) -> int:
+        """Return the bytes of the writers' parts of queries and keys, by fold and position."""
+        n_layers = self.depth_in(info)
+        n_heads = info.n_heads if self.writers == "heads" else 1
+        n_writers = (n_heads + 1) * n_layers * (n_layers - 1) // 2  # before all readers
+        n_queries = info.n_heads if self.traces_heads else info.n_kv_heads
+        width = (n_queries + info.n_kv_heads) * info.d_head
+        return 8 * self.folds * n_writers * self.seq_len * width
+
+
+def refuse(flag: str | None, mistakes: Mapping[str, bool]) -> None:
+    """Refuse a flag, if it is given, with the first message whose mistake is made.
+
+    Raises:
+        UserError: naming the flag.
+    """
+    for message, is_made in mistakes.items():
+        if flag and is_made:
+            raise UserError(f"{flag}{message}")
+
+
+def numbers_of(reader: str) -> list[int]:
+    """Return the numbers in a reader's name: the layer's and, of a head, the head's.
+
+    Example:
+        >>> numbers_of("L2H1"), numbers_of("L2")
+        ([2, 1], [2])
+    """
+    return [int(number) for number in re.findall(r"\d+", reader)]
+
+
+def report(run: Run) -> Report:
+    """Return the report of a run.
+
+    Args:
+        run: tables `terms`, `writers` and `effects`; maps such as `L1/rotation`, nats; its `reader`
+            (None if no layer reads position), and `kept_positions`: how many first positions keep
+            what removed writers write there.
+    """
+    reader, tables = run.manifest.results["reader"], run.tables
+    kept = " The first token keeps its position, so there is no lead." * bool(
+        run.manifest.results["kept_positions"]
+    )
+    terms = Section(
+        title="The exact terms of lead and pattern",
+        figure=partial(draw_terms, run, reader) if reader else None,
+        caption="The maps of all terms add up to the whole; terms below a twentieth of it are not "
+        "drawn. In the numbers, part is what a term makes of the whole, and size the term alone. "
+        "Norm is a part of the written terms.",
+        table=tables["terms"].filter(regex="^(?!relative_r2)"),
+        columns=COLUMNS,
+    )
+    views = [
+        replace(view, caption=view.caption + kept * (view.table == "effects")) for view in VIEWS
+    ]
+    return Report(
+        title=f"Who writes position in {run.manifest.model_name}",
+        headline=headline(run),
+        sections=[terms, *sections(views, {**tables, "written": written_parts(tables)}, COLUMNS)],
+        how_to_read=notes.how_to_read("trace"),
+    )
+
+
+def draw_terms(run: Run, reader: str) -> go.Figure:
+    """Draw the terms of a reader's lead and pattern that count, on one scale."""
+    rows = with_readers(run.tables["terms"])
+    rows = rows[rows["reader"] == reader]
+    sizes = rows.pivot(index="term", columns="of", values="size").abs()
+    counts = (sizes >= LEAST * sizes.loc["all"]).any(axis=1)
+    maps = {
+        term: RowMaps(
+            values=np.asarray(run.maps[f"{reader}/{term}"], float)[None],
+            queries=run.query_positions,
+            skip_keys=run.manifest.skip_keys,
+        )
+        for term in TERMS
+        if counts.get(term, False)
+    }
+    return term_maps(maps, title=f"The terms of {reader}", layers=[numbers_of(reader)[0]])
+
+
+def written_parts(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return what the strongest writers make of the strongest readers' leads and patterns, nats.
+
+    The parts in keys and in queries are added up, with bounds that hold however they are
+    correlated.
+    """
+    whole = with_readers(tables["terms"].query("term == 'all'"))
+    readers = whole["size"].abs().groupby(whole["reader"]).max().nlargest(MOST_READERS).index
+    numbers = [end for name in ("part", "from_first_key") for end in (name, *bound_columns(name))]
+    rows = with_readers(tables["writers"].query("writer != 'bias'")).dropna(subset="part")
+    of_reader = rows[rows["reader"].isin(readers)].groupby(["writer", "reader", "of"], sort=False)
+    rows = of_reader[numbers].sum(min_count=1).reset_index()
+    strongest = rows["part"].abs().groupby(rows["writer"]).max().nlargest(MOST_WRITERS).index
+    rows = rows[rows["writer"].isin(strongest)]
+    places = rows["writer"].map(lambda name: Writer(name).order)
+    return rows.loc[places.sort_values(kind="stable").index]
+
+
+def made_of(tables: Mapping[str, pd.DataFrame], reader: str, question: str) -> pd.DataFrame:
+    """Return what makes a reader's lead or pattern, and what it loses, nats.
+
+    Returns:
+        A row for the whole, for each term (as `PARTS` calls it), for each writer, and for each
+        attention whose heads write one by one: `part`, and `total`, what is lost on all paths, with
+        their bounds. No rows where the lead or pattern does not exceed its noise.
+    """
+    terms, writers, effects = (
+        rows[(rows["reader"] == reader) & (rows["of"] == question)]
+        for rows in (with_readers(tables[name]) for name in ("terms", "writers", "effects"))
+    )
+    columns = ["part", *bound_columns("part")]
+    if terms.loc[terms["term"] == "all", "part"].isna().all():
+        return pd.DataFrame()
+    whole = writers["writer"].map(lambda name: str(Writer(name).whole))
+    named = pd.concat(
+        [
+            terms.assign(name=terms["term"].map(PARTS)).dropna(subset="name"),
+            writers.assign(name=writers["writer"]),
+            writers.assign(name=whole)[whole != writers["writer"]],
+        ]
+    )
+    parts = named.groupby("name", sort=False)[columns].sum()
+    lost = effects.set_index("writer")[["total", *bound_columns("total")]]
+    return parts.join(lost, how="outer")
+
+
+def writers_of(rows: pd.DataFrame) -> list[str]:
+    """Return the writers and attentions among the rows of `made_of`."""
+    return [name for name in rows.index if name not in {*PARTS.values(), "bias"}]
+
+
+def over_whole(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, ValueAndBounds]:
+    """Return parts over the whole, which is below 0 where other keys lead."""
+    parts = rows.loc[[*names], ["part", *bound_columns("part")]] / rows["part"]["whole"]
+    return {name: (value, min(ends), max(ends)) for name, value, *ends in parts.itertuples()}
+
+
+def strengths(rows: pd.DataFrame) -> pd.Series[float]:
+    """Return the larger of each writer's part and of what is lost, over the size of the whole.
+
+    Only what has a clear sign counts.
+    """
+    clear = [
+        rows[name].abs().where(rows[low] * rows[high] > 0, 0.0)
+        for name in ("part", "total")
+        for low, high in [bound_columns(name)]
+    ]
+    return pd.concat(clear, axis=1).max(axis=1)[writers_of(rows)] / abs(rows["part"]["whole"])
+
+
+def headline(run: Run) -> Headline:
+    """Return the main terms and writers of a reader's lead and pattern, and what it loses.
+
+    Args:
+        run: its tables `terms`, `writers` and `effects`, and its manifest with the `reader`.
+    """
+    manifest, reader = run.manifest, run.manifest.results["reader"]
+    if reader is None:
+        return Headline(sentence=NO_PATTERN)
+    made = {question: made_of(run.tables, reader, question) for question in QUESTIONS}
+    made = {question: rows for question, rows in made.items() if len(rows)}
+    if not made:
+        return Headline(sentence=f"{reader} shows no lead or pattern that exceeds the noise.")
+    kept = ", which the first token keeps" if manifest.results["kept_positions"] else ""
+    length = f"{manifest.seq_len:,} tokens"
+    clauses = [_clause(name, made, reader) for name in ("pattern", "lead") if name in made]
+    table, n_left_out = _table(f"{reader} at {length}, nats", made)
+    rule = f"{reader} has the largest lead and pattern of {notes.layers_of_run(manifest)}."
+    parts = [
+        "" if manifest.settings.get("reader") else rule,
+        OF_HEADS if any(name.startswith(INDENT) for name in table.iloc[:, 0]) else "",
+        LOST.format(kept=kept) if any("lost" in str(name) for name in table) else "",
+        f"Weaker writers left out: {n_left_out}." if n_left_out else "",
+    ]
+    return Headline(
+        sentence=f"At {length}, {'. '.join(clauses)}.",
+        table=table,
+        caption=" ".join(filter(None, parts)),
+    )
+
+
+def _clause(question: str, made: Mapping[str, pd.DataFrame], reader: str) -> str:
+    """Return a clause on the main term of a lead or a pattern."""
+    rows, what = made[question], f"in the order of {reader}'s other keys"
+    if question == "lead":
+        what = "of the first key's lead" if len(made) > 1 else f"of {reader}'s lead"
+    parts, size = rows["part"], rows["part"]["whole"]
+    style = "z.1f" if abs(size) >= 1 else "z.2f"
+    terms = {*PARTS.values()} & {*rows.index} - {"whole"}
+    most = most_of(over_whole(rows, terms)) or "none"
+    attentions = {Writer(name).whole for name in writers_of(rows) if Writer(name).head is not None}
+    main = main_writers(over_whole(rows, {*writers_of(rows)} - attentions))
+    named = [f"{name} {parts[name]:{style}}" for name in main[:NAMED]]
+    if main:
+        named[0] = named[0].replace(" ", " writes ")
+    named += ["others the rest"] if len(main) > NAMED else []
+    return MADE_BY["noisy" if most == "written" and not main else most].format(
+        whole=f"the {size:{style}} nats {what}",
+        part=f"{parts.get(most, 0.0):{style}}",
+        writers=listed(named) if named else "",
+    )
+
+
+def _table(name: str, made: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, int]:
+    """Return the first table, and how many writers it leaves out.
+
+    Its rows but those of heads under their attention add up to the whole.
+    """
+    sizes = [(rows["part"] / rows["part"]["whole"]).abs() for rows in made.values()]
+    shown = pd.concat(sizes, axis=1).max(axis=1)
+    encodings = [term for term in (ROTATION, ALIBI) if shown.get(term, 0.0) >= LEAST / 10]
+    top, n_left_out = _shown_writers(made, MOST_ROWS - 3 - len(encodings))
+    wholes = [writer for writer in top if Writer(writer).whole == writer]
+    columns = {}
+    for question, rows in made.items():
+        others = rows["part"]["written"] - rows["part"].reindex(wholes).sum()
+        columns[QUESTIONS[question]] = pd.concat([rows["part"], pd.Series({OTHERS: others})])
+        if rows["total"].notna().any():
+            columns[f"{QUESTIONS[question]}, lost"] = rows["total"]
+    names = ["whole", *encodings, *top, OTHERS, "covariance"]
+    table = pd.DataFrame(columns).reindex(names)
+    table = table.map(lambda number: "" if isnan(number) else f"{number:z.2f}")
+    labels = [INDENT + row if row in top and row not in wholes else row for row in names]
+    table.insert(0, name, labels)
+    return table.reset_index(drop=True), n_left_out
+
+
+def _shown_writers(made: Mapping[str, pd.DataFrame], n_rows: int) -> tuple[list[str], int]:
+    """Return the strongest writers, heads after their attention, and how many others there are."""
+    strongest = pd.concat([strengths(rows) for rows in made.values()], axis=1).max(axis=1)
+    heads: dict[str, list[str]] = {}
+    n_shown = 0
+    for writer in sorted(strongest.index, key=lambda name: (-strongest[name], Writer(name).order)):
+        whole = str(Writer(writer).whole)
+        n_new = 1 + (writer != whole and whole not in heads)
+        if strongest[writer] < LEAST or n_shown + n_new > n_rows or writer in heads:
+            continue
+        of_whole = heads.setdefault(whole, [])
+        of_whole += [writer] if writer != whole else []
+        n_shown += n_new
+    top = [name for whole, of_whole in heads.items() for name in (whole, *of_whole)]
+    return top, len(strongest) - len(top)
+
+
+def strongest_reader(terms: pd.DataFrame, fold_sizes: Sequence[int]) -> str | None:
+    """Return the reader with the largest lead and pattern together, by the rule of all pages.
+
+    Args:
+        terms: `terms.csv`.
+        fold_sizes: sequences per fold.
+
+    Returns:
+        None if no pattern exceeds the noise.
+    """
+    whole = with_readers(terms[terms["term"] == "all"]).set_index("reader")
+    rows = whole[whole["of"] == "pattern"].rename(
+        columns=lambda name: name.replace("size", "amplitude")
+    )
+    rows = rows.assign(lead=whole[whole["of"] == "lead"]["size"])
+    row = strongest_row(rows, fold_sizes)
+    return None if row is None else str(row.name)
