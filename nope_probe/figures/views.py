@@ -398,7 +398,7 @@ def _scale_numbers(figure: go.Figure, view: View, panels: Sequence[Panel]) -> No
     along = "x" if view.kind == "rows" else "y"
     for place, panel in enumerate(panels):
         numbers = figure.layout[f"{along}axis{axis(place)}"]
-        numbers.update(zerolinewidth=2, nticks=4 if along == "x" else 5)
+        numbers.update(zerolinewidth=2, nticks=6 if along == "x" else 5)
         if panel.about.is_share:
             numbers.tickformat = ".0%"
         if panel.about.neutral is not None:
@@ -435,7 +435,7 @@ def _draw_cells(view: View, panels: Sequence[Panel]) -> go.Figure:
         traces,
         columns=min(view.across, len(panels)),
         panel=max(160, int(min(CELL, MOST / n_rows) * n_rows)),
-        gap=0.04,
+        gap=0.04 if pd.api.types.is_numeric_dtype(panels[0].rows[by]) else 0.1,
         bottom=124,
         x_title=PLACES.get(view.x, Column(view.x)).label,
         y_title=PLACES.get(by, Column(by)).label,

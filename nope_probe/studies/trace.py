@@ -76,8 +76,8 @@ VIEWS = (
         across=2,
         names=QUESTIONS,
         caption="Nats that a writer makes of a reader's lead or pattern, on the direct path into "
-        "its keys and queries. Blue works against the whole. Weaker writers and readers are left "
-        "out.",
+        "its keys and queries; blue is below 0. Writers below a twentieth of the largest part, and "
+        "weaker readers, are left out.",
     ),
     View(
         table="effects",
@@ -297,8 +297,9 @@ def written_parts(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     rows = with_readers(tables["writers"].query("writer != 'bias'")).dropna(subset="part")
     of_reader = rows[rows["reader"].isin(readers)].groupby(["writer", "reader", "of"], sort=False)
     rows = of_reader[numbers].sum(min_count=1).reset_index()
-    strongest = rows["part"].abs().groupby(rows["writer"]).max().nlargest(MOST_WRITERS).index
-    rows = rows[rows["writer"].isin(strongest)]
+    largest = rows["part"].abs().groupby([rows["writer"], rows["of"]]).max().nlargest(MOST_WRITERS)
+    shown = largest.index[largest >= LEAST * largest.max()]
+    rows = rows[pd.MultiIndex.from_frame(rows[["writer", "of"]]).isin(shown)]
     places = rows["writer"].map(lambda name: Writer(name).order)
     return rows.loc[places.sort_values(kind="stable").index]
 
