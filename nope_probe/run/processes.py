@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -60,11 +59,6 @@ def is_first_of_machine() -> bool:
 def process_count() -> int:
     """Return how many processes torchrun started for this command; 1 without it."""
     return int(os.environ.get("WORLD_SIZE") or 1)
-
-
-def command_line() -> str:
-    """Return the command line of this process, as it can be typed again."""
-    return shlex.join([*program(), *sys.argv[1:]])
 
 
 def program() -> list[str]:

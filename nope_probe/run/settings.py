@@ -225,6 +225,7 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
     """Which model is run, on which sequences, and how."""
 
     unrecorded: ClassVar[tuple[str, ...]] = (*SessionSettings.unrecorded, "tokens")
+    runs_all_layers: ClassVar[bool] = False  # whichever of them are studied
     # Defaults that are not recorded: runs from before these settings existed keep their identity.
     unset: ClassVar[tuple[tuple[str, object], ...]] = (
         ("query_rows", None),
@@ -364,9 +365,9 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
     @property
     def depth(self) -> int | None:
         """How many first layers of the model to load, if it has as many; None for all."""
-        if self.layers == "auto":
-            return FIRST_LAYERS
-        return None if self.layers == "all" else self._end
+        if self.runs_all_layers or self.layers == "all":
+            return None
+        return FIRST_LAYERS if self.layers == "auto" else self._end
 
     @property
     def _end(self) -> int:

@@ -43,7 +43,7 @@ OF_MODEL = ("adapter", "tokens", "revision", "allow_unused", "device", "device_m
 
 
 def takes(study: type[Study[Settings]]) -> Callable[[Function], Function]:
-    """Attach to a function of any options the signature and the help of a command's settings.
+    """Let the signature and the help of a function show the settings that its options are.
 
     Args:
         study: the command's; parameters of the function take the place of settings.
@@ -51,17 +51,16 @@ def takes(study: type[Study[Settings]]) -> Callable[[Function], Function]:
 
     def documented(function: Function) -> Function:
         signature = inspect.signature(function)
-        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        *parameters, _ = signature.parameters.values()  # without those of any name
         helps = dict(PARAMETERS)
         for option, text in options_of(study.settings_class()):
             if option.name not in signature.parameters:
                 parameters.append(option)
                 helps[option.name] = text
-        function.__annotations__ |= {p.name: p.annotation for p in parameters}
         wrapper = TextWrapper(100, " " * 8, " " * 12, break_on_hyphens=False)
-        lines = [line for name, text in helps.items() for line in wrapper.wrap(f"{name}: {text}")]
+        args = "\n".join(wrapper.fill(f"{name}: {text}") for name, text in helps.items())
         before, raises, after = (function.__doc__ or "").partition("\n\n    Raises:")
-        function.__doc__ = "\n".join([f"{before}\n\n    Args:", *lines]) + raises + after
+        function.__doc__ = f"{before}\n\n    Args:\n{args}{raises}{after}"
         vars(function)["__signature__"] = signature.replace(parameters=parameters)
         return function
 
@@ -94,21 +93,20 @@ def run_of(
         raise UserError("several processes share the folder of a run: name it, out=FOLDER")
     kind, options = study.settings_class(), {**options, "out": out}
     _validate_options(options, inputs)
-    loaded, in_memory, data = None, None, None
+    loaded, data = None, None
     if isinstance(model, str):
         settings = settings_from(kind, {**options, "model": model})
-        if inputs is not None:
+        if inputs is not None:  # whose sequences are made with its tokenizer
             validate_reachable(settings.model, settings.revision)
-            # Sequences are made with its tokenizer.
             loaded = load_first_layers(settings, device_of_process(settings.device))
     else:
-        settings = settings_from(kind, {"layers": "all", **options})
+        settings_from(kind, options)
         _refuse(options, OF_MODEL, "a model in memory")
-        loaded = in_memory = as_loaded(model)
+        loaded = as_loaded(model)
         settings = settings_from(kind, {"layers": "all", **options, "model": loaded.info.name})
         settings.validate_layers(loaded.info)
         _validate_intact(loaded, settings)
-    asked = settings
+    asked, in_memory = settings, None if isinstance(model, str) else loaded
     if inputs is not None and loaded is not None:
         data = as_sequences(loaded.model, inputs)
         settings = on_inputs(settings, data, settings.folds if "folds" in options else None)

@@ -156,7 +156,8 @@ def random_copies(
         tokenizer: the model's; None for a model that takes vectors.
         n_processes: how many share the run; each gets a batch.
     """
-    n_seqs, n_tokens = -(-N_REPEATED // engine.n_folds) * engine.n_folds, max(2, data.segment)
+    n_folds, n_tokens = engine.n_folds, max(2, data.segment)
+    n_seqs = -(-max(N_REPEATED, n_processes) // n_folds) * n_folds
     if tokenizer is None:
         copies = repeated(replace(data, inputs=data.inputs[:n_seqs], documents=None), n_tokens)
     else:

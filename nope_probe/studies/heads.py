@@ -135,6 +135,8 @@ class Settings(RunSettings):
     mean_seqs: Annotated[int, Bounds(8, LARGEST)] = 384
     layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
 
+    runs_all_layers = True
+
     def validate(self) -> None:
         """Check what can be checked without the model."""
         validate_one_process()
@@ -174,10 +176,6 @@ class Settings(RunSettings):
                 f"--k {max(counts, default=1)}: there are {n_heads} heads{why}: take up to {most}"
             )
         return counts
-
-    @property
-    def depth(self) -> None:
-        """The whole model is run, whatever layers' heads are ordered."""
 
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps the run holds: those of one layer's heads, and all heads' means."""

@@ -7,6 +7,8 @@ which claims hold and which panels agree.
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from nope_probe.run.folder import Run, read_manifest, read_run
 from nope_probe.run.identity import versions
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.paths import atomic_write
-from nope_probe.run.processes import command_line
+from nope_probe.run.processes import program
 from nope_probe.run.session import Session
 from nope_probe.studies.page import PlainConsole, print_headline, print_lines
 from paper_claims import Claim, PanelCounts, Reproduction, claims_of
@@ -126,7 +128,8 @@ def write_index(folder: Path, new: Mapping[str, Path]) -> None:
         listing=Listing(columns=INDEX_COLUMNS, rows=rows),
     )
     folders = {figure: str(run) for figure, (run, _) in runs.items()}
-    manifest = Manifest(command=command_line(), versions=versions(), results={"figures": folders})
+    typed = shlex.join([*program(), *sys.argv[1:]])
+    manifest = Manifest(command=typed, versions=versions(), results={"figures": folders})
     lead = index_headline([manifest for _, manifest in runs.values()])
     how_to_read = notes.how_to_read(HOW_TO_READ_ALL)
     html = page("The paper, reproduced", lead, [section], manifest, how_to_read)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,6 @@ from nope_probe.run.identity import (
 )
 from nope_probe.run.manifest import RunData
 from nope_probe.run.paths import checkpoint_dir
-from nope_probe.run.processes import command_line
 from nope_probe.run.session import Session
 from nope_probe.studies.ablate import Settings
 from nope_probe.studies.ablate_run import run
@@ -201,12 +199,6 @@ def test_a_broken_record_of_an_unfinished_run_is_one_line(settings: Settings) ->
     (checkpoint_dir(settings.out) / "about.json").write_text("[]")
     with pytest.raises(UserError, match=r"about\.json is broken; remove .*unfinished and run"):
         run(settings)
-
-
-def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.setattr(sys, "argv", ["/bin/nope-probe-ablate", "--data", "my file.txt"])
-    assert command_line() == "nope-probe-ablate --data 'my file.txt'"
 
 
 def test_tokens_vectors_and_documents_are_recorded_under_their_own_names() -> None:
