@@ -217,7 +217,7 @@ function drawNumbers() {
   find("#numbers").innerHTML = rows.join("");
   const layer = "L" + view.layers[state.layer];
   const about = shown().slice(1).map(([of, condition, p]) => view.panels[p] + " " + leftWords(condition, p));
-  find("#says").textContent = state.removed ? layer + " without " + data.choices[state.removed].label + ": " + about.join("; ") + "." : layer + ": choose what to remove.";
+  find("#says").textContent = state.removed ? layer + " " + data.choices[state.removed].label + ": " + about.join("; ") + "." : layer + ": choose what to remove.";
 }
 
 function drawReadout() {

@@ -26,7 +26,7 @@ from nope_probe.figures.intervals import (
     estimates_of,
     reach_of,
 )
-from nope_probe.figures.names import TABLE, colour, symbol, words
+from nope_probe.figures.names import TABLE, colour, row_name, symbol, words
 from nope_probe.figures.style import (
     BLANK,
     GRID,
@@ -41,7 +41,7 @@ from nope_probe.figures.style import (
     scatter,
 )
 from nope_probe.figures.words import Column
-from nope_probe.removal import INK, INTACT, NO_REPLACEMENT, parts_of
+from nope_probe.removal import INK, NO_REPLACEMENT, parts_of
 
 Columns = Mapping[str, Column]
 PLACES: Columns = {  # columns that name rows, in the tables of all studies
@@ -313,18 +313,16 @@ def _nth(panel: Panel, view: View, series: Series) -> int:
 
 
 def _label(view: View, panel: Panel, series: Series) -> str:
-    """Return the name of a series in the legend; a replacement that all rows share is left out."""
-    parts = [
-        named(view, name, value)
-        for place, (name, value) in enumerate(zip(view.by, series.values, strict=True))
-        if place == 0 or not (name == "replacement" and _share_replacement(panel, name, value))
-    ]
+    """Return the name of a series in the legend; what rows are of has one name everywhere."""
+    values = dict(zip(view.by, map(str, series.values), strict=True))
+    parts, replacement = [], values.pop("replacement", NO_REPLACEMENT)
+    for name, value in values.items():
+        if name == "removed" and value not in view.names:
+            parts.append(row_name(value, replacement, panel.rows["removed"]))
+        else:
+            parts.append(named(view, name, series.values[view.by.index(name)]))
     parts += [series.y.replace("_", " ")] if len(panel.ys) > 1 else []
     return ", ".join(filter(None, parts)) or panel.about.label
-
-
-def _share_replacement(panel: Panel, name: str, value: object) -> bool:
-    return value == NO_REPLACEMENT or len({*panel.rows[name]} - {NO_REPLACEMENT}) == 1
 
 
 def named(view: View, column: str, value: object) -> str:
@@ -335,7 +333,7 @@ def named(view: View, column: str, value: object) -> str:
     if column == "layer":
         return f"L{value:.0f}" if isinstance(value, int | float | np.number) else text
     if column == "removed":
-        return words(text) if text == INTACT.name else f"without {words(text)}"
+        return row_name(text)
     return f"{value:g}" if isinstance(value, float | np.floating) else words(text)
 
 

@@ -26,7 +26,7 @@ from nope_probe.figures.views import View
 from nope_probe.figures.words import ATTENTION, MEASURES, SHARE, Column
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.models.info import ModelInfo
-from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
+from nope_probe.removal import INTACT, NO_REPLACEMENT, SOURCES, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section, explorer_section
 from nope_probe.run.flags import Bounds
@@ -195,6 +195,7 @@ BY_PLACE = (
         x="band",
         by=(),
         panels="layer",
+        across=4,
         same_scale=True,
         caption="A score is a sum over RoPE's pairs, so its map is a sum over bands: the strength "
         "of each band's pattern. Bands can cancel; their shares add up to 100%.",
@@ -206,6 +207,7 @@ BY_PLACE = (
         x="offset",
         by=("term",),
         panels="layer",
+        across=4,
         kind="curves",
         names={"score": "scores", "pattern": "positional pattern"},
         caption="The mean over all queries and keys at each distance, of the scores and of the "
@@ -218,6 +220,7 @@ BY_PLACE = (
         x="query",
         by=(),
         panels="layer",
+        across=4,
         kind="curves",
         caption="The strength of the pattern in the rows of neighbouring queries. A later row has "
         "more keys. Dotted lines: the lengths that the model states. Shaded: 95% intervals.",
@@ -349,7 +352,7 @@ class Answer:
     def sentence(self) -> str:
         """Return the values without each source and without all, in words."""
         rows = zip(self.rows, self.names, strict=True)
-        of_sources = [(x, name) for x, name in rows if Condition.parse(x["removed"]).are_sources]
+        of_sources = [(x, name) for x, name in rows if Condition.parse(x["removed"]) <= {*SOURCES}]
         (intact, _), *others = of_sources
         has_lead, parts = "lead" in self.questions, []
         if has_lead:

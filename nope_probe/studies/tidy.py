@@ -94,7 +94,7 @@ def brief(
         >>> costs = pd.DataFrame({"removed": ["mask"], "cost": [1.5], "cost_low": [1.0]})
         >>> nats = {"cost": Column("cost", unit="nats")}
         >>> brief(costs.assign(cost_high=2.0), "removed", ["cost"], nats).to_dict("records")
-        [{'removed': 'without causal mask', 'cost, nats': '1.50 [1.00, 2.00]'}]
+        [{'removed': 'without the causal mask', 'cost, nats': '1.50 [1.00, 2.00]'}]
     """
     known = {**PLACES, **columns}
     view = View(table="", title="")

@@ -133,7 +133,7 @@ def test_a_sliders_and_an_explorers_frame_replace_their_pictures_and_answer(tmp_
     }, 500)</script>"""
     elements = opened(f"<body>{explorer}{slider}{script}</body>", tmp_path)
     assert 'data-stills="0"' in elements
-    said = "without causal mask: mean over heads the first key.s lead is"
+    said = "without the causal mask: mean over heads the first key.s lead is"
     assert re.search(rf'data-says="L\d {said} \S+ of \S+ nats', elements), (
         "the mask is off at first"
     )

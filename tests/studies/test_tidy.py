@@ -55,13 +55,13 @@ def test_dots_have_a_panel_for_each_number_and_a_series_for_each_condition():
     figure = draw(View(table="pattern", title="Kept", y=("lead", "kept")), rows, COLUMNS)
     assert titles(figure) == ["lead of the first key, nats", "kept, nats"]
     dots = by_name(figure)
-    assert {name for name, _ in dots} == {"intact model", "without mask + RoPE"}
+    assert {name for name, _ in dots} == {"intact", "without mask + RoPE"}
     without = dots["without mask + RoPE", "y"]
     assert without.y.tolist() == [-1.0, -2.0]
     assert without.error_y.array.tolist() == [0.5, 0.5]
     assert without.error_y.arrayminus.tolist() == [0.25, 0.25]
     assert np.round(without.x).tolist() == [2, 3]
-    assert (without.x > dots["intact model", "y"].x).all()  # side by side
+    assert (without.x > dots["intact", "y"].x).all()  # side by side
     # Only L3 has no number in the second panel.
     notes = [(a.x, a.xref) for a in figure.layout.annotations if a.text == NO_PATTERN]
     assert notes == [(3, "x2")]
@@ -83,7 +83,7 @@ def test_a_second_number_in_a_panel_and_a_second_label_have_open_markers():
     }
 
 
-def test_lines_name_the_replacement_only_where_there_are_several():
+def test_lines_name_a_removed_weight_by_what_replaces_it():
     rows = table(
         {"lead": [1.0, 2.0, 3.0]},
         layer=[0, 0, 0],
@@ -93,12 +93,15 @@ def test_lines_name_the_replacement_only_where_there_are_several():
     view = View(table="", title="", y=("lead",), by=("removed", "replacement"), kind="lines")
     dashes = {trace.name: trace.line.dash for trace in draw(view, rows, COLUMNS).data}
     assert dashes == {
-        "without causal mask": "solid",
-        "without W_Q, mean": "solid",
-        "without W_Q, zero": "dot",
+        "without the causal mask": "solid",
+        "with constant queries (W_Q)": "solid",
+        "with W_Q replaced by zero": "dot",
     }
     one = draw(view, rows[:2], COLUMNS)
-    assert [trace.name for trace in one.data] == ["without causal mask", "without W_Q"]
+    assert [trace.name for trace in one.data] == [
+        "without the causal mask",
+        "with constant queries (W_Q)",
+    ]
 
 
 def test_rows_of_a_long_table_take_title_and_unit_from_the_measure():
@@ -116,9 +119,9 @@ def test_rows_of_a_long_table_take_title_and_unit_from_the_measure():
     assert (figure.layout.xaxis.tickformat, figure.layout.xaxis2.tickformat) == (None, ".0%")
     assert figure.layout.xaxis2.matches is None  # of another unit
     # From above: the last category of the axis is at its top; intact has no difference, and no row.
-    assert figure.layout.yaxis.categoryarray == ("without RoPE", "without causal mask")
-    masked = by_name(figure)["without causal mask", "y"]
-    assert (masked.x.tolist(), masked.y) == ([1.0], ("without causal mask",))
+    assert figure.layout.yaxis.categoryarray == ("without RoPE", "without the causal mask")
+    masked = by_name(figure)["without the causal mask", "y"]
+    assert (masked.x.tolist(), masked.y) == ([1.0], ("without the causal mask",))
     alike = draw(view, rows.assign(measure=["loss", "loss", "rms", "loss", "rms"]), COLUMNS)
     assert alike.layout.xaxis2.matches == "x"
 
@@ -199,6 +202,6 @@ def test_a_small_table_has_a_row_for_each_value_and_a_cell_for_each_number(by: s
     shown, numbers = (long, ["value"]) if by else (wide, ["loss", "copied"])
     found = brief(shown, "removed", numbers, COLUMNS, by=by, heading="L3")
     assert found.to_dict("records") == [
-        {"L3": "intact model", "mean loss, nats": "1.00 [0.75, 1.50]", "copied": "50% [25, 100]"},
+        {"L3": "intact", "mean loss, nats": "1.00 [0.75, 1.50]", "copied": "50% [25, 100]"},
         {"L3": "without RoPE", "mean loss, nats": "2.00 [1.75, 2.50]", "copied": "25% [0, 75]"},
     ]
