@@ -77,7 +77,7 @@ def run_notes(manifest: Manifest) -> list[str]:
     keys_from = () if manifest.model is None else manifest.model.keys_from
     sharing = [layer for layer, source in enumerate(keys_from) if layer != source]
     sources = words.layer_names(sorted({keys_from[layer] for layer in sharing}))
-    windows, left_out = manifest.windows or {}, manifest.left_out or {}
+    windows, left_out = (manifest.results.get(name) or {} for name in ("windows", "left_out"))
     keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from nope_probe.files import JsonObject
-from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.models.info import ModelInfo
 
 FileRecord: TypeAlias = dict[str, dict[str, str | int]]  # a source's files, their hash or size
@@ -103,13 +102,7 @@ class Manifest:
         skip_keys: how many keys count as first.
         query_stride: between queries whose keys are ranked.
         layers: the numbers of the layers that have maps.
-        windows: by layer with a window, how many keys a query sees at most.
-        lengths: that the model's files state, in tokens.
-        conditions: the names of the conditions, the intact model first.
         removed: the removed components or, of `ablate`, the conditions without weights.
-        positional_sources: the model's sources of position.
-        replacements: of removed weights, the first being that of the headline.
-        left_out: components that are not removed by default, with reasons.
         text: the text that is shown.
         too_few: how many heads have no share of position, and how many sequences would do.
         results: further entries, the command's.
@@ -135,13 +128,7 @@ class Manifest:
     skip_keys: int = 0
     query_stride: int = 0
     layers: tuple[int, ...] = ()
-    windows: Mapping[str, int] | None = None
-    lengths: Mapping[str, int] | None = None
-    conditions: tuple[str, ...] = ()
     removed: tuple[str, ...] | None = None
-    positional_sources: tuple[str, ...] | None = None
-    replacements: tuple[Replacement, ...] | None = None
-    left_out: Mapping[str, str] | None = None
     text: ShownText | None = None
     too_few: TooFew | None = None
     results: JsonObject = field(default_factory=dict)

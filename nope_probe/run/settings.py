@@ -315,8 +315,8 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
 
     @property
     def least_memory(self) -> int:
-        """The bytes of the sequences and of the layers' fold maps, before the model is known."""
-        return memory_of(self, n_maps=self.layers if isinstance(self.layers, int) else 1)
+        """The bytes of the sequences and of one layer's fold maps, before the model is known."""
+        return memory_of(self, n_maps=1)
 
     def memory(self, info: ModelInfo) -> int:
         """Return the bytes of the sequences, of a batch, and of the fold maps in memory."""

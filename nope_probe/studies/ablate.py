@@ -263,7 +263,7 @@ def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Repor
         heads: the patterns of all heads of a run that removes nothing, if the page shows them.
     """
     manifest = run.manifest
-    if not manifest.positional_sources:
+    if not manifest.results.get("positional_sources"):
         views = [*BY_PLACE, replace(SHAPE, folded=False), *HEADS]
         return Report(
             title=f"The attention scores of {manifest.model_name} by position",
@@ -282,7 +282,7 @@ def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Repor
             *notes.how_to_read("scores"),
             *(
                 f"Replaced by {kind}: {STAND_INS[kind].note}."
-                for kind in manifest.replacements or ()
+                for kind in manifest.results.get("replacements", ())
             ),
         ],
     )
@@ -395,7 +395,7 @@ class Answer:
 def removal_sections(run: Run) -> Iterator[Section]:
     """Yield the sections of a run that removes components."""
     tables = {name: table for name, table in run.tables.items() if len(table)}
-    pattern, sources = tables["pattern"], run.manifest.positional_sources or ()
+    pattern, sources = tables["pattern"], run.manifest.results.get("positional_sources", ())
     yield from head_sections(run)
     yield from sections([LEAD_AND_ORDER], tables, COLUMNS)
     yield replace(term_section(run), columns=COLUMNS)

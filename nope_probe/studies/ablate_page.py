@@ -118,8 +118,9 @@ def flat_layers(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
 
 def lengths_of(run: Run) -> dict[str, float]:
     """Return the lengths that queries reach of those the model states: its context, its windows."""
-    windows = {f"window {size}": size for size in sorted({*(run.manifest.windows or {}).values()})}
-    lengths = {**(run.manifest.lengths or {}), **windows}
+    results = run.manifest.results
+    windows = sorted({*results.get("windows", {}).values()})
+    lengths = {**results.get("lengths", {}), **{f"window {size}": size for size in windows}}
     return {name: n for name, n in lengths.items() if n <= run.manifest.seq_len - 1}
 
 

@@ -203,14 +203,14 @@ class Ablate(Study[Settings]):
             session.manifest_of(self.inputs),
             query_stride=query_stride(len(next(iter(intact.values())).queries)),
             layers=plan.layers,
-            windows=windows_of(intact),
-            lengths=session.lengths,
-            replacements=plan.replacements,
-            conditions=tuple(condition.name for condition in (*plan.plain, *plan.replacing)),
             removed=tuple(condition.name for condition in plan.removed),
-            positional_sources=plan.sources,
-            left_out=dict(plan.left_out),
             results={
+                "windows": windows_of(intact),
+                "lengths": session.lengths,
+                "replacements": plan.replacements,
+                "conditions": [condition.name for condition in (*plan.plain, *plan.replacing)],
+                "positional_sources": plan.sources,
+                "left_out": dict(plan.left_out),
                 "wavelengths": wavelengths_of(
                     session.loaded.model, chain.from_iterable(plan.removed)
                 ),

@@ -32,7 +32,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section
 from nope_probe.run.flags import COUNT, LAYERS, Bounds
 from nope_probe.run.folder import Run
-from nope_probe.run.settings import LAYERS_ARG, MIN_KEYS, memory_of
+from nope_probe.run.settings import LAYERS_ARG, MIN_KEYS
 from nope_probe.studies.page import MOST_ROWS, Report
 from nope_probe.studies.removing import RemovingSettings
 
@@ -215,11 +215,6 @@ class Settings(RemovingSettings):
         n_layers = min(self.layers_at_a_time(info), len(self.layers_with_maps(info)))
         every_row = self.query_rows or default_rows(self.seq_len)  # as `memory_of` counts
         return -(-n_layers * info.n_heads * self.rows // every_row)
-
-    @property
-    def least_memory(self) -> int:
-        """The bytes of the sequences and of one head's fold maps, before the model is known."""
-        return memory_of(replace(self, query_rows=self.rows), n_maps=1)
 
 
 def query_in(query: int | str, pieces: Sequence[str]) -> int:

@@ -254,6 +254,8 @@ class Settings(RemovingSettings):
     n_seqs: Annotated[int, COUNT] = 128
     seq_len: Annotated[int, SEQ_LEN] = 128
 
+    runs_all_layers = True
+
     @property
     def prefix_len(self) -> int:
         """How many first tokens see each other where the mask is removed."""
@@ -314,10 +316,6 @@ class Settings(RemovingSettings):
             if measure not in self.measures:
                 reasons |= dict.fromkeys(settings, f"without the measure {measure}")
         return reasons
-
-    @property
-    def depth(self) -> None:
-        """The whole model is run, in however many layers position is read."""
 
     @property
     def positions(self) -> int | None:

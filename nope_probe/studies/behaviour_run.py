@@ -291,11 +291,11 @@ class Behaviour(Study[Settings]):
         }
         manifest = replace(
             session.manifest_of(self.text),
-            conditions=tuple(
-                dict.fromkeys(self._place(name)["removed"] for name in self.conditions)
-            ),
-            left_out=self.left_out,
             results={
+                "conditions": [
+                    *dict.fromkeys(self._place(name)["removed"] for name in self.conditions)
+                ],
+                "left_out": self.left_out,
                 "skipped": self.skipped,
                 "prefix": self.settings.prefix_len,
                 "trained_len": self.trained,

@@ -19,7 +19,7 @@ from nope_probe.reports.page import Headline
 from nope_probe.run.flags import COUNT, LARGEST, LAYERS, Bounds
 from nope_probe.run.folder import Run
 from nope_probe.run.processes import validate_one_process
-from nope_probe.run.settings import LAYERS_ARG, RunSettings, memory_of
+from nope_probe.run.settings import LAYERS_ARG, RunSettings
 from nope_probe.studies.page import Report
 from nope_probe.studies.tidy import View, sections
 
@@ -182,11 +182,6 @@ class Settings(RunSettings):
         every_row = self.query_rows or default_rows(self.seq_len)
         of_heads = info.n_heads * (1 + info.n_layers // self.folds)
         return -(-of_heads * self.seq_len // every_row)
-
-    @property
-    def least_memory(self) -> int:
-        """The bytes of the sequences and of one head's fold maps, before the model is known."""
-        return memory_of(self, n_maps=1)
 
 
 def is_file(order: str) -> bool:

@@ -17,8 +17,6 @@ FULL = Manifest(
     distinct_sequences=5,
     fold_sizes=(3, 2),
     layers=(0, 2),
-    windows={"L0": 7},
-    positional_sources=(),
     text=ShownText(pieces=("", "The"), bos="<s>"),
     too_few=TooFew(n_heads=2, n_seqs=200),
     results={"reader": "L1"},

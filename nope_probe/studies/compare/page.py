@@ -165,7 +165,7 @@ def headline(members: Sequence[Member], tables: Mapping[str, pd.DataFrame]) -> l
 
 def _answer(member: Member) -> Answer | None:
     """Return the values of a run of `ablate`, of its shown layer; None without a pattern."""
-    if member.manifest.kind != "ablate" or not member.manifest.positional_sources:
+    if member.manifest.kind != "ablate" or not member.manifest.results.get("positional_sources"):
         return None
     pattern = member.tables["pattern"]
     intact = pattern[pattern["removed"] == INTACT.name]
