@@ -26,6 +26,7 @@ from plotly.subplots import make_subplots
 from nope_probe import figures, read_run, row_centred
 from nope_probe.figures.intervals import interval_text
 from nope_probe.run.folder import Run
+from nope_probe.studies.ablate import COLUMNS, LEAD_AND_ORDER
 
 SMOLLM2 = "--model smollm2-135m"
 ALL_LAYERS = f"ablate {SMOLLM2} --layers all --n-seqs"
@@ -130,7 +131,7 @@ def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFram
     runs = {name: finished(folder / name.replace(" ", "-"), COMMANDS[name]) for name in names}
     for name in [name for name in TEXTS if name in runs]:
         image = IMAGES / f"layers_{name}.png"
-        save_small(figures.values_by_layer(runs[name].tables["pattern"]), image)
+        save_small(figures.draw(LEAD_AND_ORDER, runs[name].tables["pattern"], COLUMNS), image)
     if twins := [runs[f"maps {model}"] for model in TWINS if f"maps {model}" in runs]:
         draw_twins(twins)
     return pd.concat(

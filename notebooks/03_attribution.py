@@ -43,6 +43,7 @@ from nope_probe import (
     run_ablations,
     sequences,
 )
+from nope_probe.studies.ablate import COLUMNS, LEAD_AND_ORDER
 
 # %% [markdown]
 # ## With RoPE, the order is RoPE's
@@ -57,7 +58,7 @@ loaded = load("rope-tiny")
 data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
 study = run_ablations(loaded.model, data)
 display(study)
-figures.values_by_layer(study.tables["pattern"])
+figures.draw(LEAD_AND_ORDER, study.tables["pattern"], COLUMNS)
 
 # %% [markdown]
 # The order of L1 and L2 is there without the mask and gone without RoPE. L3's is weak, and needs

@@ -18,13 +18,12 @@ _NAMES = {
     "nope_probe.studies.explore": "explore",
     "nope_probe.figures.attention": "attention_changes attention_heads",
     "nope_probe.figures.circuit": "circuit",
-    "nope_probe.figures.curves": "band_amplitudes offset_profiles query_strengths",
     "nope_probe.figures.explorer": "Explorer",
     "nope_probe.figures.image": "save",
     "nope_probe.figures.maps": "score_maps term_maps",
-    "nope_probe.figures.measures": "controls head_map mask_effect pattern_measures",
     "nope_probe.figures.panels": "RowMaps",
-    "nope_probe.figures.values": "head_values term_sizes values_by_layer",
+    "nope_probe.figures.values": "head_values",
+    "nope_probe.figures.views": "View draw",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +11,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
+from nope_probe.figures.dots import interval_cells
 from nope_probe.figures.graph import steps_back
-from nope_probe.figures.intervals import estimates_of, reach_of
-from nope_probe.figures.measures import cells_of_heads, layers_by_heads
+from nope_probe.figures.intervals import bound_columns, estimates_of, reach_of
 from nope_probe.figures.names import colour, plain, words
 from nope_probe.figures.style import (
     BLANK,
@@ -268,3 +269,37 @@ def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed", type="category", title_text="key")
     return figure.update_layout(barmode="relative", bargap=0.25)
+
+
+def cells_of_heads(rows: pd.DataFrame, column: str, hover: str) -> PlotlyTrace:
+    """Return a number of all heads as a heat map; a head without a number stays blank.
+
+    Args:
+        rows: layer, head, and the number with its bounds.
+        column: the number's.
+        hover: the text below a head's name, in which `BOUNDS` are the bounds.
+    """
+    columns = (column, *bound_columns(column))
+    cells = [rows.pivot(index="layer", columns="head", values=name) for name in columns]
+    return interval_cells(
+        np.array(cells, float),
+        f"L%{{y}}H%{{x}}<br>{hover}",
+        x=cells[0].columns.astype(int).tolist(),
+        y=cells[0].index.astype(int).tolist(),
+    )
+
+
+def layers_by_heads(
+    title: str, traces: Sequence[PlotlyTrace], n_layers: int, n_heads: int, cell: int
+) -> go.Figure:
+    """Return a panel of all heads, layer by head, with a row of some px for each layer."""
+    figure = draw_panels(
+        title,
+        {"": traces},
+        panel=max(160, cell * n_layers),
+        bottom=124,
+        x_title="head",
+        y_title="layer",
+    )
+    figure.update_xaxes(zeroline=False, tickformat="d", nticks=min(17, 1 + n_heads))
+    return figure.update_yaxes(zeroline=False, tickformat="d", nticks=min(33, 1 + n_layers))

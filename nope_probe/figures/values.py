@@ -3,87 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.dots import BOUNDS, Dots, interval_cells, over_layers
+from nope_probe.figures.dots import BOUNDS, interval_cells
 from nope_probe.figures.intervals import bound_columns, interval_of, interval_text, padded_range
-from nope_probe.figures.names import colour, row_name, symbol, words
+from nope_probe.figures.names import row_name, words
 from nope_probe.figures.style import BLANK, GUIDE, PlotlyTrace, colour_axis, draw_panels, scatter
 from nope_probe.figures.words import reader_of
-from nope_probe.removal import NO_REPLACEMENT, SOURCES, Condition
+from nope_probe.removal import SOURCES, Condition
 
 QUESTIONS = {"lead": "first key's lead", "kept": "order of other keys"}
 DASHES = ("solid", "dash", "dot", "dashdot")  # of the lines of several replacements
 CELL, MOST = 18, 1400  # px: a head's row at most, and all rows
 FEW = 4  # bands whose names are written along the axis
-
-
-def values_by_layer(table: pd.DataFrame) -> go.Figure:
-    """Draw the lead, and what is kept of the pattern, over layers: a line for each condition.
-
-    Args:
-        table: `pattern.csv`: layer, removed, replacement, and lead and kept with their bounds,
-            nats. Dashed lines are of the second replacement.
-    """
-    replacements = [name for name in table["replacement"].unique() if name != NO_REPLACEMENT]
-    dashes = {NO_REPLACEMENT: "solid", **dict(zip(replacements, cycle(DASHES), strict=False))}
-    panels: dict[str, list[PlotlyTrace]] = {}
-    for name, title in QUESTIONS.items():
-        low, high = bound_columns(name)
-        for (removed, replacement), rows in table.groupby(["removed", "replacement"], sort=False):
-            if not rows[name].notna().any():
-                continue
-            removed = str(removed)
-            line = {"color": colour(removed), "width": 2, "dash": dashes[str(replacement)]}
-            panels.setdefault(f"{title}, nats", []).append(
-                scatter(
-                    row_name(removed, str(replacement), table["removed"]),
-                    f"L%{{x}}: %{{y:.3g}} {BOUNDS}",
-                    x=rows["layer"],
-                    y=rows[name],
-                    customdata=rows[[low, high]].to_numpy(),
-                    mode="lines+markers",
-                    line=line,
-                    marker={"color": colour(removed), "symbol": symbol(removed), "size": 7},
-                )
-            )
-    n_names = max(map(len, panels.values()), default=0)
-    figure = draw_panels(
-        "Lead and order in every layer",
-        panels,
-        columns=1,
-        panel=260,
-        x_title="layer",
-        bottom=90 + 26 * -(-n_names // 4),
-    )
-    figure.update_xaxes(dtick=max(1, -(-table["layer"].nunique() // 12)), zeroline=False)
-    return figure.update_yaxes(zerolinewidth=2)
-
-
-def term_sizes(
-    table: pd.DataFrame, title: str = "What each source makes, in every layer"
-) -> go.Figure:
-    """Draw the sizes of exact terms of the lead and of the pattern, per layer.
-
-    Args:
-        table: `terms.csv` or `mean_covariance.csv`: layer, of, term, and size (nats) with bounds.
-        title: the figure's title.
-    """
-    terms = table["term"].replace({name: f"{name}_term" for name in ("mean", "covariance")})
-    named = table.assign(term=terms)
-    panels = {
-        f"{title_of}, nats": [
-            Dots(of, str(name), "size") for name, of in rows.groupby("term", sort=False)
-        ]
-        for question, title_of in (("lead", "first key"), ("pattern", "other keys"))
-        if len(rows := named[named["of"] == question])
-    }
-    return over_layers(panels, title=title, columns=1)
 
 
 def head_values(table: pd.DataFrame) -> go.Figure:

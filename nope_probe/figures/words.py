@@ -98,6 +98,7 @@ MEASURES = {
         noise=WITHIN,
     ),
 }
+HEAD_MEASURES = ("lead", "amplitude", "locality", "relative_r2")  # of a head's pattern
 ATTENTION = {  # measures of a head's attention
     "first_key": Column(
         "first-key attention",

@@ -23,7 +23,7 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.names import row_name
 from nope_probe.figures.values import QUESTIONS
 from nope_probe.figures.views import View
-from nope_probe.figures.words import ATTENTION, MEASURES, SHARE, Column
+from nope_probe.figures.words import ATTENTION, HEAD_MEASURES, MEASURES, SHARE, Column
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import INTACT, NO_REPLACEMENT, SOURCES, Condition
@@ -247,7 +247,7 @@ HEADS = tuple(
         folded=True,
         caption=COLUMNS[name].meaning,
     )
-    for name in ("lead", "amplitude", "locality", "relative_r2", *ATTENTION)
+    for name in (*HEAD_MEASURES, *ATTENTION)
 )
 VIEWS = (LEAD_AND_ORDER, SHAPE, NON_RELATIVE, CONTROL, *BY_PLACE, *HEADS)
 KEYS = {"near": "near keys", "far": "far keys", "neither": "neither near nor far keys"}

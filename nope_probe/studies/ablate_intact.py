@@ -18,8 +18,8 @@ from nope_probe.analyses.pattern import measure_heads
 from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.errors import UserError
 from nope_probe.figures.explorer import head_maps
-from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.figures.panels import RowMaps
+from nope_probe.figures.words import HEAD_MEASURES
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, numbered_layers

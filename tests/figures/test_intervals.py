@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 from support.maps import text_of
 
-from nope_probe.figures.dots import Dots, over_layers
 from nope_probe.figures.intervals import (
     FLAT,
     axis_range,
@@ -15,6 +14,8 @@ from nope_probe.figures.intervals import (
     percent,
 )
 from nope_probe.figures.maps import term_maps
+from nope_probe.figures.views import View, draw
+from nope_probe.figures.words import Column
 
 
 def test_bounds_have_the_name_of_their_estimate_and_text_its_unit() -> None:
@@ -37,12 +38,11 @@ def test_numbers_are_noise_if_no_interval_leaves_zero_out_and_axes_show_it_flat(
 
 
 def test_a_panel_of_noise_is_flat_and_noted_and_its_neighbour_is_not() -> None:
-    panels = {}
-    for title, values, half in (("noise", [2e-7, -2e-7], 3e-7), ("clear", [0.5, 0.7], 0.1)):
-        rows = pd.DataFrame({"layer": [0, 1], "share": values})
-        rows["share_low"], rows["share_high"] = rows["share"] - half, rows["share"] + half
-        panels[title] = [Dots(rows, "mask", "share")]
-    figure = over_layers(panels, "title")
+    rows, numbers = pd.DataFrame({"layer": [0, 1]}), {"noise": Column("a"), "clear": Column("b")}
+    for name, values, half in (("noise", [2e-7, -2e-7], 3e-7), ("clear", [0.5, 0.7], 0.1)):
+        rows[name] = values
+        rows[f"{name}_low"], rows[f"{name}_high"] = rows[name] - half, rows[name] + half
+    figure = draw(View(table="t", title="t", y=tuple(numbers), by=()), rows, numbers)
     assert figure.layout.yaxis.range == (-0.01, 0.01)
     assert figure.layout.yaxis2.range is None
     [note] = [annotation for annotation in figure.layout.annotations if annotation.text == FLAT]

@@ -4,9 +4,7 @@ import numpy as np
 import pandas as pd
 from support.maps import text_of
 
-from nope_probe.figures.curves import band_amplitudes, offset_profiles
-from nope_probe.figures.intervals import FLAT
-from nope_probe.figures.values import head_bands, head_values, term_sizes, values_by_layer
+from nope_probe.figures.values import head_bands, head_values
 
 
 def rows_of(places: list[dict[str, int]], *removed: str, **labels: str) -> pd.DataFrame:
@@ -21,87 +19,6 @@ def rows_of(places: list[dict[str, int]], *removed: str, **labels: str) -> pd.Da
                 row |= {column: value, f"{column}_low": value - 0.5, f"{column}_high": value + 1}
             rows.append(row)
     return pd.DataFrame(rows)
-
-
-def test_each_condition_is_a_line_over_layers_of_leads_and_of_order() -> None:
-    layers = [{"layer": layer} for layer in (1, 2, 5)]
-    tables = [
-        rows_of(layers, "intact", "mask", replacement="none"),
-        rows_of(layers, "w_q", replacement="mean"),
-        rows_of(layers, "w_q", replacement="identity"),
-    ]
-    figure = values_by_layer(pd.concat(tables))
-    assert text_of(figure)[:2] == ["first key's lead, nats", "order of other keys, nats"]
-    lead, order = ([t for t in figure.data if t.yaxis == at] for at in ("y", "y2"))
-    names = ["intact", "without the causal mask", "with constant queries (W_Q)"]
-    names += ["with W_Q replaced by identity"]
-    assert [trace.name for trace in lead] == [trace.name for trace in order] == names
-    assert list(order[1].x) == [1, 2, 5]
-    assert list(order[1].y) == [0.75, 1.5, 2.25]
-    assert list(order[1].customdata[0]) == [0.25, 1.75]
-    assert [trace.line.dash for trace in order] == ["solid", "solid", "solid", "dash"]
-    without_leads = pd.concat(tables).assign(lead=np.nan)
-    assert text_of(values_by_layer(without_leads))[0] == "order of other keys, nats"
-
-
-def test_terms_have_their_sizes_in_a_panel_for_each_question() -> None:
-    rows = [
-        {"layer": 0, "of": of, "term": term} | dict.fromkeys(("size", "size_low", "size_high"), 2.0)
-        for of in ("lead", "pattern")
-        for term in ("mask", "rope", "without_sources")
-    ]
-    figure = term_sizes(pd.DataFrame(rows))
-    assert text_of(figure)[:2] == ["first key, nats", "other keys, nats"]
-    names = [trace.name for trace in figure.data if trace.yaxis == "y2"]
-    assert names == ["causal mask", "RoPE", "without any source"]
-
-
-def test_each_band_is_a_bar_with_its_interval_in_its_layers_panel_on_one_scale():
-    table = pd.DataFrame(
-        {
-            "layer": [0, 0, 1, 1],
-            "band": ["4-8", "unrotated", "4-8", "unrotated"],
-            "amplitude": [1.0, 2.0, 1e-4, 1e-4],
-            "amplitude_low": [0.5, 1.5, -1e-4, -2e-4],
-            "amplitude_high": [1.5, 4.0, 2e-4, 3e-4],
-            "share": [0.25, 0.75, 0.5, 0.5],
-        }
-    )
-    figure = band_amplitudes(table)
-    first, second = figure.data
-    assert (list(first.x), list(first.y)) == (["4-8", "unrotated"], [1.0, 2.0])
-    assert list(first.error_y.array) == [0.5, 2.0]
-    assert list(first.error_y.arrayminus) == [0.5, 0.5]
-    assert list(first.customdata) == [25.0, 75.0]
-    assert (first.xaxis, second.xaxis) == ("x", "x2")
-    assert figure.layout.yaxis2.matches == "y"
-    assert [note.xref for note in figure.layout.annotations if note.text == FLAT] == ["x2 domain"]
-
-
-def test_each_term_is_a_line_within_its_bounds_and_is_named_once():
-    offsets = [1, 2, 3]
-    parts = [
-        pd.DataFrame({"layer": layer, "term": term, "offset": offsets, "mean": np.arange(3.0)})
-        for layer in (0, 1)
-        for term in ("score", "pattern", "rope")
-    ]
-    table = pd.concat(parts).assign(
-        mean_low=lambda t: t["mean"] - 1, mean_high=lambda t: t["mean"] + 2
-    )
-    figure = offset_profiles(table)
-    lines = [trace for trace in figure.data if trace.mode == "lines"]
-    areas = [trace for trace in figure.data if trace.fill == "toself"]
-    assert len(lines) == len(areas) == 6
-    assert [line.name for line in lines if line.showlegend] == [
-        "scores",
-        "positional pattern",
-        "RoPE",
-    ]
-    for line, area in zip(lines, areas, strict=True):
-        assert list(line.y) == [0.0, 1.0, 2.0]
-        assert list(area.x) == [1, 2, 3, 3, 2, 1]
-        assert list(area.y) == [2.0, 3.0, 4.0, 1.0, 0.0, -1.0]
-        assert (line.xaxis, line.legendgroup) == (area.xaxis, area.legendgroup)
 
 
 HEADS = [{"layer": layer, "head": head} for layer, head in ((1, 0), (1, 2), (3, 0))]

@@ -18,7 +18,11 @@ from nope_probe import (
 )
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.context import stated_lengths
+from nope_probe.run.folder import Run
 from nope_probe.studies import circuit as circuit_page
+from nope_probe.studies.ablate import COLUMNS, VIEWS
+from nope_probe.studies.ablate_page import lengths_of
+from tests.support.manifests import manifest_of
 
 N, ROWS = 41, 13
 SMALL = ["--n-seqs", "11", "--seq-len", str(N), "--folds", "5"]
@@ -70,7 +74,13 @@ def test_lines_stand_at_the_stated_lengths_that_queries_reach() -> None:
         for layer in (0, 1)
         for i in range(20)
     ]
-    figure = figures.query_strengths(pd.DataFrame(rows), {"context": 256, "trained length": 128})
+    run = Run(
+        manifest=manifest_of(
+            lengths={"context": 256, "trained length": 128}, settings={"seq_len": 200}
+        )
+    )
+    [view] = [view for view in VIEWS if view.table == "queries"]
+    figure = figures.draw(view, pd.DataFrame(rows), COLUMNS, lengths_of(run))
     lines = {trace.name: set(trace.x) for trace in figure.data if trace.mode == "lines"}
     assert lines["trained length (128)"] == {128}
     assert not any(str(name).startswith("context") for name in lines)

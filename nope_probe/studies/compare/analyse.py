@@ -35,7 +35,7 @@ COLUMNS += ["difference", "difference_low", "difference_high", "method"]
 LABELS = ("layer", "head", "position")
 # Profiles hold hundreds of numbers, one per distance, which would hide all other numbers.
 OF_FIGURE_5 = "edge_contrast"  # of the paper's figure alone: softmax does not see it
-PROFILES = ("offsets", "head_offsets", "queries")
+PROFILES = ("offsets", "queries")
 # Tables in the order of the page; others follow.
 TABLE_ORDER = ("pattern", "terms", "stages")
 RESULTS = ("verdict",)  # words that are results, not names of rows
