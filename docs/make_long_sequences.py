@@ -34,6 +34,7 @@ from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.rows import choose_rows
+from nope_probe.studies.costs import captured_losses
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.tables import writer_table
 
@@ -144,7 +145,9 @@ def loss_estimates() -> Iterator[Row]:
         removals = conditions(model) | {name: Ablation(remove=[name]) for name in bands}
         for name, ablation in removals.items():
             assert engine.documents is not None
-            losses[name] = by_document(engine.losses("loss", ablation), engine.documents)
+            losses[name] = by_document(
+                captured_losses(engine, "loss", ablation)["losses"], engine.documents
+            )
             trained = span_loss(losses[name], 96, TRAINED)
             for first, stop in pairs(max(LENGTHS)):
                 loss = span_loss(losses[name], first, stop)

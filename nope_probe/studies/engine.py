@@ -30,7 +30,7 @@ from nope_probe.hooks.reading.calibration import (
     capture_written,
     weights_checksum,
 )
-from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
+from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import WriterKind, capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of
 from nope_probe.hooks.removing.block_ablation import ablations_of, content_heads
@@ -267,14 +267,6 @@ class Engine:
             checkpoint=stream,
             **options,
         )
-
-    def losses(self, key: str, ablation: Ablation | None = None) -> Float[Tensor, "seq target"]:
-        """Return the loss of every token, nats; see `capture_losses`."""
-        capture = partial(capture_losses, self.model, self.inputs, batch_size=self.batch_size)
-        tensors = self.load_or_compute(
-            key, lambda _, stream: {"losses": capture(checkpoint=stream)}, ablation
-        )
-        return tensors["losses"]
 
 
 Capture = Callable[[Engine, StreamCheckpoint | None], State]

@@ -27,7 +27,7 @@ from nope_probe.errors import UserError
 from nope_probe.figures.words import with_readers
 from nope_probe.files import reading
 from nope_probe.hooks.layers.entry import Entry
-from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
@@ -167,55 +167,48 @@ class Heads(Study[Settings]):
         settings, session = self.settings, self.session
         means, drawn = Engine.of(session, self.means), self.probes["copy_random"].engine(session)
         few = replace(means, inputs=means.inputs[: len(self.text)], documents=None, n_folds=1)
-        for measure in settings.by:
-            if not is_file(measure):
-                engine = {"induction": drawn, "need": few}.get(measure, means)
-                yield Pass(
-                    key=f"order/{measure}", engine=engine, read=partial(self._order, measure)
-                )
+        removal = Ablation(remove=settings.remove, layers=self.layers)
+        orders = {
+            "need": (few, partial(needs, removal=removal)),
+            "induction": (drawn, partial(inductions, layers=self.layers, n=self.text.segment)),
+        }
+        for name in settings.by:
+            if not is_file(name):
+                shares = partial(positional_shares, layers=self.layers, name=name)
+                engine, capture = orders.get(name, (means, shares))
+                yield Pass(key=f"order/{name}", engine=engine, read=partial(captured, capture))
         if "content" in settings.remove:
             yield Pass(key=CALIBRATION, engine=means, read=self._mean_attention)
+        intact = {INTACT.name: Ablation()}
+        yield from costs(session, intact, self.probes, self._losses)
         for name, probe in self.probes.items():
-            yield Pass(key=f"enter/{name}", engine=probe.engine(session), read=self._enter)
-        removals = {INTACT.name: Ablation()} | {
+            engine = probe.engine(session)
+            kind = f"loss of {engine.inputs.shape[1]} tokens"
+            yield Pass(key=f"enter/{name}", engine=engine, read=self._enter, kind=kind)
+        removals = {
             name: Ablation(remove=condition.removed) for name, condition in self.conditions.items()
         }
         yield from costs(session, removals, self.probes, self._losses)
         if self.most is not None:
             tokens = self.means.inputs[: len(self.text)]
             probe = Probe.of(replace(self.means, inputs=tokens, documents=None))
-            chosen = {name: removals[name] for name in (INTACT.name, self.most.name)}
+            chosen = intact | {self.most.name: removals[self.most.name]}
             yield from costs(session, chosen, {"text_of_means": probe}, self._losses)
-
-    def _order(
-        self, measure: str, engine: Engine, key: str, ablation: Ablation | None
-    ) -> Float[Tensor, " head"]:
-        """Return the measure of all heads by which they are ordered."""
-        if measure in ("others", "positional"):
-            n = engine.inputs.shape[1]
-            rows = MAP_BYTES // (4 * len(self.places) * engine.n_folds * n)
-            engine = replace(engine, query_rows=engine.query_rows or min(n, max(MIN_KEYS, rows)))
-            read = partial(mapped_measures, layers=self.layers)
-            return captured(read, engine, key, ablation)[measure]
-        if measure == "need":
-            removal = Ablation(remove=self.settings.remove, layers=self.layers)
-            return captured(partial(needs, removal=removal), engine, key, ablation)["mean"]
-        read = partial(inductions, layers=self.layers, n_tokens=self.text.segment)
-        return captured(read, engine, key, ablation)["mean"]
 
     def ranked(self, order: str, results: Results) -> list[tuple[HeadPlace, float]]:
         """Return all heads with their values, the highest first; in no order before a measure."""
         if order in self.files:
             return self.files[order]
-        values = results.get(f"order/{order}", torch.zeros(len(self.places))).nan_to_num()
+        unknown = {"mean": torch.zeros(len(self.places))}
+        values = results.get(f"order/{order}", unknown)["mean"].nan_to_num()
         ranks = values.argsort(descending=True, stable=True)
         return [(self.places[at], float(values[at])) for at in ranks]
 
     def heads_of(self, condition: HeadCondition, results: Results) -> list[HeadPlace]:
         """Return the heads of a condition."""
-        ranked = [head for head, _ in self.ranked(condition.order, results)]
-        ranked = ranked[::-1] if self.settings.least else ranked
-        return condition.heads(ranked, self.places, self.settings.seed)
+        ranked = self.ranked(condition.order, results) if condition.order else []
+        heads = [head for head, _ in ranked][:: -1 if self.settings.least else 1]
+        return condition.heads(heads, self.places, self.settings.seed)
 
     def _mean_attention(
         self, engine: Engine, key: str, ablation: Ablation | None
@@ -245,26 +238,20 @@ class Heads(Study[Settings]):
 
         A pass begins at the first block that loses something.
         """
-        removal, block, results, layers = None, 0, engine.results, self.layers
+        block, layers, also = 0, self.layers, list[HeadReadings]()
         if name != INTACT.name:
-            heads = by_layer(self.heads_of(self.conditions[name], results))
-            removal, block = Ablation(remove=self.conditions[name].removed, heads=heads), min(heads)
-            if removal.needs_calibration and engine.calibration is None:
-                removal = None  # in a forecast, which has measured no means
-            if f"loss/{INTACT.name}/copy_random" in results:
-                layers = tuple(sorted(by_layer(self._strongest(results))))
-        also = list[HeadReadings]()
+            heads = by_layer(self.heads_of(self.conditions[name], engine.results))
+            ablation, block = (
+                Ablation(remove=self.conditions[name].removed, heads=heads),
+                min(heads),
+            )
+            layers = tuple(sorted(by_layer(self._strongest(engine.results))))
         if probe == "copy_random":
-            measure = partial(induction_scores, n_tokens=self.text.segment)
-            also = readings(engine, layers, measure)
+            also = readings(engine, layers, partial(induction_scores, n_tokens=self.text.segment))
+        first = self.probes[probe].prefix if probe in self.probes else None
+        entry = engine.results.get(f"enter/{probe}")
         return captured_losses(
-            engine,
-            key,
-            removal,
-            first=(self.probes[probe].prefix or 0) if probe in self.probes else 0,
-            entry=results.get(f"enter/{probe}"),
-            block=block,
-            also=also,
+            engine, key, ablation, first=first or 0, entry=entry, block=block, also=also
         )
 
     def analyse(self, results: Results) -> Run:
@@ -293,10 +280,6 @@ class Heads(Study[Settings]):
             results={
                 "n_heads": len(self.places),
                 "induction_heads": [named([head]) for head in self._strongest(results)],
-                "intact": {
-                    name: float(self._measured(INTACT.name, name, results).mean())
-                    for name in MEASURES
-                },
                 "cost_of_means": [
                     float(self._cost(self.most.name, on, results).value)
                     for on in ("text", "text_of_means")
@@ -343,23 +326,32 @@ class Heads(Study[Settings]):
             }
 
 
-def mapped_measures(
-    engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int]
+def positional_shares(
+    engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int], name: str
 ) -> State:
-    """Return by name the measures of heads that need their mean weights; see `split_attention`."""
-    maps = engine.by_fold(
+    """Return the share of position in each head's attention; see `split_attention`.
+
+    Args:
+        engine: the model on the sequences.
+        checkpoint: of the stream.
+        layers: whose heads are measured.
+        name: `others`: among the keys after the first; `positional`: among all keys.
+    """
+    n = engine.inputs.shape[1]
+    of_all = (
+        4 * engine.n_folds * n * sum(at.n_heads for at in numbered_layers(engine.model, layers))
+    )
+    rows = engine.query_rows or min(n, max(MIN_KEYS, MAP_BYTES // of_all))
+    maps = replace(engine, query_rows=rows).by_fold(
         capture_attention, checkpoint, layers=layers, skip_keys=engine.skip_keys, keeps_scores=False
     )
     first, others = positional_parts(maps)
-    rows = (maps.visible.sum(-1) >= MIN_KEYS)[:, None].expand(*first.shape, -1)
-    information, among = (
-        pooled(of_rows, maps.counts).where(rows, 0).sum(-1) / rows.sum(-1)
-        for of_rows in (maps.information, maps.others)
+    position, whole = (
+        (others, maps.others) if name == "others" else (first + others, maps.information)
     )
-    return {
-        "positional": ((first + others) / information).flatten(),
-        "others": (others / among).flatten(),
-    }
+    kept = (maps.visible.sum(-1) >= MIN_KEYS)[:, None].expand(*first.shape, -1)
+    information = pooled(whole, maps.counts).where(kept, 0).sum(-1) / kept.sum(-1)
+    return {"mean": (position / information).flatten()}
 
 
 def needs(engine: Engine, checkpoint: StreamCheckpoint | None, *, removal: Ablation) -> State:
@@ -372,11 +364,11 @@ def needs(engine: Engine, checkpoint: StreamCheckpoint | None, *, removal: Ablat
 
 
 def inductions(
-    engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int], n_tokens: int
+    engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int], n: int
 ) -> State:
     """Return the mean induction scores of heads, on n random tokens twice."""
-    measure = partial(induction_scores, n_tokens=n_tokens)
-    sums, every = readings(engine, layers, measure), torch.arange(len(engine.inputs))
+    sums = readings(engine, layers, partial(induction_scores, n_tokens=n))
+    every = torch.arange(len(engine.inputs))
     stream(engine.model, engine.inputs, sums, every, engine.batch_size, checkpoint)
     return {"mean": torch.cat([of_layer.totals["value"].cpu().mean(0) for of_layer in sums])}
 
