@@ -70,6 +70,20 @@ def span_loss(losses: Losses, first: int, stop: int | None = None) -> PerDocumen
     return columns.mean(1)
 
 
+def binned_means(losses: Losses, first: int, width: int = 1) -> tuple[list[int], Intervals]:
+    """Return the mean losses of bins of positions, nats, and the first position of each bin.
+
+    Args:
+        losses: of documents, by target.
+        first: the first position, which may cut its bin.
+        width: positions in a bin.
+    """
+    starts = [first, *range(first + width - first % width, losses.shape[1] + 1, width)]
+    stops = [*starts[1:], losses.shape[1] + 1]
+    spans = [span_loss(losses, *ends) for ends in zip(starts, stops, strict=True)]
+    return starts, position_means(torch.stack(spans, 1))
+
+
 def in_context_gain(losses: Losses) -> PerDocument:
     """Return the gain from context: the loss early in the window less the loss late in it.
 

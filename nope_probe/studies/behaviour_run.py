@@ -18,14 +18,13 @@ from nope_probe.analyses.behaviour import (
     Losses,
     PerDocument,
     Predictions,
+    binned_means,
     by_document,
     chance_distance,
     halves,
     index_targets,
     mean_interval,
-    position_means,
     ridge,
-    span_loss,
 )
 from nope_probe.analyses.jackknife import UNDEFINED
 from nope_probe.data.windows import permuted
@@ -229,53 +228,44 @@ class Behaviour(Study[Settings]):
         text = self.probes["text"]
         fit, held_out = (text.engine(self.session, half) for half in halves(text.documents))
         for name in names:
-            key = f"{weights}/{name}"
             fitted = Pass(
-                key=f"{key}/fit",
+                key=f"{weights}/{name}/fit",
                 engine=fit,
-                read=partial(captured, self._regress),
+                read=partial(captured, self._fit),
                 ablation=self.conditions[name],
                 inside=inside,
-                kind="fit",
+                kind="decoding",
             )
             yield fitted
-            read = partial(self._distances, fitted)
-            key = f"{key}/distance"
-            yield replace(fitted, key=key, engine=held_out, read=read, kind="distance")
+            read = partial(self._distances, fitted.key)
+            yield replace(fitted, key=f"{weights}/{name}/distance", engine=held_out, read=read)
 
-    def _regress(self, engine: Engine, stream: StreamCheckpoint | None) -> State:
+    def _fit(self, engine: Engine, stream: StreamCheckpoint | None) -> State:
         generator = torch.Generator().manual_seed(self.settings.seed)
         n_seqs, seq_len = engine.inputs.shape
-        xx, xy = capture_moments(
-            engine.model,
-            engine.inputs,
-            index_targets(n_seqs, seq_len, self.skip, generator),
-            n_layers=len(self.layers),
-            skip=self.skip,
-            batch_size=engine.batch_size,
-            checkpoint=stream,
-        )
-        return {"weights": ridge(xx, xy)}
+        targets = index_targets(n_seqs, seq_len, self.skip, generator)
+        read = self._on_streams(capture_moments, engine, stream)
+        return {"weights": ridge(*read(targets, n_layers=len(self.layers)))}
 
     def _distances(
-        self, fitted: Pass, engine: Engine, key: str, ablation: Ablation | None
+        self, fitted: str, engine: Engine, key: str, ablation: Ablation | None
     ) -> Float[Tensor, "held_out layer fit"]:
-        """Return the distances of a fit, by document; a forecast makes the fit first."""
-        fit = engine.results.get(fitted.key) or fitted.read(fitted.engine, fitted.key, ablation)
+        """Return the distances of true and fitted index, by document, given the key of the fit."""
+        weights = engine.results[fitted]["weights"]
 
-        def read(engine: Engine, stream: StreamCheckpoint | None) -> State:
-            distances = capture_distances(
-                engine.model,
-                engine.inputs,
-                fit["weights"],
-                skip=self.skip,
-                batch_size=engine.batch_size,
-                checkpoint=stream,
-            )
-            return {"distances": distances}
+        def capture(engine: Engine, stream: StreamCheckpoint | None) -> State:
+            return {"distances": self._on_streams(capture_distances, engine, stream)(weights)}
 
+        distances = captured(capture, engine, key, ablation)["distances"]
         assert engine.documents is not None
-        return by_document(captured(read, engine, key, ablation)["distances"], engine.documents)
+        return by_document(distances, engine.documents)
+
+    def _on_streams(
+        self, capture: Callable[..., Any], engine: Engine, stream: StreamCheckpoint | None
+    ) -> Callable[..., Any]:
+        """Return a capture of residual streams, given the engine."""
+        options = {"skip": self.skip, "batch_size": engine.batch_size, "checkpoint": stream}
+        return partial(capture, engine.model, engine.inputs, **options)
 
     def analyse(self, results: Results) -> Run:
         """Estimate every measure in every condition, and return the run."""
@@ -380,8 +370,10 @@ class Behaviour(Study[Settings]):
         tables = [pd.DataFrame(columns=columns)]
         for condition, ablation in self.conditions.items() if probe in self.probes else ():
             first = (self.probes[probe].prefix or 1) if "mask" in ablation.condition else 1
-            rows = losses_by_position(results[f"loss/{condition}/{probe}"], first, width)
-            tables.append(rows.assign(**self._place(condition))[columns])
+            starts, means = binned_means(results[f"loss/{condition}/{probe}"], first, width)
+            bounds = zip(interval_names("loss"), (means.value, means.low, means.high), strict=True)
+            numbers = {"position": starts} | {name: values.numpy() for name, values in bounds}
+            tables.append(pd.DataFrame(self._place(condition) | numbers, columns=columns))
         return pd.concat(tables[1:] or tables, ignore_index=True)
 
     def _decoded(self, results: Results) -> pd.DataFrame:
@@ -407,23 +399,6 @@ class Behaviour(Study[Settings]):
                 named = {"layer": layer, **self._place(condition), "chance": chance}
                 rows.append(named | interval_columns(**means))
         return pd.DataFrame(rows, columns=["layer", *PLACE, *names, "chance"])
-
-
-def losses_by_position(losses: Losses, first: int, width: int = 1) -> pd.DataFrame:
-    """Return the mean loss at each position from a first one on, with its bounds, in nats.
-
-    Args:
-        losses: of documents, by target.
-        first: the first position.
-        width: how many positions a row is the mean over; `position` is the first of them.
-    """
-    starts = [first, *range(first + width - first % width, losses.shape[1] + 1, width)]
-    stops = [*starts[1:], losses.shape[1] + 1]
-    spans = [span_loss(losses, *ends) for ends in zip(starts, stops, strict=True)]
-    means = position_means(torch.stack(spans, 1))
-    columns = (means.value.numpy(), means.low.numpy(), means.high.numpy())
-    named = dict(zip(interval_names("loss"), columns, strict=True))
-    return pd.DataFrame({"position": starts, **named})
 
 
 run = partial(run_study, Behaviour)

@@ -34,18 +34,11 @@ COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are le
 SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
 MEASURES = {
     "text": Column("text", "Rise of the loss on text.", "nats"),
-    "copy_random": Column(
-        "a second copy of random tokens",
-        "Rise of the loss of the second copy of random tokens.",
-        "nats",
-    ),
-    "copy_text": Column(
-        "a second copy of text", "Rise of the loss of a text segment's second copy.", "nats"
-    ),
+    "copy_random": Column("a second copy of random tokens", "Rise of its loss.", "nats"),
+    "copy_text": Column("a second copy of text", "Rise of its loss.", "nats"),
     "induction": Column(
         "the induction heads' attention",
-        "Fall of the mean attention of the 8 strongest induction heads to the token after the last "
-        "copy.",
+        "Fall of the 8 strongest heads' mean attention to the token after the last copy.",
         "of attention",
     ),
 }

@@ -241,10 +241,8 @@ class Heads(Study[Settings]):
         block, layers, also = 0, self.layers, list[HeadReadings]()
         if name != INTACT.name:
             heads = by_layer(self.heads_of(self.conditions[name], engine.results))
-            ablation, block = (
-                Ablation(remove=self.conditions[name].removed, heads=heads),
-                min(heads),
-            )
+            ablation = Ablation(remove=self.conditions[name].removed, heads=heads)
+            block = min(heads)
             layers = tuple(sorted(by_layer(self._strongest(engine.results))))
         if probe == "copy_random":
             also = readings(engine, layers, partial(induction_scores, n_tokens=self.text.segment))

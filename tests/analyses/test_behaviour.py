@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 
 from nope_probe.analyses.behaviour import (
+    binned_means,
     by_document,
     chance_distance,
     copy_cost,
@@ -48,6 +49,12 @@ def test_a_copy_is_compared_token_by_token_without_its_first_one() -> None:
     assert second_copy_loss(losses_of(11), 5).tolist() == [8.5]
     # Without BOS 0 to 4 and 5 to 9. Targets 1..4 and 6..9.
     assert copy_cost(losses_of(10), 5).tolist() == [7.5 - 2.5]
+
+
+def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
+    for first, expected in ((1, {1: 2.0, 4: 5.5, 8: 9.5}), (6, {6: 6.5, 8: 9.5})):
+        starts, means = binned_means(losses_of(12, 5), first, width=4)
+        assert dict(zip(starts, means.value - 200, strict=True)) == pytest.approx(expected)
 
 
 def test_sequences_of_a_document_count_as_one() -> None:

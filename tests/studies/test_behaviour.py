@@ -22,7 +22,6 @@ from support.tiny_models import plain as plain_model
 from nope_probe import behaviour, read_run
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.studies.behaviour import headline
-from nope_probe.studies.behaviour_run import losses_by_position
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -249,13 +248,6 @@ def test_losses_by_position_are_means_over_documents(
     losses = plain("w_q", "tokens")
     for position in (1, 17, N_POS - 1):
         assert_interval(rows.loc[position], "loss", losses[:, position - 1])
-
-
-def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
-    losses = torch.arange(1.0, 12.0).repeat(5, 1) + torch.arange(5.0)[:, None]
-    for first, expected in ((1, {1: 4.0, 4: 7.5, 8: 11.5}), (6, {6: 8.5, 8: 11.5})):
-        means = losses_by_position(losses, first, width=4).set_index("position")["loss"]
-        assert means.to_dict() == pytest.approx(expected)
 
 
 def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(
