@@ -123,11 +123,7 @@ def load(
     if n_ctx is not None:
         validate_context(name, n_ctx, beyond=True, revision=revision)
     if key in PARAMETER_FREE:
-        config = parameter_free(n_layers or 4, rope=key == "parameter-free-rope")
-        config.n_ctx = max(n_ctx or 0, config.n_ctx)
-        model = _placed(build(config), device, dtype)
-        info = check_parity(model, describe(model, key))
-        return LoadedModel(model=model, tokenizer=None, info=info)
+        return _parameter_free(key, n_layers, n_ctx, device, dtype)
     source = str(CHECKPOINTS.get(key) or resolve(name))
     by_default = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
     read_as = torch.float32 if key in CHECKPOINTS else dtype or by_default
@@ -154,15 +150,30 @@ def load(
     info = check_parity(model, _describe(model, name, source, decoder, revision), reference)
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
     if info.unread:
-        others = ", ".join(info.unread[:3]) + ", ..." * (len(info.unread) > 3)
-        warnings.warn(
-            f"{source} holds more than one set of weights: like transformers, nope_probe read "
-            f"{decoder.read}, and left out {others} ({len(info.unread)} in all)",
-            stacklevel=2,
-        )
+        _warn_of_unread(source, decoder.read, info.unread)
     if tokenizer is not None:
         model.tokenizer = deepcopy(tokenizer)
     return LoadedModel(model=model, tokenizer=tokenizer or decoder.tokenizer, info=info)
+
+
+def _parameter_free(
+    name: str, n_layers: int | None, n_ctx: int | None, device: str, dtype: torch.dtype | None
+) -> LoadedModel:
+    """Build a parameter-free transformer, of 4 layers by default."""
+    config = parameter_free(n_layers or 4, rope=name == "parameter-free-rope")
+    config.n_ctx = max(n_ctx or 0, config.n_ctx)
+    model = _placed(build(config), device, dtype)
+    info = check_parity(model, describe(model, name))
+    return LoadedModel(model=model, tokenizer=None, info=info)
+
+
+def _warn_of_unread(source: str, read: str, unread: Sequence[str]) -> None:
+    others = ", ".join(unread[:3]) + ", ..." * (len(unread) > 3)
+    warnings.warn(
+        f"{source} holds more than one set of weights: like transformers, nope_probe read "
+        f"{read}, and left out {others} ({len(unread)} in all)",
+        stacklevel=3,
+    )
 
 
 def _describe(

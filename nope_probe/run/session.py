@@ -225,14 +225,6 @@ class Session(Generic[Settings_co]):
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))
 
-    @property
-    def lengths(self: Session[RunSettings]) -> dict[str, int]:
-        """The lengths that the model's files state, in tokens; empty for a model in memory."""
-        from nope_probe.models.context import stated_lengths  # needs transformers
-
-        model, revision = self.settings.model, self.settings.revision
-        return {} if self.in_memory else stated_lengths(model, revision)
-
     def manifest(self) -> Manifest:
         """Return the manifest of any run: its identity, settings, versions and duration."""
         manifest = Manifest(

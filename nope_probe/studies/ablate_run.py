@@ -37,6 +37,7 @@ from nope_probe.hooks.removing.stand_ins import WITH_GAIN
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers, heads_of
+from nope_probe.models.context import stated_lengths
 from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition
 from nope_probe.run.checkpoint import tensor_writer, write_folds
 from nope_probe.run.folder import Run, StoredArrays
@@ -195,6 +196,7 @@ class Ablate(Study[Settings]):
     ) -> Run:
         """Return the run with its manifest, sequences and fold maps."""
         session, plan, intact = self.session, self.plan, maps[INTACT_ROW]
+        model, revision = session.settings.model, session.settings.revision
         folds = session.checkpoint.scratch("folds")
         write_folds(folds, {name_of(row): layers for row, layers in maps.items()})
         calibration = results.get(CALIBRATION)
@@ -206,7 +208,7 @@ class Ablate(Study[Settings]):
             removed=tuple(condition.name for condition in plan.removed),
             results={
                 "windows": windows_of(intact),
-                "lengths": session.lengths,
+                "lengths": {} if session.in_memory else stated_lengths(model, revision),
                 "replacements": plan.replacements,
                 "conditions": [condition.name for condition in (*plan.plain, *plan.replacing)],
                 "positional_sources": plan.sources,
