@@ -11,7 +11,6 @@ import pandas as pd
 
 BOTH_WAYS, SHARE = "-1 to 1", "share"
 NO_PATTERN, WITHIN, NO_SHARE = "no pattern", "within noise", "no share"  # instead of numbers
-MOST_READERS = 32  # readers that a figure or table shows at most
 
 
 @dataclass(frozen=True)
@@ -154,29 +153,6 @@ def reader_of(row: Mapping[Any, Any] | pd.Series) -> str:
 def with_readers(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table with the name of each row's reader as a column."""
     return table.assign(reader=[reader_of(row) for row in table.to_dict("records")])
-
-
-def whole_sizes(terms: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `terms.csv` of whole leads and patterns, with their readers.
-
-    A lead below 0, of other keys over the first, has its size without the sign.
-    """
-    whole = with_readers(terms[terms["term"] == "all"])
-    is_below = whole["size"] < 0
-    ends = {"size": "size", "size_low": "size_high", "size_high": "size_low"}
-    return whole.assign(
-        **{name: whole[name].where(~is_below, -whole[other]) for name, other in ends.items()}
-    )
-
-
-def shown_readers(terms: pd.DataFrame, first: str | None = None) -> list[str]:
-    """Return the readers to show: all, or if they are many, the first and the strongest."""
-    readers = list(dict.fromkeys(with_readers(terms)["reader"]))
-    if len(readers) <= MOST_READERS:
-        return readers
-    sizes = whole_sizes(terms).groupby("reader")["size"].max()
-    kept = {first, *sizes.sort_values(ascending=False).index[: MOST_READERS - 1]}
-    return [name for name in readers if name in kept]
 
 
 def capitalised(text: str) -> str:

@@ -11,44 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from ci.chromium import needs_chromium, open_tab, opened
+from support.explored import CONDITIONS, HEADS, LABELS, LAYERS, N, explorer
 
-from nope_probe.figures.explorer import (
-    MEASURES,
-    Explorer,
-    RemovedMaps,
-)
+from nope_probe.figures.explorer import MEASURES
 from nope_probe.figures.style import STOPS
-
-N, LAYERS, HEADS = 7, 2, 3
-CONDITIONS = ("intact", "mask", "rope", "mask+rope", "w_o+w_v")
-LABELS = ("nothing", "causal mask", "RoPE", "mask + RoPE", "OV")
-
-
-def view(n: int = N, layers: int = LAYERS) -> RemovedMaps:
-    """Return random patterns below the diagonal, without a first key, and random leads."""
-    generator = np.random.default_rng(7)
-    panels = tuple(f"H{head}" for head in range(HEADS))
-    maps = generator.normal(size=(len(CONDITIONS), layers, len(panels), n, n))
-    maps[..., ~np.tri(n, k=-1, dtype=bool)] = np.nan
-    maps[..., 0] = np.nan
-    leads = 50 * generator.normal(size=maps.shape[:4])
-    leads[..., :2] = np.nan
-    measures = generator.normal(size=(*maps.shape[:3], len(MEASURES), 3))
-    measures[1, 0, 0, 2] = np.nan  # a pattern that is not defined
-    return RemovedMaps(
-        conditions=CONDITIONS,
-        labels=LABELS,
-        layers=tuple(range(layers)),
-        panels=panels,
-        maps=maps,
-        leads=leads,
-        measures=measures,
-    )
-
-
-def explorer(**changes: Any) -> Explorer:
-    return Explorer(**{"title": "<title>", "view": view(), **changes})
-
 
 # Presses each choice in turn, goes through all layers and maps, and writes down what is shown.
 WALK = """<script>
@@ -164,7 +130,7 @@ def test_the_numbers_and_the_sentence_are_those_of_the_choice(
             known = [x for x in measures[seen["removed"], [0, 2], 0] if np.isfinite(x)]
             said = re.findall(r"(\S+) of \S+ nats", seen["says"])
             np.testing.assert_allclose([*map(as_number, said)], known, rtol=6e-3)
-            assert f"without {LABELS[seen['removed']]}" in seen["says"]
+            assert f" {LABELS[seen['removed']]}: " in seen["says"]
         else:
             assert seen["says"].endswith("choose what to remove.")
 

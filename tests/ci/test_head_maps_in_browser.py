@@ -4,39 +4,14 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from ci.chromium import needs_chromium, opened
+from support.explored import OF_HEAD as N
+from support.explored import patterns, table
 
 from nope_probe.figures.explorer import head_maps
 from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.manifest import Manifest
-
-LAYERS, HEADS, N = 2, 3, 11
-
-
-def patterns(layers: int = LAYERS, heads: int = HEADS, n: int = N) -> np.ndarray:
-    generator = np.random.default_rng(0)
-    maps = generator.normal(size=(layers, heads, n, n)) * (1 + np.arange(heads))[:, None, None]
-    return np.where(np.tri(n, k=-1, dtype=bool), maps, np.nan)
-
-
-def table(layers: int = LAYERS, heads: int = HEADS) -> pd.DataFrame:
-    """Of each layer the head 1 does not exceed its noise."""
-    return pd.DataFrame(
-        [
-            {
-                "layer": layer,
-                "head": head,
-                "amplitude": 0.25 + head,
-                "amplitude_low": -0.1 if head == 1 else 0.2,
-                "amplitude_high": 2.0,
-            }
-            for layer in range(layers)
-            for head in range(heads)
-        ]
-    )
-
 
 SCRIPT = """<script>setTimeout(() => {
   const found = document.body.dataset;

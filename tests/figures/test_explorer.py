@@ -4,48 +4,13 @@ import re
 from base64 import b64decode
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support.explored import N, explorer, view
 
-from nope_probe.figures.explorer import (
-    MEASURES,
-    Explorer,
-    RemovedMaps,
-    fitted,
-)
+from nope_probe.figures.explorer import fitted
 from nope_probe.figures.packed import pack, quantise, script
-
-N, LAYERS, HEADS = 7, 2, 3
-CONDITIONS = ("intact", "mask", "rope", "mask+rope", "w_o+w_v")
-LABELS = ("nothing", "causal mask", "RoPE", "mask + RoPE", "OV")
-
-
-def view(n: int = N, layers: int = LAYERS) -> RemovedMaps:
-    """Return random patterns below the diagonal, without a first key, and random leads."""
-    generator = np.random.default_rng(7)
-    panels = tuple(f"H{head}" for head in range(HEADS))
-    maps = generator.normal(size=(len(CONDITIONS), layers, len(panels), n, n))
-    maps[..., ~np.tri(n, k=-1, dtype=bool)] = np.nan
-    maps[..., 0] = np.nan
-    leads = 50 * generator.normal(size=maps.shape[:4])
-    leads[..., :2] = np.nan
-    measures = generator.normal(size=(*maps.shape[:3], len(MEASURES), 3))
-    measures[..., 2, :][0] = np.nan  # no pattern
-    return RemovedMaps(
-        conditions=CONDITIONS,
-        labels=LABELS,
-        layers=tuple(range(layers)),
-        panels=panels,
-        maps=maps,
-        leads=leads,
-        measures=measures,
-    )
-
-
-def explorer(**changes: Any) -> Explorer:
-    return Explorer(**{"title": "<title>", "view": view(), **changes})
 
 
 def test_maps_are_stored_once_to_half_a_step_and_only_cells_with_numbers() -> None:

@@ -5,34 +5,10 @@ import re
 from base64 import b64decode
 
 import numpy as np
-import pandas as pd
+from support.explored import HEADS, LAYERS, patterns, table
+from support.explored import OF_HEAD as N
 
 from nope_probe.figures.explorer import head_maps
-
-LAYERS, HEADS, N = 2, 3, 11
-
-
-def patterns(layers: int = LAYERS, heads: int = HEADS, n: int = N) -> np.ndarray:
-    generator = np.random.default_rng(0)
-    maps = generator.normal(size=(layers, heads, n, n)) * (1 + np.arange(heads))[:, None, None]
-    return np.where(np.tri(n, k=-1, dtype=bool), maps, np.nan)
-
-
-def table(layers: int = LAYERS, heads: int = HEADS) -> pd.DataFrame:
-    """Of each layer the head 1 does not exceed its noise."""
-    return pd.DataFrame(
-        [
-            {
-                "layer": layer,
-                "head": head,
-                "amplitude": 0.25 + head,
-                "amplitude_low": -0.1 if head == 1 else 0.2,
-                "amplitude_high": 2.0,
-            }
-            for layer in range(layers)
-            for head in range(heads)
-        ]
-    )
 
 
 def content(maps: str) -> dict[str, object]:
