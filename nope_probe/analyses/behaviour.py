@@ -7,7 +7,7 @@ column t - 1 holds target t. A ridge regression decodes a position's index from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -19,11 +19,12 @@ from nope_probe.analyses.jackknife import (
     jackknife,
     mean_intervals,
 )
-from nope_probe.maps.estimates import Estimates
+from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 
 Losses = Float[Tensor, "document target"]
 PerDocument = Float[Tensor, " document"]
 PENALTY = 1e-3
+GROUPS = 64  # of documents, which replicates leave out in turn
 
 
 def by_document(
@@ -44,10 +45,29 @@ def by_document(
 def mean_interval(values: PerDocument) -> Interval:
     """Return the mean over documents with its 95% jackknife interval.
 
+    Its replicates are without each group of documents in turn; see `in_groups`.
+
     Raises:
         ValueError: for fewer than 4 documents.
     """
-    return jackknife(Estimates.of_means(values.double()))
+    interval = jackknife(Estimates.of_means(values.double()))
+    return replace(interval, replicates=Estimates.of_means(*in_groups(values.double())))
+
+
+def in_groups(
+    values: Float[Tensor, "document *rest"],
+) -> tuple[Float[Tensor, "group *rest"], Float[Tensor, " group"]]:
+    """Return the means of groups of documents, and the share of all documents in each group.
+
+    Documents are dealt to 64 groups in turn; up to 64 documents are a group each.
+
+    Example:
+        >>> means, weights = in_groups(torch.arange(65.0))
+        >>> len(means), float(means[0]), float(weights[0])
+        (64, 32.0, 0.03076923076923077)
+    """
+    documents = torch.arange(len(values)) % GROUPS
+    return by_document(values, documents), fold_weights(GROUPS, documents.bincount())
 
 
 def position_means(losses: Losses) -> Intervals:
@@ -55,7 +75,9 @@ def position_means(losses: Losses) -> Intervals:
 
     A single document gives no interval.
     """
-    return mean_intervals(losses)
+    intervals = mean_intervals(losses)
+    groups, weights = in_groups(losses.double())
+    return replace(intervals, replicates=leave_one_out(groups, weights), weights=weights)
 
 
 def span_loss(losses: Losses, first: int, stop: int | None = None) -> PerDocument:

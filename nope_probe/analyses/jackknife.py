@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import pi
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 from torch import Tensor
 
-from nope_probe.maps.estimates import Estimates, fold_weights
+from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 
 MIN_FOLDS = 4
 ELLIPSE_POINTS = 721
@@ -18,11 +18,24 @@ ELLIPSE_POINTS = 721
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Interval:
-    """An estimate with its 95% interval; all NaN where the estimate is undefined."""
+    """An estimate with its 95% interval; all NaN where the estimate is undefined.
+
+    Attributes:
+        value: the estimate, in its unit.
+        low, high: the ends of its interval.
+        replicates: the estimate on all folds, then without each; None where nothing is known of
+            them, and of a difference of two RMS, whose jackknife is too narrow near 0.
+    """
 
     value: float
     low: float
     high: float
+    replicates: Estimates | None = field(default=None, compare=False)
+
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """The estimate, and the lower and the upper end of its interval."""
+        return self.value, self.low, self.high
 
     def __repr__(self) -> str:
         """Return the value and the ends of its interval, to three digits."""
@@ -44,7 +57,7 @@ def jackknife(estimates: Estimates) -> Interval:
         ValueError: for fewer than 4 folds.
     """
     value, half = float(estimates.values[0]), t_quantile(estimates.weights) * error_of(estimates)
-    return Interval(value=value, low=value - half, high=value + half)
+    return Interval(value=value, low=value - half, high=value + half, replicates=estimates)
 
 
 def error_of(estimates: Estimates) -> float:
@@ -80,11 +93,30 @@ def freedom(weights: Float[Tensor, " fold"]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Means over all sequences, cell by cell, with their 95% intervals; NaN for a single fold."""
+    """Means over all sequences, cell by cell, with their 95% intervals; NaN for a single fold.
+
+    Attributes:
+        value: the means.
+        low, high: the ends of their intervals.
+        replicates: the means, then those without each fold.
+        weights: the share of all sequences that each fold holds.
+    """
 
     value: Float[Tensor, "*map"]
     low: Float[Tensor, "*map"]
     high: Float[Tensor, "*map"]
+    replicates: Float[Tensor, "one_plus_folds *map"]
+    weights: Float[Tensor, " fold"]
+
+    def at(self, place: int) -> Intervals:
+        """Return those of one place along the first axis of the map."""
+        return Intervals(
+            value=self.value[place],
+            low=self.low[place],
+            high=self.high[place],
+            replicates=self.replicates[:, place],
+            weights=self.weights,
+        )
 
 
 def mean_intervals(
@@ -101,7 +133,13 @@ def mean_intervals(
     value = torch.einsum("f,f...->...", weights, folds)
     # For a mean over sequences, the jackknife's standard error equals that of the fold means.
     half = t_quantile(weights) * standard_error(folds, weights)
-    return Intervals(value=value, low=value - half, high=value + half)
+    return Intervals(
+        value=value,
+        low=value - half,
+        high=value + half,
+        replicates=leave_one_out(folds, weights),
+        weights=weights,
+    )
 
 
 def standard_error(
@@ -126,9 +164,12 @@ def signed_root(x: float) -> float:
 
 def rms(squares: Estimates) -> Interval:
     """Return the RMS with its interval, from estimates of the mean square."""
-    square = jackknife(squares)
+    square, values = jackknife(squares), squares.values
     return Interval(
-        value=signed_root(square.value), low=signed_root(square.low), high=signed_root(square.high)
+        value=signed_root(square.value),
+        low=signed_root(square.low),
+        high=signed_root(square.high),
+        replicates=squares.with_values(values.sign() * values.abs().sqrt()),
     )
 
 

@@ -27,6 +27,7 @@ from nope_probe.run.paths import checkpoint_dir, reason, remove, validate_folder
 from nope_probe.run.settings import FORMAT
 
 PAGE = "report.html"
+REPLICATES = " replicates"  # ends the columns whose cells are the replicates of an estimate
 READ = ("estimates.safetensors", "maps.safetensors", "tokens.safetensors")  # with a run
 
 
@@ -49,6 +50,17 @@ class Run:
     page: str = ""
     files: Mapping[str, Path] = field(default_factory=dict)
     headline: str = ""
+
+    def __post_init__(self) -> None:
+        """Take the columns of replicates out of the tables, and into the arrays `estimates`."""
+        tables, replicates = dict(self.tables), dict(self.arrays.get("estimates", {}))
+        for name, table in self.tables.items():
+            tables[name] = without_replicates(table)
+            if len(tables[name].columns) < len(table.columns):
+                replicates |= _replicates(name, table.drop(columns=tables[name].columns))
+        if replicates:
+            object.__setattr__(self, "tables", tables)
+            object.__setattr__(self, "arrays", {**self.arrays, "estimates": replicates})
 
     def __repr__(self) -> str:
         """Return the names of the tables that have rows, and the number of maps, in one line."""
@@ -89,6 +101,35 @@ class Run:
         """The queries of the maps' rows; None where maps have all rows."""
         queries = self.arrays.get("maps", {}).get("query_positions")
         return None if queries is None else queries.astype("int64")
+
+
+def without_replicates(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table without its columns of replicates, which are cells of Python objects."""
+    return table[[name for name in table if not str(name).endswith(REPLICATES)]]
+
+
+def _replicates(name: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Return a table's replicates by `table/column`, [row, 1 + fold], and the folds' weights.
+
+    The weights by `weights/table` are [fold], or [row, fold] if rows have their numbers from
+    different sequences, as those of text and of random tokens. Folds that a row lacks weigh 0.
+
+    Args:
+        name: the table's.
+        table: its columns of replicates; a cell without any is None or NaN.
+    """
+    cells = {(row, str(column)): cell for column in table for row, cell in enumerate(table[column])}
+    known = {place: cell for place, cell in cells.items() if hasattr(cell, "weights")}
+    n_folds = max((len(cell.weights) for cell in known.values()), default=0)
+    weights = np.zeros((len(table), n_folds))
+    arrays = {str(column): np.full((len(table), 1 + n_folds), np.nan) for column in table}
+    for (row, column), cell in known.items():
+        weights[row, : len(cell.weights)] = cell.weights
+        arrays[column][row, : len(cell.values)] = cell.values
+    rows = np.unique(weights[weights.any(axis=1)], axis=0)
+    return {
+        f"{name}/{column.removesuffix(REPLICATES)}": values for column, values in arrays.items()
+    } | {f"weights/{name}": rows[0] if len(rows) == 1 else weights}
 
 
 def _shape_of(maps: Mapping[str, np.ndarray]) -> str:

@@ -64,11 +64,10 @@ from nope_probe.studies.head_scores import (
 )
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
-from nope_probe.studies.tables import columns_of, interval_columns
+from nope_probe.studies.tables import columns_of, interval_columns, mean_columns
 
 ADDS_UP = 1e-3  # relative error, for scores in half precision
 MAPS_BYTES = 1 << 26
-ENDS = {"": "value", "_low": "low", "_high": "high"}
 QUERIES = "query_positions"  # exact in float32: below 2**24
 Tables = dict[str, pd.DataFrame]
 LayerGrams = Grams[Row]
@@ -395,8 +394,7 @@ def profiles_table(
     profiles = {name: mean_intervals(of_term, first.weights) for name, of_term in means.items()}
     parts = [
         pd.DataFrame(
-            {"layer": layer, "term": name, **offsets}
-            | {f"mean{end}": getattr(profile, of)[place].numpy() for end, of in ENDS.items()}
+            {"layer": layer, "term": name, **offsets, **mean_columns("mean", profile.at(place))}
         ).dropna(subset=["mean"])
         for place, layer in enumerate(layers)
         for name, profile in profiles.items()

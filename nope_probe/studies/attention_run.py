@@ -54,7 +54,7 @@ from nope_probe.studies.study import (
     run_passes,
     run_study,
 )
-from nope_probe.studies.tables import attention_table, interval_names, text_attention_table
+from nope_probe.studies.tables import attention_table, mean_columns, text_attention_table
 
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
 
@@ -233,8 +233,7 @@ def with_sinks(
     if folds.isnan().all():
         return table
     taken = mean_intervals(folds.movedim(-1, 0), fold_weights(len(sizes), sizes))
-    columns = zip(interval_names("sink_weight"), (taken.value, taken.low, taken.high), strict=True)
-    return table.assign(**{name: values.flatten().numpy() for name, values in columns})
+    return table.assign(**mean_columns("sink_weight", taken))
 
 
 def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:

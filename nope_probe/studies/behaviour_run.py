@@ -54,7 +54,13 @@ from nope_probe.studies.engine import Engine, irreplaceable, validate_removable
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
-from nope_probe.studies.tables import TableRow, interval_columns, interval_names
+from nope_probe.studies.tables import (
+    TableRow,
+    interval_columns,
+    interval_names,
+    mean_columns,
+    table_of,
+)
 
 DRAWN = ("copy", "bos")  # measures that take random tokens of the vocabulary
 MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
@@ -276,7 +282,7 @@ class Behaviour(Study[Settings]):
         tables = {
             "loss_by_position": self._by_position("text", 1, results),
             "extrapolation": self._by_position("long", wide, results),
-            "behaviour": pd.DataFrame(quantities, columns=columns),
+            "behaviour": table_of(quantities, columns),
             "decodability": self._decoded(results),
         }
         manifest = replace(
@@ -367,14 +373,13 @@ class Behaviour(Study[Settings]):
     def _by_position(self, probe: str, width: int, results: Results) -> pd.DataFrame:
         """Return the mean loss at each position, nats; without the mask, of the suffix alone."""
         columns = [*PLACE, "position", *interval_names("loss")]
-        tables = [pd.DataFrame(columns=columns)]
+        tables = [pd.DataFrame()]
         for condition, ablation in self.conditions.items() if probe in self.probes else ():
             first = (self.probes[probe].prefix or 1) if "mask" in ablation.condition else 1
             starts, means = binned_means(results[f"loss/{condition}/{probe}"], first, width)
-            bounds = zip(interval_names("loss"), (means.value, means.low, means.high), strict=True)
-            numbers = {"position": starts} | {name: values.numpy() for name, values in bounds}
-            tables.append(pd.DataFrame(self._place(condition) | numbers, columns=columns))
-        return pd.concat(tables[1:] or tables, ignore_index=True)
+            numbers = {"position": starts, **mean_columns("loss", means)}
+            tables.append(pd.DataFrame(self._place(condition) | numbers))
+        return table_of(pd.concat(tables, ignore_index=True), columns)
 
     def _decoded(self, results: Results) -> pd.DataFrame:
         """Return the distance of decoded and true index, per layer, in positions.
@@ -398,7 +403,7 @@ class Behaviour(Study[Settings]):
                 means = {name: mean_interval(values[:, place]) for name, values in of.items()}
                 named = {"layer": layer, **self._place(condition), "chance": chance}
                 rows.append(named | interval_columns(**means))
-        return pd.DataFrame(rows, columns=["layer", *PLACE, *names, "chance"])
+        return table_of(rows, ["layer", *PLACE, *names, "chance"])
 
 
 run = partial(run_study, Behaviour)

@@ -169,7 +169,7 @@ def explorer_of(
     small = [[[_pooled(panel) for panel in of_layer] for of_layer in maps[row]] for row in rows]
     ends = [
         [
-            [[vars(getattr(panel[row], of["name"])).values() for of in MEASURES] for panel in layer]
+            [[getattr(panel[row], of["name"]).ends for of in MEASURES] for panel in layer]
             for layer in values
         ]
         for row in rows

@@ -27,6 +27,7 @@ from nope_probe.hooks.reading.batch_readings import keys_before, weights_on
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 from nope_probe.maps.folds import State, sum_parts
+from nope_probe.run.folder import without_replicates
 from nope_probe.run.sources import as_sequences, first_layers, folds_for_intervals
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.tables import interval_columns
@@ -124,7 +125,7 @@ def head_scores(
     induction = captured_induction(copies, None, layers=layers, n_tokens=n_tokens)
     places = [(sums.layer.index, head) for sums in on_text for head in range(sums.layer.n_heads)]
     of_text = means_of(on_text, engine.fold_of), engine.fold_of
-    columns = head_columns(of_text, (induction, copies.fold_of))
+    columns = without_replicates(head_columns(of_text, (induction, copies.fold_of)))
     return pd.concat([pd.DataFrame(places, columns=["layer", "head"]), columns], axis=1)
 
 

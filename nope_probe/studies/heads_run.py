@@ -265,8 +265,8 @@ class Heads(Study[Settings]):
         places = pd.DataFrame(
             [self.places[number] for number in table.loc[alone, "draw"]], columns=["layer", "head"]
         )
-        columns = ["removed", "measure", *interval_names("cost")]
-        single = places.join(table.loc[alone, columns].reset_index(drop=True))
+        of_one = table.drop(columns=["order", "k", "draw", "heads"])[alone]
+        single = places.join(of_one.reset_index(drop=True))
         tables = {"cost": table[~alone], "order": order}
         tables["tests"] = against_chance(tables["cost"], single)
         if len(single):

@@ -13,12 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
-from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.jackknife import Interval, Intervals
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
 from nope_probe.figures.intervals import bound_columns
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.positions import PositionSums
+from nope_probe.run.folder import REPLICATES
 
 TableRow = dict[str, Any]
 WEIGHTS = (  # of a head's attention weights
@@ -36,9 +38,30 @@ GAPS = ("positional_share_gap", "others_share_gap")
 
 
 def interval_columns(**intervals: Interval) -> TableRow:
-    """Return each interval as three columns: its name, name_low, name_high."""
-    numbers = [end for i in intervals.values() for end in (i.value, i.low, i.high)]
-    return dict(zip(interval_names(*intervals), numbers, strict=True))
+    """Return each interval as columns: its name, name_low, name_high, and its replicates.
+
+    A run takes the columns of replicates out of its tables, and keeps them in a file.
+    """
+    numbers = [end for i in intervals.values() for end in i.ends]
+    columns: TableRow = dict(zip(interval_names(*intervals), numbers, strict=True))
+    replicates = {f"{name}{REPLICATES}": i.replicates for name, i in intervals.items()}
+    return columns | {name: kept for name, kept in replicates.items() if kept is not None}
+
+
+def table_of(rows: Iterable[TableRow] | pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return rows as a table with some columns, if it has rows or not, and their replicates."""
+    table = pd.DataFrame(rows)
+    replicates = [name for name in table if str(name).endswith(REPLICATES)]
+    return table.reindex(columns=[*columns, *replicates])
+
+
+def mean_columns(name: str, means: Intervals) -> dict[str, list[Any]]:
+    """Return means over sequences as columns, a row for each: see `interval_columns`."""
+    ends = zip(interval_names(name), (means.value, means.low, means.high), strict=True)
+    values = means.replicates.flatten(1).T
+    replicates = [Estimates(values=row, weights=means.weights) for row in values]
+    columns: dict[str, list[Any]] = {column: end.flatten().tolist() for column, end in ends}
+    return {**columns, f"{name}{REPLICATES}": replicates}
 
 
 def interval_names(*names: str) -> list[str]:
@@ -120,7 +143,7 @@ def measures_table(
         for values, of_group in measured
         for layer, measures in zip(layers, of_group, strict=True)
     ]
-    return pd.DataFrame(rows, columns=["layer", *labels, *interval_names(*names)])
+    return table_of(rows, ["layer", *labels, *interval_names(*names)])
 
 
 def term_table(sums: PositionSums) -> pd.DataFrame:

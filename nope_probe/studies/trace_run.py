@@ -39,6 +39,7 @@ from nope_probe.studies.tables import (
     TableRow,
     interval_columns,
     interval_names,
+    table_of,
     term_table,
     writer_table,
 )
@@ -161,7 +162,7 @@ def measure_effects(
         rows += _effects(of_heads, place, read, intact, heads[:n_heads])
     rows.sort(key=lambda row: (row["of"], row["writer"].order))
     columns = [name for name in EFFECTS_COLUMNS if name != "head" or name in place]
-    return pd.DataFrame(rows, columns=columns)
+    return table_of(rows, columns)
 
 
 def _without_positions(engine: Engine, key: str, writers: Iterable[Writer]) -> Engine:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from safetensors.numpy import load_file
+from scipy.special import stdtrit
 from support.command_line import ended, module_of
 
 from nope_probe.reports.page import Section
@@ -50,20 +52,27 @@ def finish(line: str, folder: Path) -> Finished:
         patch.setenv("COLUMNS", "80")
         end = ended(command, [*words, "--out", str(folder / "run")], folder)
     assert end.code == 0, end.err
+    assert_whole(folder / "run")
     return Finished(folder / "run", end.out)
 
 
 def assert_whole(folder: Path) -> None:
     """Check that a run has the files of its manifest, and numbers that can be.
 
-    No number is infinite, and a value lies within its interval.
+    No number is infinite, a value lies within its interval, and the run keeps the replicates that
+    the interval comes from.
     """
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["complete"]
     files = {path.name for path in folder.iterdir()}
     assert files == {"manifest.json", *manifest["checksums"]}
+    stored = folder / "estimates.safetensors"
+    estimates = load_file(stored) if stored.exists() else {}
     for path in folder.glob("*.csv"):
-        assert_table(pd.read_csv(path), path.name)
+        if path.stat().st_size > 1:
+            table = pd.read_csv(path, keep_default_na=False, na_values=[""])
+            assert_table(table, path.name)
+            assert_replicates(table, path.stem, estimates)
     for path in folder.glob("*.safetensors"):
         for name, values in load_file(path).items():
             assert not np.isinf(values).any(), f"{path.name}: {name}"
@@ -79,3 +88,27 @@ def assert_table(table: pd.DataFrame, file: str) -> None:
                 numbers[name] > numbers[f"{name}_high"]
             )
             assert not outside.any(), f"{file}: {name} is outside of its interval"
+
+
+# A difference of two RMS, and what is compared with single costs.
+WITHOUT_REPLICATES = ("non_relative/difference", "tests/cost", "tests/chance")
+
+
+def assert_replicates(table: pd.DataFrame, file: str, estimates: Mapping[str, np.ndarray]) -> None:
+    """Check that the numbers of a table, and their intervals, are those of their replicates."""
+    for name in (name for name in table if f"{name}_low" in table and len(table)):
+        if (key := f"{file}/{name}") in WITHOUT_REPLICATES:
+            continue
+        numbers = table[[name, f"{name}_low", f"{name}_high"]].to_numpy(float)
+        weights = np.atleast_2d(estimates[f"weights/{file}"])
+        weights = np.broadcast_to(weights, (len(table), weights.shape[1]))
+        for kept, of_fold, (value, low, high) in zip(estimates[key], weights, numbers, strict=True):
+            np.testing.assert_allclose(kept[0], value, rtol=1e-6, atol=1e-12, err_msg=key)
+            used = of_fold > 0
+            if used.sum() < 2 or not np.isclose(high - value, value - low, rtol=1e-6):
+                continue  # no interval, or one that is wider than the jackknife's
+            share, without = of_fold[used], kept[1:][used]
+            pseudo = (kept[0] - (1 - share) * without) / share
+            spread = share / (1 - share) * (pseudo - share @ pseudo) ** 2
+            half = stdtrit(1 / (share @ share) - 1, 0.975) * spread.mean() ** 0.5
+            assert half == pytest.approx(value - low, rel=1e-4, abs=1e-7), key
