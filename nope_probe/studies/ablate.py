@@ -99,16 +99,11 @@ class Settings(RemovingSettings):
         """Whether the run removes components."""
         return self.remove not in ((), ("none",))
 
-    @property
-    def conditions(self) -> list[Condition] | None:
-        """What is removed besides sources and bands, one at a time, if the settings say it."""
-        if self.removed_names is None:
-            return None
-        return [parse_removed(name) for name in self.removed_names if name != "sources"]
-
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-        super().validate()
+    def validate_removed(self) -> None:
+        """Check what is removed besides sources and bands, where it is named."""
+        if self.removed_names is not None:
+            names = [name for name in self.removed_names if name != "sources"]
+            self.validate_conditions([*map(parse_removed, names)])
         if self.bands == "octaves" and self.removes:
             raise UserError("--bands octaves splits maps: take it with --remove none")
 

@@ -100,7 +100,7 @@ class Ablate(Study[Settings]):
             heads="sources" if settings.per_head else "nowhere",
         )
         if settings.removes:
-            settings.validate_weights(self.plan.removed)
+            settings.validate_conditions(self.plan.removed)
         self.copies, self.n_repeated = random_copies(
             self.engine, self.inputs, loaded.tokenizer, session.processes.count
         )

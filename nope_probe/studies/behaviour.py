@@ -268,10 +268,6 @@ class Settings(RemovingSettings):
             return tuple(map(spelled, self.remove))
         return tuple(GROUPS) if self.model.lower() in CHECKPOINTS else ("sources",)
 
-    @property
-    def conditions(self) -> None:
-        """The model decides on the conditions of groups: see `validate_removals`."""
-
     def validate(self) -> None:
         """Check what can be checked without the model."""
         if self.data in ("random", "gaussian") or self.model.lower().startswith("parameter-free"):
@@ -280,6 +276,9 @@ class Settings(RemovingSettings):
         for wrong, message in self._mistakes():
             if wrong:
                 raise UserError(message)
+
+    def validate_removed(self) -> None:
+        """Check what is removed, where it is named: the model decides on groups."""
         if self.remove is not None:
             self.validate_removals(make_conditions(COMPONENTS, self))
 
@@ -303,8 +302,7 @@ class Settings(RemovingSettings):
             UserError: naming the flag.
         """
         removed = [ablation.condition for ablation in conditions.values()]
-        self.validate_weights(removed)
-        self.validate_in_heads(removed)
+        self.validate_conditions(removed)
         scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
         if not (scores_suffix or any("mask" in condition for condition in removed)):
             validate_effects(self, {"prefix": "where the mask is not removed"})

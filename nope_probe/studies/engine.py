@@ -193,7 +193,6 @@ class Engine:
         ablation: Ablation | None = None,
         *,
         layers: Sequence[int] | None = None,
-        mean_term: bool = False,
         per_head: bool = False,
         also: Sequence[Accumulator] = (),
     ) -> Layers:
@@ -206,7 +205,7 @@ class Engine:
         """
 
         def capture(engine: Engine, stream: StreamCheckpoint | None) -> State:
-            options = {"layers": layers, "mean_term": mean_term, "per_head": per_head}
+            options = {"layers": layers, "per_head": per_head}
             maps = engine.by_fold(capture_scores, stream, also=also, **options)
             validate_finite(maps, f"pass {key}")
             sums = state_of(also) if also else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -46,20 +46,26 @@ class RemovingSettings(RunSettings):
     def validate(self) -> None:
         """Check what can be checked without the model."""
         super().validate()
-        names = " ".join(self.replacements)
-        if not names or len({*self.replacements}) < len(self.replacements):
-            raise UserError(f"expected each --replacement once, got {names or 'none'}")
-        if self.gain != "output" and not {*WITH_GAIN} & {*self.replacements}:
-            raise UserError(
-                f"--gain is for the replacements {' and '.join(WITH_GAIN)}, not {names}"
-            )
-        named = self.conditions
-        if named is not None:
-            self.validate_weights(named)
-            self.validate_in_heads(named)
+        names = self.replacements
+        repeated = len({*names}) < max(1, len(names))
+        has_gain = self.gain == "output" or bool({*WITH_GAIN} & {*names})
+        for is_wrong, message in (
+            (repeated, f"expected each --replacement once, got {' '.join(names) or 'none'}"),
+            (
+                not has_gain,
+                f"--gain is for the replacements {' and '.join(WITH_GAIN)}, not {' '.join(names)}",
+            ),
+        ):
+            if is_wrong:
+                raise UserError(message)
+        self.validate_removed()
 
-    def validate_weights(self, conditions: Iterable[Condition]) -> None:
-        """Check that some condition removes a weight, where flags say by what to replace it.
+    def validate_removed(self) -> None:
+        """Check what the settings say is removed, without the model."""
+        self.validate_conditions([self.removed])
+
+    def validate_conditions(self, conditions: Sequence[Condition]) -> None:
+        """Check that flags of weights and of heads have a condition to act on.
 
         Raises:
             UserError: naming the flag.
@@ -67,19 +73,18 @@ class RemovingSettings(RunSettings):
         if not any(condition.weights for condition in conditions):
             reason = "where no weight is removed"
             validate_effects(self, {"replacement": reason, "gain": reason})
-
-    def validate_in_heads(self, conditions: Iterable[Condition]) -> None:
-        """Check that heads are named, and can lose what is removed.
-
-        Raises:
-            UserError: naming the flag.
-        """
         removed = [name for condition in conditions for name in condition.ordered]
-        if self.in_heads and not removed:
-            raise UserError("--in-heads has no effect where nothing is removed")
         without = [name for name in removed if not name.row.per_head]
-        if self.heads_by_layer and without:
-            raise UserError(f"--in-heads: {without[0]} has no heads; name what heads can lose")
+        has_heads = self.heads_by_layer is not None
+        for is_wrong, message in (
+            (has_heads and not removed, "--in-heads has no effect where nothing is removed"),
+            (
+                has_heads and bool(without),
+                f"--in-heads: {''.join(without[:1])} has no heads; name what heads can lose",
+            ),
+        ):
+            if is_wrong:
+                raise UserError(message)
 
     @property
     def heads_by_layer(self) -> dict[int, list[int]] | None:
@@ -110,11 +115,6 @@ class RemovingSettings(RunSettings):
                     f"--in-heads L{layer}H{max(heads)}: the run has the heads H0 to "
                     f"H{info.n_heads - 1} of L0 to L{n_layers - 1} (--layers)"
                 )
-
-    @property
-    def conditions(self) -> list[Condition] | None:
-        """What is removed, one at a time; None where the model decides on it."""
-        return [self.removed]
 
     @property
     def removed(self) -> Condition:
