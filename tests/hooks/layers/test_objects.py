@@ -275,15 +275,20 @@ def test_an_adapter_in_a_bridge_that_the_user_made_is_part_of_its_weights(tiny: 
     from transformer_lens.model_bridge import TransformerBridge
 
     llama = tiny("llama")
-    lora = LoraConfig(r=2, target_modules=["q_proj", "o_proj"], init_lora_weights=False)
+    modules = ["q_proj", "o_proj"]
+    lora = LoraConfig(r=2, target_modules=modules, init_lora_weights=False, lora_dropout=0.5)
     tuned = get_peft_model(deepcopy(llama.hf), lora).eval()
     merged = deepcopy(tuned).merge_and_unload()
     tokenizer = load(str(llama.folder)).tokenizer
     boot = TransformerBridge.boot_transformers
     bridge = boot(str(llama.folder), hf_model=tuned.get_base_model(), tokenizer=tokenizer)
     removed = Ablation(remove=["w_q", "w_o"], gain="norm")
+    dropped = [module for module in tuned.modules() if type(module) is nn.Dropout]
+    for module in dropped:
+        module.train()
     with ablated(bridge, removed), ablated(merged, removed) as expected:
         assert distance(capture_losses(bridge, TOKENS), capture_losses(expected, TOKENS)) <= NETWORK
+    assert [module.training for module in dropped] == [True] * 4
 
 
 @pytest.mark.parametrize(
