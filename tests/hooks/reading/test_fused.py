@@ -70,6 +70,15 @@ def test_the_tap_of_a_hooked_transformer_computes_what_transformer_lens_does(
         assert option == "use_attn_result" or relative_error(plain(TOKENS), own) > 1e-3
 
 
+@pytest.mark.hooked_transformer
+def test_what_heads_write_is_shown_where_a_hooked_transformer_keeps_it() -> None:
+    model = option_model("use_attn_result", True)
+    with torch.inference_mode(), tapped(model):
+        _, cache = model.run_with_cache(TOKENS)
+    written = cache["blocks.1.attn.hook_result"].sum(2) + model.blocks[1].attn.b_O
+    assert relative_error(written, cache["blocks.1.hook_attn_out"]) <= NETWORK
+
+
 def option_model(option: str, value: Any) -> Any:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
