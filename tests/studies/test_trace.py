@@ -14,13 +14,14 @@ from safetensors.numpy import load_file
 from support import traced
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
-from support.rounding import NETWORK, assert_same, assert_same_table
+from support.rounding import assert_same, assert_same_table
 from support.tiny_models import plain
 
 from nope_probe import load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.reading.readers import capture_positions
+from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.removal import Writer
@@ -41,17 +42,15 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_tables_and_maps_are_those_of_the_captured_sums(done: Path) -> None:
+@pytest.fixture(scope="module")
+def sums(done: Path) -> PositionSums:
     saved = load_file(done / "tokens.safetensors")
     tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
-    sums = capture_positions(
-        load("nope-tiny").model,
-        tokens,
-        layers=[0, 1, 2],
-        batch_size=7,
-        n_folds=5,
-        documents=documents,
-    )
+    options = {"layers": [0, 1, 2], "batch_size": 7, "n_folds": 5, "documents": documents}
+    return capture_positions(load("nope-tiny").model, tokens, **options)
+
+
+def test_tables_and_maps_are_those_of_the_captured_sums(done: Path, sums: PositionSums) -> None:
     run = read_run(done)
     names = {"terms": ["layer", "of", "term"], "writers": ["layer", "of", "side", "writer"]}
     for name, truth in (("terms", term_table(sums)), ("writers", writer_table(sums))):
@@ -80,16 +79,11 @@ def test_writers_stand_in_the_order_in_which_they_write(done: Path) -> None:
     ]
 
 
-def test_clocks_are_coordinates_of_mean_keys_and_queries_along_their_axes(done: Path) -> None:
-    """Six writers at most beside their sum; distances between positions are those of the keys."""
-    run, saved = read_run(done), load_file(done / "tokens.safetensors")
-    sums = capture_positions(
-        load("nope-tiny").model,
-        torch.from_numpy(saved["tokens"]),
-        layers=[2],
-        n_folds=5,
-        documents=torch.from_numpy(saved["documents"]),
-    )
+def test_clocks_are_coordinates_of_mean_keys_and_queries_along_their_axes(
+    done: Path, sums: PositionSums
+) -> None:
+    """Three writers at most beside their sum; distances between positions are those of the keys."""
+    run = read_run(done)
     weights = sums.counts.double() / sums.counts.sum()
     clocks, writers = run.tables["clocks"].query("layer == 2"), run.tables["writers"]
     assert set(run.tables["clocks"]["layer"]) == {0, 1, 2}
@@ -170,21 +164,6 @@ def test_the_bytes_of_a_run_are_those_of_what_heads_and_mlps_write(
     assert replace(settings, layers=1).bytes_of_sums(loaded.info) == 0
     assert replace(settings, reader="L2H1").traces_heads
     assert replace(settings, reader="L2").traces_heads == per_head
-
-
-def test_by_default_six_heads_are_taken_in_eight_folds() -> None:
-    settings = Settings()
-    assert (settings.confirm, settings.folds, settings.traces_heads) == (6, 8, False)
-
-
-def test_clocks_lie_along_axes_of_which_the_first_explains_most(done: Path) -> None:
-    clocks = read_run(done).tables["clocks"].query("layer == 2 and side == 'key'")
-    assert list(clocks["writer"].unique())[:3] == ["all", "L1H1", "L1H0"]
-    whole = clocks[clocks["writer"] == "all"]
-    assert list(whole["position"]) == list(range(1, N))
-    assert whole["axis_1"].var() > whole["axis_2"].var()
-    assert abs(np.corrcoef(whole["axis_1"], whole["axis_2"])[0, 1]) < NETWORK
-    assert whole["explained"].between(0, 1).all()
 
 
 def test_a_finished_run_is_shown_again_with_its_answer(
