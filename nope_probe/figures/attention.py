@@ -24,73 +24,80 @@ from nope_probe.figures.style import (
 from nope_probe.removal import INK
 
 CELL, CHANGE_CELL = 32, 16  # px a layer
-LARGEST, SMALLEST = 18, 4  # px across, of the head with the most information and of any head
-RING, GAP = 4, 3  # px of the ring of a head that gives the first key all of its weight, and inside
+LARGEST, SMALLEST = 22, 5  # px across, of the head with the largest number and of any head
 KEYS, ROW = 12, 30  # keys with a bar, and px of a bar
 LEAST_TERM = 0.01  # of the largest term of the shown keys: smaller terms have no bar
 REST = "#9aa0a6"
 UNIFORM = 0.01  # nats of information: with less, a head attends uniformly
-FIRST = (
+MOSTLY = 0.5  # of the information among the other keys, with which a head is one of order
+KINDS = {  # of heads: their colour and their name in the legend
+    "sink": ("#8a6bb8", "sink: looks at the first key"),
+    "order": ("#d9730d", "order: position among the other keys"),
+    "content": ("#2b7bba", "content: what differs between texts"),
+    "": (REST, "not classed"),
+}
+HOVER = (
     "L%{y}H%{x}<br>%{customdata[0]:.2f} nats above uniform attention<br>first key "
-    "%{customdata[1]:.0%} of the weight<br>among the other keys "
+    "%{customdata[1]:.0%} of the weight<br>among the other keys %{customdata[2]:.0%} "
+    "[%{customdata[3]:.0%}, %{customdata[4]:.0%}] is position"
 )
-HOVER = FIRST + (
-    "%{customdata[2]:.0%} [%{customdata[3]:.0%}, %{customdata[4]:.0%}] is position<extra></extra>"
-)
-UNKNOWN = FIRST + "no share is given<extra></extra>"
+NEED = "<br>need of RoPE %{customdata[5]:.3f} nats"
+
+
+def kinds_of(table: pd.DataFrame) -> pd.Series[str]:
+    """Return the kind of each head: order, sink or content; empty if it is not classed.
+
+    A head is one of order if half of its information among the other keys, or more, is position; a
+    sink if more of its position is about the first key than about the others. Other heads look by
+    content. A head that attends uniformly is not classed, nor one of too few texts or of one text.
+
+    Args:
+        table: `attention.csv`.
+    """
+    share, first = table["others_share"], table["first_position"]
+    is_sink = first > table["others_position"].clip(lower=0)
+    known = (table["information"] >= UNIFORM) & (is_sink | share.notna())
+    kinds = np.select([~known, share >= MOSTLY, is_sink], ["", "order", "sink"], "content")
+    return pd.Series(kinds, table.index)
 
 
 def attention_heads(table: pd.DataFrame) -> go.Figure:
-    """Draw all heads, layer by head: what the first key gets, and position among the other keys.
+    """Draw all heads, layer by head: the kind of each, and its need of RoPE.
 
-    The width of a head's ring is the first key's weight, its colour the share of position in its
-    information among the other keys, its area all of its information. Heads without a share are
-    grey: of a text alone, of too few texts, or uniform. Heads that see fewer than 8 keys at a time
-    are left out.
+    Colours are kinds (see `kinds_of`). The area of a head is how much its attention needs RoPE; of
+    a model without RoPE, or an ablated one, it is all of its information. Heads that see fewer than
+    8 keys at a time are left out.
 
     Args:
-        table: `attention.csv`: layer, head, information (nats), others_share and first_weight.
+        table: `attention.csv`: layer, head, information (nats), its parts, others_share,
+            first_weight, and need_rope of a model with RoPE.
     """
     known = table.dropna(subset=["information"])
-    information = known["information"].to_numpy(float).clip(0)
-    first = known["first_weight"].to_numpy(float).clip(0, 1)
-    share, low, high = estimates_of(known, "others_share")
-    sizes = SMALLEST + (LARGEST - SMALLEST) * np.sqrt(information / reach_of(information))
-    classed = np.isfinite(share) & (information >= UNIFORM)
-    heads = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": known["head"].to_numpy(int),
-        "y": known["layer"].to_numpy(int),
-        "customdata": np.stack([information, first, share, low, high], -1),
-        "hovertemplate": np.where(classed, HOVER, UNKNOWN),
-        "marker": {
-            "size": sizes,
-            # Plotly leaves bubbles of an unknown colour grey, but for black where all are unknown.
-            "color": np.where(classed, share, np.nan) if classed.any() else REST,
-            "coloraxis": "coloraxis",
-            "opacity": 1,  # bubbles are paler than the colour bar by default
-        },
-    }
-    rings = {
-        **{key: heads[key] for key in ("type", "mode", "x", "y")},
-        "hoverinfo": "skip",
-        "marker": {
-            "size": sizes + 2 * GAP + RING,
-            "color": "rgba(0,0,0,0)",
-            "line": {"width": RING * first, "color": INK},
-        },
-    }
+    has_need = "need_rope" in known
+    area = known["need_rope" if has_need else "information"].to_numpy(float).clip(0)
+    sizes = SMALLEST + (LARGEST - SMALLEST) * np.sqrt(area / reach_of(area))
+    columns = [known["information"], known["first_weight"], *estimates_of(known, "others_share")]
+    numbers, kinds = np.stack([*columns, area], -1), kinds_of(known).to_numpy()
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": label,
+            "x": known["head"].to_numpy(int)[kinds == kind],
+            "y": known["layer"].to_numpy(int)[kinds == kind],
+            "customdata": numbers[kinds == kind],
+            "hovertemplate": f"{HOVER}{NEED * has_need}<extra>{kind}</extra>",
+            "marker": {"size": sizes[kinds == kind], "color": ink, "opacity": 1, "line_width": 0},
+        }
+        for kind, (ink, label) in KINDS.items()
+        if (kinds == kind).any()
+    ]
     n_layers, n_heads = table[["layer", "head"]].nunique()
-    title = "The first key, and position among the other keys"
-    figure = layers_by_heads(title, [rings, heads], n_layers, n_heads, CELL)
+    title = "The kind of each head" + ", and its need of RoPE" * has_need
+    figure = layers_by_heads(title, traces, n_layers, n_heads, CELL)
     figure.update_xaxes(range=[-0.7, int(table["head"].max()) + 0.7])
     figure.update_yaxes(range=[int(table["layer"].max()) + 0.7, int(table["layer"].min()) - 0.7])
-    return figure.update_layout(
-        coloraxis=colour_axis((0.0, 1.0), "position among the others", tickformat=".0%"),
-        meta={"opens_heads": True},
-        showlegend=False,
-    )
+    return figure.update_layout(meta={"opens_heads": True}, legend={"itemsizing": "constant"})
 
 
 CHANGES = {  # of a head's attention, between two models

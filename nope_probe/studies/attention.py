@@ -17,13 +17,19 @@ from jaxtyping import Float
 
 from nope_probe.data.documents import read_text, validate_text
 from nope_probe.errors import UserError
-from nope_probe.figures.attention import UNIFORM, Why, attention_heads, term_styles
+from nope_probe.figures.attention import (
+    MOSTLY,
+    UNIFORM,
+    Why,
+    attention_heads,
+    term_styles,
+)
 from nope_probe.figures.explorer import HEADS_BYTES, head_maps
 from nope_probe.figures.intervals import estimate_text
 from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import RowMaps
 from nope_probe.figures.text_view import TextView
-from nope_probe.figures.words import listed, reader_of
+from nope_probe.figures.words import NO_SHARE, SHARE, Column, listed, reader_of
 from nope_probe.files import JsonObject, reading, validate_regular
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
@@ -43,10 +49,60 @@ TEXT_BYTES = 1_000_000  # of a text before it is cut into tokens
 N_SEQS = 512  # of other texts
 ALONE = "the text alone"  # the `data` of a run without other texts
 OF_OTHERS = ("windows", "pack", "alpha", "shuffle", "seq_len", "beyond_context", "folds")
-MOSTLY, HARDLY = 0.5, 0.2  # of a head's information among the other keys
+HARDLY = 0.2  # of the information among the other keys: a head with less is hardly positional
 AT_AN_END = MOST_ROWS // 2  # heads in the lead's table: the most and the least positional
+KINDS_SAID = (
+    "Order: at least half of what a head looks at among the other keys is position. Sink: more of "
+    "its position is about the first key. Content: neither."
+)
 MAPS_BYTES = 1_600_000  # of the heads' mean maps next to a text
 MOST_TOKENS = 60  # that an error lists
+
+
+SHARE_OF_KEYS = "The share of position in the information"
+COLUMNS = {
+    "information": Column("information", "How far attention is from uniform.", "nats"),
+    "first_position": Column(
+        "first key, position", "Whether to look at the first key, the same in every text.", "nats"
+    ),
+    "first_content": Column(
+        "first key, content", "Whether to look at it, differing from text to text.", "nats"
+    ),
+    "others_position": Column(
+        "other keys, position", "Where to look among them, the same in every text.", "nats"
+    ),
+    "others_content": Column(
+        "other keys, content", "Where to look among them, differing from text to text.", "nats"
+    ),
+    "positional_share": Column(
+        "position", f"{SHARE_OF_KEYS} about all keys.", SHARE, blank=NO_SHARE
+    ),
+    "others_share": Column(
+        "position among the others", f"{SHARE_OF_KEYS} among the others.", SHARE, blank=NO_SHARE
+    ),
+    "first_weight": Column("first key", "The weight of the first key.", SHARE),
+    "pattern_missed": Column(
+        "missed by the mean scores",
+        "The share of `others_position` that the softmax of the mean scores misses.",
+        SHARE,
+        blank=NO_SHARE,
+    ),
+    "positional_share_gap": Column("gap", "Its upper less its lower bound.", SHARE),
+    "others_share_gap": Column("gap", "Its upper less its lower bound.", SHARE),
+    "sink_weight": Column("learned sink", "What a learned sink takes of all attention.", SHARE),
+    "need_rope": Column(
+        "need of RoPE",
+        "How far attention on the same inputs is from that without RoPE in this head alone.",
+        "nats",
+    ),
+    "weight": Column("weight", "The attention weight.", SHARE),
+    "weight_without": Column("weight without", "The same without the moved part.", SHARE),
+    "score": Column("score", "The key's score less the mean of the keys.", "nats"),
+    "nats": Column("term", "The term of the score.", "nats"),
+    "effect": Column("effect", "What the score loses without the moved part.", "nats"),
+    "side": Column("side", "Position, or whether a writer wrote into the key or the query."),
+    "moved_from": Column("moved from", "The token that the writer moved it from."),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,13 +494,15 @@ def _head_sections(run: Run) -> Iterator[Section]:
     table, compared = run.tables["attention"], has_other_texts(run)
     if not compared and table["information"].isna().all():
         return
-    colour = "Colour: position among the other keys. " if compared else ""
+    area = "how much its attention needs RoPE" if "need_rope" in table else "all its information"
+    colour = f"{KINDS_SAID} " if compared else ""
     yield Section(
-        title="All heads: first key and " + ("position among others" * compared or "nats"),
+        title="All heads" + ": sinks, order and content" * compared,
         figure=partial(attention_heads, table),
-        caption=f"Ring: the first key's weight. {colour}Area: all information. Grey: no share is "
-        f"given. A click on a head opens its map below. {sinks_line(table)}".strip(),
+        caption=f"{colour}Area: {area}, nats. A click on a head opens its map below. "
+        f"{sinks_line(table)}".strip(),
         table=table.dropna(axis=1, how="all"),
+        columns=COLUMNS,
     )
 
 
@@ -473,6 +531,7 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
         caption=f"Terms of the scores of the most attended keys, less their mean. {terms} The dot "
         "is their sum.",
         table=why.table,
+        columns=COLUMNS,
     )
     if why.steps is not None:
         yield Section(
@@ -482,6 +541,7 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
             f"heads moved what they wrote (squares). Dashed: what a head moved. {why.moved} "
             "The term is direct; with its effect, all later blocks respond.",
             table=why.steps,
+            columns=COLUMNS,
         )
 
 

@@ -26,7 +26,10 @@ from nope_probe.errors import UserError
 from nope_probe.figures.attention import UNIFORM, Why
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.attention import capture_attention
+from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.components import block_frequencies
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import State
 from nope_probe.maps.rows import choose_rows
@@ -34,7 +37,7 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.run.flags import settings_from
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import changes_of_model, input_arrays
+from nope_probe.run.identity import changes_of_model, input_arrays, interventions
 from nope_probe.run.manifest import TooFew
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.session import Session
@@ -76,6 +79,15 @@ class Attention(Study[Settings]):
         self.engine = replace(Engine.of(session, self.inputs), query_rows=settings.rows)
         self.question = Question.of(settings, text) if text and settings.why else None
 
+    @property
+    def measures_need(self) -> bool:
+        """Whether the need of RoPE is measured: on other texts, of a model as it was loaded."""
+        model = self.session.loaded.model
+        angles = [of_block for of_block in block_frequencies(model) if of_block is not None]
+        known = bool(angles) and all(map(len, angles))
+        changed = self.settings.remove or any(interventions(model).values())
+        return known and self.settings.reads_corpus and not changed
+
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that average some layers at a time, or that read one text alone."""
         settings, engine, info = self.settings, self.engine, self.session.loaded.info
@@ -94,6 +106,9 @@ class Attention(Study[Settings]):
             capture = partial(read_heads, layers=group, text=text, compared=compared)
             read = partial(captured, capture)
             yield Pass(key=f"attention-L{group[0]}", engine=engine, read=read, ablation=condition)
+        if self.measures_need:
+            need = partial(captured, partial(read_need, layers=self.layers))
+            yield Pass(key="need", engine=engine, read=need)
         yield from of_text[1:]
 
     def analyse(self, results: Results) -> Run:
@@ -126,7 +141,10 @@ class Attention(Study[Settings]):
             arrays["estimates"] = {name: tensor.numpy() for name, tensor in estimates.items()}
         else:
             table = table_of_text(read, self.layers, skip_keys)
-        tables = {"attention": with_sinks(table, read["sinks"], sizes)}
+        table = with_means(table, "sink_weight", read["sinks"], sizes)
+        if "need" in results:
+            table = with_means(table, "need_rope", results["need"]["need"], sizes)
+        tables = {"attention": table}
         if self.text is not None:
             maps |= {"text_weights": read["on_text"], "text_content": read["content"].float()}
         if self.question is not None:
@@ -183,6 +201,20 @@ def read_heads(
     }
 
 
+def read_need(engine: Engine, stream: StreamCheckpoint | None, *, layers: Sequence[int]) -> State:
+    """Return fold means of how much each head of some layers needs RoPE, nats."""
+    need = capture_need(
+        engine.model,
+        engine.inputs,
+        Ablation(remove="rope", layers=layers),
+        batch_size=engine.batch_size,
+        n_folds=engine.n_folds,
+        documents=engine.documents,
+        checkpoint=stream,
+    )
+    return {"need": need.folds.movedim(0, -1)}
+
+
 def splits_of(
     estimates: Float[Tensor, "layer head part one_plus_folds"],
     gaps: Float[Tensor, "layer head two"],
@@ -217,23 +249,24 @@ def table_of_text(read: State, layers: Sequence[int], skip_keys: int) -> pd.Data
     return text_attention_table(nats, share, layers)
 
 
-def with_sinks(
-    table: pd.DataFrame, folds: Float[Tensor, "layer head fold"], sizes: Int[Tensor, " fold"]
+def with_means(
+    table: pd.DataFrame,
+    name: str,
+    folds: Float[Tensor, "layer head fold"],
+    sizes: Int[Tensor, " fold"],
 ) -> pd.DataFrame:
-    """Return the table of attention with the share that each head's learned sink takes.
-
-    The share is of the attention before the weights are renormalised, a mean over queries. The
-    table of a model without sinks is returned as it is.
+    """Return the table of attention with the mean of a number that heads have, and its bounds.
 
     Args:
         table: a row per layer and head.
-        folds: fold means of the share; NaN for heads without a sink.
+        name: of the number, which no column has if no head has it.
+        folds: its fold means; NaN for heads without it.
         sizes: sequences per fold.
     """
     if folds.isnan().all():
         return table
-    taken = mean_intervals(folds.movedim(-1, 0), fold_weights(len(sizes), sizes))
-    return table.assign(**mean_columns("sink_weight", taken))
+    means = mean_intervals(folds.movedim(-1, 0), fold_weights(len(sizes), sizes))
+    return table.assign(**mean_columns(name, means))
 
 
 def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:

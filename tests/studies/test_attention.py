@@ -18,6 +18,7 @@ from nope_probe import (
     ablated,
     attention,
     capture_attention,
+    capture_need,
     load,
     read_run,
     run_attention,
@@ -25,7 +26,7 @@ from nope_probe import (
     split_attention,
 )
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.figures.attention import REST, attention_heads
+from nope_probe.figures.attention import KINDS, REST, attention_heads, kinds_of
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.reports import notes
@@ -84,6 +85,15 @@ def test_information_is_that_of_plain_transformers_weights(table: pd.DataFrame) 
         assert found == pytest.approx(np.mean(at_first), rel=MEASURE)
 
 
+def test_the_need_of_rope_is_that_of_the_intact_model(table: pd.DataFrame) -> None:
+    loaded = load("rope-tiny", n_layers=2)
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19)
+    need = capture_need(loaded.model, data, "rope", n_folds=5)
+    np.testing.assert_allclose(table["need_rope"], need.mean.flatten(), rtol=1e-6)
+    assert (table["need_rope_low"] < table["need_rope"]).all()
+    assert "need_rope" not in run_attention("nope-tiny", **SIZES).tables["attention"]
+
+
 def test_layers_read_one_at_a_time_give_the_same_table(
     table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +104,7 @@ def test_layers_read_one_at_a_time_give_the_same_table(
 
 def test_a_removal_is_that_of_ablated(table: pd.DataFrame) -> None:
     removed = run_attention("rope-tiny", remove="rope", **SIZES).tables["attention"]
+    assert "need_rope" not in removed
     assert not np.allclose(removed["information"], table["information"], rtol=0.01)
     loaded = load("rope-tiny", n_layers=2)
     with ablated(loaded.model, Ablation(remove=["rope"])):
@@ -183,7 +194,8 @@ def test_uniform_heads_are_not_classed() -> None:
     assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
     assert lead.table.empty
     assert run.manifest.too_few is None
-    assert attention_heads(run.tables["attention"]).data[1].marker.color == REST, "grey"
+    [heads] = attention_heads(run.tables["attention"]).data
+    assert heads.marker.color == REST, "grey"
 
 
 def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> None:
@@ -199,27 +211,38 @@ def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> N
     assert "too few" in page.headline("m", unknown).sentence
 
 
-def test_the_map_draws_share_information_and_the_first_key() -> None:
+def test_the_map_draws_the_kind_of_each_head_and_its_need() -> None:
+    unknown = float("nan")
     heads = made(
-        information=[4.0, 1.0, 1.0],
-        others_share=[0.9, 0.0, float("nan")],
-        first_weight=[0.0, 0.5, 0.5],
+        information=[4.0, 1.0, 1.0, 1.0, 1.0, 0.002],
+        first_position=[0.1, 0.4, 0.1, 0.4, 0.1, 0.001],
+        others_position=[0.9, 0.3, 0.3, 0.3, 0.3, 0.0],
+        others_share=[0.5, 0.49, 0.0, unknown, unknown, 1.0],
+        first_weight=[0.0, 0.5, 0.5, 0.5, 0.5, 0.5],
     )
-    rings, dots = attention_heads(heads).data
-    assert dots.x.tolist() == [0, 1, 2]
-    assert dots.y.tolist() == [1, 1, 1]
-    np.testing.assert_array_equal(np.array(dots.marker.color, float), [0.9, 0.0, np.nan])
-    assert ["no share is given" in text for text in dots.hovertemplate] == [False, False, True]
-    sizes = np.array(dots.marker.size) - 4  # of the smallest head
-    assert sizes[0] == pytest.approx(2 * sizes[1])  # areas as information
-    assert rings.marker.line.width.tolist() == [0, 2, 2]
+    assert kinds_of(heads).tolist() == ["order", "sink", "content", "sink", "", ""]
+    alone = heads.assign(first_position=unknown, others_position=unknown, others_share=unknown)
+    assert {*kinds_of(alone)} == {""}
+    for table, area in ((heads, "information"), (heads.assign(need_rope=range(6)), "need_rope")):
+        traces = {trace.name.partition(":")[0]: trace for trace in attention_heads(table).data}
+        assert {name: trace.x.tolist() for name, trace in traces.items()} == {
+            **{"sink": [1, 3], "order": [0], "content": [2], "not classed": [4, 5]}
+        }
+        assert {trace.marker.color for trace in traces.values()} == {
+            ink for ink, _ in KINDS.values()
+        }
+        sizes = np.array([*traces["sink"].marker.size, *traces["order"].marker.size]) - 5
+        areas = table[area].to_numpy()[[1, 3, 0]] / table[area].max()
+        np.testing.assert_allclose(sizes, 17 * np.sqrt(areas))
+        assert ("need of RoPE" in traces["sink"].hovertemplate) == (area == "need_rope")
 
 
 def test_heads_that_never_see_8_keys_are_left_out() -> None:
     heads = made(**{name: [float("nan"), 0.5] for name in HEADS})
-    assert attention_heads(heads).data[1].x.tolist() == [1]
+    [drawn] = attention_heads(heads).data
+    assert drawn.x.tolist() == [1]
     none = heads[:1]
-    assert not len(attention_heads(none).data[1].x)
+    assert not attention_heads(none).data
     known = none.dropna(subset=["information"])
     assert "no head is measured" in page.headline("m", known).sentence
 
