@@ -75,7 +75,7 @@ def test_what_heads_write_is_shown_where_a_hooked_transformer_keeps_it() -> None
     model = option_model("use_attn_result", True)
     with torch.inference_mode(), tapped(model):
         _, cache = model.run_with_cache(TOKENS)
-    written = cache["blocks.1.attn.hook_result"].sum(2) + model.blocks[1].attn.b_O
+        written = cache["blocks.1.attn.hook_result"].sum(2) + model.blocks[1].attn.b_O
     assert relative_error(written, cache["blocks.1.hook_attn_out"]) <= NETWORK
 
 
