@@ -14,10 +14,10 @@ import plotly.graph_objects as go
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.figures.circuit import circuit, limits
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.figures.stages import circuit, limits
 from nope_probe.figures.style import Layout
 from nope_probe.figures.views import View
 from nope_probe.figures.words import MEASURES, listed

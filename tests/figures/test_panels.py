@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 import pytest
 
 from nope_probe.errors import UserError
-from nope_probe.figures.circuit import circuit
 from nope_probe.figures.image import export, without_controls
 from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool
+from nope_probe.figures.stages import circuit
 from nope_probe.figures.style import axis, place_panels
 
 
