@@ -249,8 +249,8 @@ def prepare() -> None:
     """Import what commands need, so that their forks have it."""
     torch.set_num_threads(1)
     names = ["ablate", "circuit", "compare", "trace"]
-    studies = ("ablation", "behaviour", "circuit", "trace")
-    names += [f"studies.{name}.study" for name in studies]
+    studies = ("ablate", "behaviour", "circuit", "trace")
+    names += [f"studies.{name}_run" for name in studies]
     for name in names:
         import_module(f"nope_probe.{name}")
     import_module("nope_probe").load("nope-tiny")
