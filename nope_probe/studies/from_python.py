@@ -57,7 +57,6 @@ def takes(study: type[Study[Settings]]) -> Callable[[Function], Function]:
             if option.name not in signature.parameters:
                 parameters.append(option)
                 helps[option.name] = text
-        function.__annotations__ |= {p.name: p.annotation for p in parameters}
         wrapper = TextWrapper(100, " " * 8, " " * 12, break_on_hyphens=False)
         args = "\n".join(wrapper.fill(f"{name}: {text}") for name, text in helps.items())
         before, raises, after = (function.__doc__ or "").partition("\n\n    Raises:")
