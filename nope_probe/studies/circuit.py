@@ -51,8 +51,8 @@ VIEWS = (
         y=SHOWN,
         x="stage",
         by=("model",),
-        caption="Above the dotted line, near keys have larger values at this stage; below it, far "
-        "keys. Where the line is crossed, the positional pattern is inverted.",
+        caption="Above 0 (of monotonicity, above 1/2) near keys have larger values at this stage; "
+        "below, far keys. Where this line is crossed, the positional pattern is inverted.",
     ),
 )
 MOST_NAMED = 3  # components in a sentence
