@@ -85,7 +85,7 @@ figures.score_maps(simulation.best, title="256 samples, alpha = 0.2")
 # %% [markdown]
 # ## Remove the mask
 #
-# The same simulation with and without the mask, for every layer. Choose *causal mask*: L0 does not
+# The same simulation with and without the mask, for every layer. Choose *without the causal mask*: L0 does not
 # change, and every later layer loses its whole pattern. The page holds all maps, so it needs no
 # kernel.
 
