@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,22 +38,26 @@ from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers, heads_of
 from nope_probe.models.context import stated_lengths
 from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition
-from nope_probe.run.checkpoint import tensor_writer, write_folds
+from nope_probe.run.checkpoint import write_folds
 from nope_probe.run.folder import Run, StoredArrays
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
 from nope_probe.studies.ablate import Settings, report
-from nope_probe.studies.ablate_intact import (
+from nope_probe.studies.ablate_maps import head_patterns, intact_maps, name_of, write_maps
+from nope_probe.studies.ablate_plan import (
+    INTACT_ROW,
+    Maps,
+    Plan,
     Reading,
+    Row,
     bands_of_layers,
     bands_table,
     capture_band_folds,
-    head_patterns,
     heads_table,
-    intact_maps,
+    named,
+    plan_of,
     read_intact,
 )
-from nope_probe.studies.ablate_plan import INTACT_ROW, Maps, Plan, Row, plan_of
 from nope_probe.studies.engine import Engine, validate_first_sequence
 from nope_probe.studies.explore import PAGE_BYTES, explorer_of
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
@@ -66,9 +69,6 @@ from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
 from nope_probe.studies.tables import columns_of, interval_columns, mean_columns
 
-ADDS_UP = 1e-3  # relative error, for scores in half precision
-MAPS_BYTES = 1 << 26
-QUERIES = "query_positions"  # exact in float32: below 2**24
 Tables = dict[str, pd.DataFrame]
 LayerGrams = Grams[Row]
 
@@ -101,9 +101,6 @@ class Ablate(Study[Settings]):
         )
         if settings.removes:
             settings.validate_conditions(self.plan.removed)
-        self.copies, self.n_repeated = random_copies(
-            self.engine, self.inputs, loaded.tokenizer, session.processes.count
-        )
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that map the scores of every condition."""
@@ -118,16 +115,21 @@ class Ablate(Study[Settings]):
         read = partial(read_intact, layers=layers, per_head=self.settings.per_head)
         yield Pass(key=f"score/{INTACT.name}", engine=engine, read=read)
         if self.settings.per_head:
-            induction = partial(captured_induction, layers=layers, n_tokens=self.n_repeated)
-            yield Pass(key="induction", engine=self.copies, read=partial(captured, induction))
+            copies, n_tokens = self._copies()
+            induction = partial(captured_induction, layers=layers, n_tokens=n_tokens)
+            yield Pass(key="induction", engine=copies, read=partial(captured, induction))
         if self.bands:
             bands = partial(capture_band_folds, bands=self.bands)
             yield Pass(key="bands", engine=engine, read=partial(captured, bands))
 
+    def _copies(self) -> tuple[Engine, int]:
+        """Return the engine on n random tokens twice, on which induction is measured, and n."""
+        tokenizer, n_processes = self.session.loaded.tokenizer, self.session.processes.count
+        return random_copies(self.engine, self.inputs, tokenizer, n_processes)
+
     def analyse(self, results: Results) -> Run:
         """Measure the lead and the pattern of every layer in every condition, return the run."""
-        analyse = self._of_conditions if self.settings.removes else self._of_intact
-        return analyse(results)
+        return (self._of_conditions if self.settings.removes else self._of_intact)(results)
 
     def _of_conditions(self, results: Results) -> Run:
         """Return the run of a model from which components are removed."""
@@ -179,7 +181,7 @@ class Ablate(Study[Settings]):
             tables["bands"] = bands_table(reading.maps, band_maps, self.bands)
         heads = ""
         if self.settings.per_head:
-            fold_of = self.engine.fold_of, self.copies.fold_of
+            fold_of = self.engine.fold_of, self._copies()[0].fold_of
             tables["heads"] = heads_table(reading, results["induction"], *fold_of)
             heads = head_patterns(reading.maps, tables["heads"])
         arrays = intact_maps(reading.maps, self.bands, band_maps)
@@ -231,12 +233,6 @@ def shuffled_maps(results: Results) -> Maps:
     """Return the maps on shuffled tokens, of the intact model and without the mask, if any."""
     keys = {condition: f"shuffled/{condition.name}" for condition in (INTACT, MASK)}
     return {(c, NO_REPLACEMENT): results[key] for c, key in keys.items() if key in results}
-
-
-def named(row: Row) -> dict[str, str]:
-    """Return the columns that name a row of a table."""
-    condition, replacement = row
-    return {"removed": condition.name, "replacement": replacement}
 
 
 def pattern_table(
@@ -412,57 +408,6 @@ def queries_table(layers: Layers) -> pd.DataFrame:
         for layer, maps in layers.items()
         for (first, last), square in mean_squares_by_query(maps.pattern)
     )
-
-
-def name_of(row: Row) -> str:
-    """Return the name of a row's score maps in a run: `score/mask`, `score_mean/w_q`."""
-    condition, replacement = row
-    by = "" if replacement == NO_REPLACEMENT else f"_{replacement}"
-    return f"score{by}/{condition.name}"
-
-
-def write_maps(path: Path, plan: Plan, maps: Maps, n_bytes: int = MAPS_BYTES) -> None:
-    """Write the maps of a run that removes components, in float32, nats, by blocks of rows.
-
-    Those of `name_of` are score maps. `pattern/intact`, `term/<term>` and `term/without_sources`
-    are patterns, whose first column holds the lead of the first key; the terms add up to the
-    pattern. Where maps do not have the rows of all queries, `query_positions` are the queries of
-    their rows.
-
-    Args:
-        path: of the file.
-        plan: the sources.
-        maps: the score maps of every row.
-        n_bytes: the size of a block of rows of all maps.
-
-    Raises:
-        StorageError: if it cannot be written.
-    """
-    intact, of_sources = maps[INTACT_ROW], conditions_of(plan.sources)
-    first, terms = next(iter(intact.values())), source_terms(plan.sources)
-    contrasts = {"pattern/intact": {INTACT: 1.0}, **{f"term/{x}": of for x, of in terms.items()}}
-    contrasts["term/without_sources"] = {Condition(plan.sources): 1.0}
-    size = (len(intact), len(first.queries), first.n)
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys([*map(name_of, maps), *contrasts], size)
-    if len(first.queries) < first.n:
-        shapes[QUERIES] = (len(first.queries),)
-    with tensor_writer(path, shapes) as write:
-        for place, (layer, of_layer) in enumerate(intact.items()):
-            pattern, row = of_layer.pattern, 0  # the intact model sees the fewest keys
-            for start, stop in of_layer.folds.where.blocks(len(maps) + 1, n_bytes):
-                rows = slice(row, row + stop - start)
-                means = {name: of_row[layer].mean(rows) for name, of_row in maps.items()}
-                patterns = {
-                    condition: pattern.with_lead(means[condition, NO_REPLACEMENT], start)
-                    for condition in of_sources
-                }
-                blocks = {name_of(name): mean for name, mean in means.items()}
-                blocks |= {x: contrast_map(of, patterns) for x, of in contrasts.items()}
-                for name, block in blocks.items():
-                    write(name, (place, row), block.float().numpy())
-                row = rows.stop
-        if QUERIES in shapes:
-            write(QUERIES, (0,), first.queries.float().numpy())
 
 
 def run_explorer(plan: Plan, maps: Maps, values: Sequence[Mapping[Row, Values]]) -> Explorer:
