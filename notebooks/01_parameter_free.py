@@ -85,9 +85,9 @@ figures.score_maps(simulation.best, title="256 samples, alpha = 0.2")
 # %% [markdown]
 # ## Remove the mask
 #
-# The same simulation with and without the mask, for every layer. Choose *without the causal mask*: L0 does not
-# change, and every later layer loses its whole pattern. The page holds all maps, so it needs no
-# kernel.
+# The same simulation with and without the mask, for every layer. Choose *without the causal mask*:
+# L0 does not change, and every later layer loses its whole pattern. The page holds all maps, so it
+# needs no kernel.
 
 # %%
 vectors = gaussian(n_seqs=256, seq_len=32, d_model=64, alpha=0.2)
