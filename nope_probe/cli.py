@@ -281,8 +281,9 @@ def one_line_for_a_box(see: str) -> Iterator[None]:
     except SystemExit as stop:
         if stop.code in (None, 0):
             raise
-        _title, *lines = (line.strip("│| \t") for line in drawn.getvalue().splitlines())
-        text = " ".join(takewhile(re.compile(r"\w").search, lines))
+        lines = [line.strip("│| \t") for line in drawn.getvalue().splitlines()]
+        in_box = takewhile(re.compile(r"\w").search, lines[1:])  # after the title
+        text = " ".join(in_box) or " ".join(lines)  # of which some are no box
         text = text.removeprefix("Error parsing ").rstrip(".")
         text = re.sub(r"invalid literal for int.*: (.*)", r"expected a whole number, got \1", text)
         text = re.sub(r"could not convert string to float: ", "expected a number, got ", text)
