@@ -244,15 +244,14 @@ def report(run: Run) -> Report:
             what removed writers write there.
     """
     reader, tables = run.manifest.results["reader"], run.tables
-    kept = " The first token keeps its position, so there is no lead." * bool(
+    kept = " The first token keeps its position: no lead." * bool(
         run.manifest.results["kept_positions"]
     )
     terms = Section(
         title="The exact terms of lead and pattern",
         figure=partial(draw_terms, run, reader) if reader else None,
-        caption="The maps of all terms add up to the whole; terms below a twentieth of it are not "
-        "drawn. In the numbers, part is what a term makes of the whole, and size the term alone. "
-        "Norm is a part of the written terms.",
+        caption="All terms' maps add up to the whole; terms below a twentieth of it are not drawn. "
+        "In the numbers, part is what a term makes of the whole, and size the term alone.",
         table=tables["terms"].filter(regex="^(?!relative_r2)"),
         columns=COLUMNS,
     )
