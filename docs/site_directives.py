@@ -11,6 +11,9 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from nope_probe.figures.words import Column
+from nope_probe.studies.tidy import PLACES, declared
+
 
 class PublicNames(SphinxDirective):
     """List the public names of a package, functions first, and document each."""
@@ -43,6 +46,25 @@ class Commands(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(pages), allow_section_headings=True)
 
 
+class CsvColumns(SphinxDirective):
+    """List the columns of all commands' CSV files, as the studies declare them."""
+
+    def run(self) -> list[nodes.Node]:
+        lines = ["| command | column | unit | what it is |", "|---|---|---|---|"]
+        lines += [column_row("all", name, column) for name, column in PLACES.items()]
+        for command in commands():
+            own = declared(command.Settings)
+            new = {name: column for name, column in own.items() if name not in PLACES}
+            name = command.__name__.rpartition(".")[2]
+            lines += [column_row(f"`{name}`", *of_name) for of_name in new.items()]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+def column_row(command: str, name: str, column: Column) -> str:
+    """Return the row of a column: a share is stored from 0 to 1."""
+    return f"| {command} | `{name}` | {column.unit} | {column.meaning} |"
+
+
 def named(path: str) -> object:
     """Return what a dotted path names."""
     module, _, name = path.rpartition(".")
@@ -65,4 +87,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("public-names", PublicNames)
     app.add_directive("documented", Documented)
     app.add_directive("commands", Commands)
+    app.add_directive("csv-columns", CsvColumns)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

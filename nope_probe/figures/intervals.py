@@ -9,16 +9,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.figures.words import ATTENTION, MEASURES, NO_PATTERN, NO_SHARE, WITHIN, Column
+from nope_probe.figures.words import NO_PATTERN, NO_SHARE, WITHIN, Column
 
-# How columns of estimates begin that pages show in percent, and in nats above the noise.
-_MEASURES = {**MEASURES, **ATTENTION}
-SHARES: tuple[str, ...] = ("share", "lost")
-SHARES += ("explained", "first_weight", "others_share", "pattern_missed", "sink_weight")
-SHARES += tuple(name for name, words in _MEASURES.items() if words.is_share)
-OF_ATTENTION = ("positional_share", "others_share", "pattern_missed")
-AMPLITUDES: tuple[str, ...] = ("rms", "with_mask", "without_mask")
-AMPLITUDES += tuple(name for name, words in _MEASURES.items() if words.noise)
 ValueAndBounds = tuple[float, float, float]
 
 
@@ -94,35 +86,6 @@ def column_text(row: Mapping[Any, Any] | pd.Series, name: str, about: Column, st
     return f"{number_text(value)} [{number_text(low)}, {number_text(high)}]"
 
 
-def estimate_text(row: Mapping[Any, Any] | pd.Series, column: str, style: str = "") -> str:
-    """Return an estimate of a table's row with its interval: percent, or nats above the noise.
-
-    Args:
-        row: of a table.
-        column: a share is shown in percent, an amplitude in nats if it exceeds the noise.
-        style: the format of each number; empty for a format by the column.
-
-    Example:
-        >>> estimate_text({"share": 0.5, "share_low": 0.4, "share_high": 0.6}, "share")
-        '50.0% [40.0, 60.0]'
-        >>> estimate_text({"rms": -0.041, "rms_low": -0.06, "rms_high": 0.04}, "rms")
-        'within noise'
-    """
-    if isinstance(row[column], str):  # a blank
-        return row[column]
-    interval = interval_of(row, column)
-    if column in OF_ATTENTION and np.isnan(interval[0]):
-        return NO_SHARE
-    if column.startswith(SHARES):
-        return interval_text(percent(interval), style or "z.1f", "%")
-    if column.startswith(AMPLITUDES) and interval[1] <= 0:
-        return WITHIN
-    if style:
-        return interval_text(interval, style)
-    value, low, high = map(number_text, interval)
-    return "" if np.isnan(interval[0]) else f"{value} [{low}, {high}]"
-
-
 def numbers_as_text(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> pd.DataFrame:
     """Return a table as text: an estimate and its bounds are one cell; see `column_text`.
 
@@ -142,13 +105,9 @@ def numbers_as_text(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> 
     return pd.DataFrame(
         {
             name: [
-                (
-                    column_text(row, name, columns[name], "")
-                    if name in columns
-                    else estimate_text(row, name)
-                )
+                column_text(row, name, columns.get(name, Column(name)), "")
                 if name in estimates
-                else cell_text(row[name], columns.get(name))
+                else cell_text(row[name], columns.get(name, Column(name)))
                 for row in rows
             ]
             for name in bounds
@@ -167,12 +126,12 @@ def is_number(text: str) -> bool:
     return not text or text[0] in "+-0123456789" or text in (NO_PATTERN, WITHIN, NO_SHARE)
 
 
-def cell_text(value: object, about: Column | None = None) -> str:
+def cell_text(value: object, about: Column) -> str:
     """Return a cell that is no estimate, as text."""
     if value is None or value is pd.NA or value != value:
-        return about.blank if about else NO_PATTERN
+        return about.blank
     if isinstance(value, float):
-        return f"{value:.1%}" if about and about.is_share else number_text(value)
+        return f"{value:.1%}" if about.is_share else number_text(value)
     return str(value)
 
 

@@ -54,6 +54,7 @@ PLACES: Columns = {  # columns that name rows, in the tables of all studies
     "of": Column("of", "`lead`: of the first key's lead; `pattern`: of the other keys' pattern."),
     "term": Column("term", "The part of an exact sum."),
     "position": Column("position", "The position in the sequence, from 0.", "positions"),
+    "tokens": Column("tokens", "`text`, or `shuffled` tokens."),
 }
 SPREAD = 0.6  # width of the dots of a layer or another value of x
 MOST_TICKS = 12  # of layers

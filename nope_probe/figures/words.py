@@ -118,6 +118,43 @@ ATTENTION = {  # measures of a head's attention
         bounded=True,
     ),
 }
+INFORMATION = {  # of a head's attention weights
+    "information": Column("information", "How far attention is from uniform.", "nats"),
+    "first_position": Column(
+        "first key, position", "Whether to look at the first key, the same in every text.", "nats"
+    ),
+    "first_content": Column(
+        "first key, content", "Whether to look at it, differing from text to text.", "nats"
+    ),
+    "others_position": Column(
+        "other keys, position", "Where to look among them, the same in every text.", "nats"
+    ),
+    "others_content": Column(
+        "other keys, content", "Where to look among them, differing from text to text.", "nats"
+    ),
+    "positional_share": Column(
+        "position",
+        "The share of position in the information about all keys.",
+        SHARE,
+        blank=NO_SHARE,
+    ),
+    "others_share": Column(
+        "position among the others",
+        "The share of position among the other keys.",
+        SHARE,
+        blank=NO_SHARE,
+    ),
+    "first_weight": Column("first key", "The weight of the first key.", SHARE),
+    "pattern_missed": Column(
+        "missed by the mean scores",
+        "The share of `others_position` that the softmax of the mean scores misses.",
+        SHARE,
+        blank=NO_SHARE,
+    ),
+    "positional_share_gap": Column("gap", "Its upper less its lower bound.", SHARE),
+    "others_share_gap": Column("gap", "Its upper less its lower bound.", SHARE),
+    "sink_weight": Column("learned sink", "What a learned sink takes of all attention.", SHARE),
+}
 
 
 def layer_names(numbers: Iterable[int]) -> str:

@@ -16,14 +16,21 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import (
-    estimate_text,
+    column_text,
     interval_of,
     interval_text,
 )
 from nope_probe.figures.names import row_name
 from nope_probe.figures.values import QUESTIONS
 from nope_probe.figures.views import View
-from nope_probe.figures.words import ATTENTION, HEAD_MEASURES, MEASURES, SHARE, Column
+from nope_probe.figures.words import (
+    ATTENTION,
+    HEAD_MEASURES,
+    INFORMATION,
+    MEASURES,
+    SHARE,
+    Column,
+)
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import INTACT, NO_REPLACEMENT, SOURCES, Condition
@@ -118,6 +125,7 @@ class Settings(RemovingSettings):
 COLUMNS = {
     **MEASURES,
     **ATTENTION,
+    **INFORMATION,
     "lead": replace(MEASURES["lead"], label=QUESTIONS["lead"]),
     "kept": Column(
         QUESTIONS["kept"],
@@ -148,6 +156,15 @@ COLUMNS = {
     "offset": Column("distance i - j", "From query to key.", "tokens"),
     "query": Column("query position", "The first query of a group.", "tokens"),
     "band": Column("wavelength", "The band of RoPE's pairs, by number or wavelength.", "tokens"),
+    "last_offset": Column("last distance", "The last distance of a row's mean.", "tokens"),
+    "last_query": Column("last query", "The last query of a group.", "tokens"),
+    "n_pairs": Column("pairs", "How many rotary pairs the band has."),
+    "first_pair": Column("first pair", "Its first rotary pair, from 0."),
+    "last_pair": Column("last pair", "Its last rotary pair."),
+    **{
+        f"{name}_wavelength": Column(f"{name} wavelength", "Of the band's pairs.", "tokens")
+        for name in ("shortest", "longest")
+    },
     **{
         f"{name}_{end}": Column(f"layers, {of}", f"In how many layers {title} is {of}.")
         for name, title in QUESTIONS.items()
@@ -417,10 +434,12 @@ def headline_of_intact(run: Run) -> Headline:
     rows = above.sort_values("layer").to_dict("records")
     table = {
         "": [f"L{row['layer']}" for row in rows],
-        "first key, nats": [estimate_text(row, "lead", "z.2f") for row in rows],
+        "first key, nats": [column_text(row, "lead", COLUMNS["lead"], "z.2f") for row in rows],
         "pattern, nats": [nats(row, "amplitude") for row in rows],
         "prefers": [preferred_keys(interval_of(row, "locality")) for row in rows],
-        "by distance": [estimate_text(row, "relative_r2", "z.0f") for row in rows],
+        "by distance": [
+            column_text(row, "relative_r2", COLUMNS["relative_r2"], "z.0f") for row in rows
+        ],
     }
     if heads is not None:
         top = heads[above_noise(heads, folds)].sort_values("amplitude").groupby("layer").tail(1)

@@ -25,11 +25,11 @@ from nope_probe.figures.attention import (
     term_styles,
 )
 from nope_probe.figures.explorer import HEADS_BYTES, head_maps
-from nope_probe.figures.intervals import estimate_text
+from nope_probe.figures.intervals import column_text
 from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import RowMaps
 from nope_probe.figures.text_view import TextView
-from nope_probe.figures.words import NO_SHARE, SHARE, Column, listed, reader_of
+from nope_probe.figures.words import INFORMATION, SHARE, Column, listed, reader_of
 from nope_probe.files import JsonObject, reading, validate_regular
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
@@ -57,44 +57,18 @@ KINDS_SAID = (
 )
 MAPS_BYTES = 1_600_000  # of the heads' mean maps next to a text
 MOST_TOKENS = 60  # that an error lists
-
-
-SHARE_OF_KEYS = "The share of position in the information"
 COLUMNS = {
-    "information": Column("information", "How far attention is from uniform.", "nats"),
-    "first_position": Column(
-        "first key, position", "Whether to look at the first key, the same in every text.", "nats"
-    ),
-    "first_content": Column(
-        "first key, content", "Whether to look at it, differing from text to text.", "nats"
-    ),
-    "others_position": Column(
-        "other keys, position", "Where to look among them, the same in every text.", "nats"
-    ),
-    "others_content": Column(
-        "other keys, content", "Where to look among them, differing from text to text.", "nats"
-    ),
-    "positional_share": Column(
-        "position", f"{SHARE_OF_KEYS} about all keys.", SHARE, blank=NO_SHARE
-    ),
-    "others_share": Column(
-        "position among the others", f"{SHARE_OF_KEYS} among the others.", SHARE, blank=NO_SHARE
-    ),
-    "first_weight": Column("first key", "The weight of the first key.", SHARE),
-    "pattern_missed": Column(
-        "missed by the mean scores",
-        "The share of `others_position` that the softmax of the mean scores misses.",
-        SHARE,
-        blank=NO_SHARE,
-    ),
-    "positional_share_gap": Column("gap", "Its upper less its lower bound.", SHARE),
-    "others_share_gap": Column("gap", "Its upper less its lower bound.", SHARE),
-    "sink_weight": Column("learned sink", "What a learned sink takes of all attention.", SHARE),
+    **INFORMATION,
     "need_rope": Column(
         "need of RoPE",
         "How far attention on the same inputs is from that without RoPE in this head alone.",
         "nats",
     ),
+    "key": Column("key", "The position of the attended token in the text.", "tokens"),
+    "token": Column("token", "Its token."),
+    "query": Column("query", "The position of the token that looks.", "tokens"),
+    "step": Column("step", "How many steps back, from 1."),
+    "writer": Column("writer", "The component that wrote the term."),
     "weight": Column("weight", "The attention weight.", SHARE),
     "weight_without": Column("weight without", "The same without the moved part.", SHARE),
     "score": Column("score", "The key's score less the mean of the keys.", "nats"),
@@ -437,10 +411,14 @@ def _most_and_least(heads: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "head": [reader_of(row) for row in rows],
-            "first key": [estimate_text(row, "first_weight", "z.0f") for row in rows],
+            "first key": [
+                column_text(row, "first_weight", COLUMNS["first_weight"], "z.0f") for row in rows
+            ],
             "first, nats": [f"{nats:.2f}" for nats in nats_of(ends, "first")],
             "others, nats": [f"{nats:.2f}" for nats in nats_of(ends, "others")],
-            "position": [estimate_text(row, "others_share", "z.0f") for row in rows],
+            "position": [
+                column_text(row, "others_share", COLUMNS["others_share"], "z.0f") for row in rows
+            ],
         }
     )
 

@@ -20,7 +20,7 @@ from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.stages import circuit, limits
 from nope_probe.figures.style import Layout
 from nope_probe.figures.views import View
-from nope_probe.figures.words import MEASURES, listed
+from nope_probe.figures.words import MEASURES, Column, listed
 from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section
@@ -44,6 +44,11 @@ STAGES = {  # in words, in the order of the data flow
     "i": "next block's scores",
 }
 SHOWN = ("locality", "monotonicity")
+COLUMNS = {
+    **MEASURES,
+    "model": Column("model", "`intact`, or `ablated` without what is removed."),
+    "stage": Column("stage", "The letter of the stage."),
+}
 VIEWS = (
     View(
         table="stages",
@@ -122,7 +127,7 @@ def report(run: Run) -> Report:
     return Report(
         title=f"L{run.manifest.results['layer']} of {run.manifest.model_name}, stage by stage",
         headline=headline(run),
-        sections=[*_maps(run), *sections(VIEWS, run.tables, MEASURES)],
+        sections=[*_maps(run), *sections(VIEWS, run.tables, COLUMNS)],
         how_to_read=[*notes.how_to_read("circuit"), *map(notes.measure_note, SHOWN)],
     )
 

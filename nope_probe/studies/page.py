@@ -24,14 +24,14 @@ from nope_probe.figures.image import export
 from nope_probe.figures.intervals import (
     ValueAndBounds,
     bound_columns,
-    estimate_text,
+    column_text,
     interval_of,
     is_number,
     numbers_as_text,
 )
 from nope_probe.figures.maps import unfold_layers
 from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.figures.words import Column, reader_of
+from nope_probe.figures.words import MEASURES, Column, reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.folder import Run, read_run
@@ -195,7 +195,7 @@ def rows_by_name(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> pd.
     Example:
         >>> lost = {"lost": [0.5], "lost_low": [0.4], "lost_high": [0.6]}
         >>> rows_by_name(pd.DataFrame({"layer": [1], "removed": ["mask"], **lost})).iloc[0].tolist()
-        ['1, mask', '50.0% [40.0, 60.0]']
+        ['1, mask', '0.5 [0.4, 0.6]']
     """
     texts = numbers_as_text(table, columns)
     estimates = [name for name in texts if bound_columns(str(name))[0] in table]
@@ -343,7 +343,7 @@ def hidden_heads(
 
 def nats(row: Mapping[Any, Any] | pd.Series, column: str) -> str:
     """Return an amplitude of a table's row with its interval, nats, unless it is noise."""
-    return estimate_text(row, column, "z.2f")
+    return column_text(row, column, MEASURES[column], "z.2f")
 
 
 def preferred_keys(locality: ValueAndBounds) -> str:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 
 import pandas as pd
 
@@ -37,6 +38,14 @@ from nope_probe.figures.words import Column
 from nope_probe.reports.page import Section
 
 Tables = Mapping[str, pd.DataFrame]
+
+
+def declared(settings: type) -> dict[str, Column]:
+    """Return the columns of a command's CSV files by name, given the class of its settings.
+
+    A number with an interval has two more columns, whose names end in `_low` and `_high`.
+    """
+    return {**PLACES, **import_module(settings.__module__).COLUMNS}
 
 
 def sections(

@@ -6,11 +6,7 @@ import pytest
 
 from nope_probe.studies import behaviour
 from nope_probe.studies.circuit import inversion
-from nope_probe.studies.page import (
-    noisy_layers,
-    preferred_keys,
-    rows_by_name,
-)
+from nope_probe.studies.page import preferred_keys
 
 Estimate = tuple[float, float, float]
 CLEAR = (0.9, 0.8, 1.0)
@@ -28,11 +24,6 @@ def shares(*given: tuple[int, str, Estimate]) -> pd.DataFrame:
     return pd.DataFrame(
         {"layer": layer, "term": term, **cells("share", numbers)} for layer, term, numbers in given
     )
-
-
-def test_items_within_noise_are_listed_by_layer() -> None:
-    table = shares((0, "mask", CLEAR), (1, "mask", NOISY), (1, "rope", NONE), (2, "rope", SMALL))
-    assert noisy_layers(table, "term", "share") == {"mask": [1], "rope": [1]}
 
 
 @pytest.mark.parametrize(
@@ -78,16 +69,3 @@ def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:
     )
     assert lead.table["without"].tolist() == ["(intact)", "causal mask", "RoPE"]
     assert lead.table.iloc[2].tolist() == ["RoPE", "+2.00 [+1.50, +2.50]"]
-
-
-def test_a_table_as_text_has_percent_and_nats_above_the_noise() -> None:
-    table = pd.DataFrame(
-        [
-            {"layer": 1, "term": "mask", **cells("share", CLEAR), **cells("rms", MINUS)},
-            {"layer": 1, "term": "rope", **cells("share", NONE), **cells("rms", CLEAR)},
-        ]
-    )
-    assert rows_by_name(table).to_numpy().tolist() == [
-        ["1, mask", "90.0% [80.0, 100.0]", "within noise"],
-        ["1, rope", "no pattern", "0.9 [0.8, 1]"],
-    ]

@@ -14,8 +14,10 @@ from safetensors.numpy import load_file
 from scipy.special import stdtrit
 from support.command_line import ended, module_of
 
+from nope_probe.figures.intervals import bound_columns
 from nope_probe.reports.page import Section
 from nope_probe.run.folder import Run, read_run
+from nope_probe.studies.tidy import declared
 
 # What makes a run small, of the flags that its command has.
 SIZES = {"n_seqs": "20", "seq_len": "24", "folds": "5", "layers": "2"}
@@ -66,12 +68,15 @@ def assert_whole(folder: Path) -> None:
     assert manifest["complete"]
     files = {path.name for path in folder.iterdir()}
     assert files == {"manifest.json", *manifest["checksums"]}
+    columns = declared(module_of(manifest["kind"]).Settings)
     stored = folder / "estimates.safetensors"
     estimates = load_file(stored) if stored.exists() else {}
     for path in folder.glob("*.csv"):
         if path.stat().st_size > 1:
             table = pd.read_csv(path, keep_default_na=False, na_values=[""])
             assert_table(table, path.name)
+            ends = {end for name in table for end in bound_columns(name)}
+            assert {*table} - ends <= {*columns}, f"{path.name} has columns without a declaration"
             assert_replicates(table, path.stem, estimates)
     for path in folder.glob("*.safetensors"):
         for name, values in load_file(path).items():
