@@ -21,10 +21,13 @@ from transformers import PreTrainedModel
 from transformers.models.gemma4.modeling_gemma4 import apply_rotary_pos_emb
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, load
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.entry import entered, run_to_enter
 from nope_probe.hooks.layers.model import layers_of, logits_of
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.removing.replacements import Place
+from nope_probe.models.parity import as_loaded
+from nope_probe.studies.trace import Settings
 
 CLOSE = 1e-5
 
@@ -58,6 +61,9 @@ def test_layers_before_those_that_read_others_keys_are_traced(gemma4: Tiny, mode
         assert_same(traced.readers[1].keys[writer], keys, NETWORK)
     with pytest.raises(NotImplementedError, match=r"L2 attends to the keys of L0, .* --layers 2 "):
         capture_positions(model, gemma4.tokens, n_folds=2)
+    with pytest.raises(UserError, match=r"L2 of .* attends to the keys of L0, .* take --layers 2$"):
+        Settings(layers=4).validate_layers(as_loaded(model).info)
+    Settings(layers=2).validate_layers(as_loaded(model).info)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
