@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from PIL import Image
 from plotly.subplots import make_subplots
 
 from nope_probe import figures, read_run, row_centred
+from nope_probe.figures.attention import kinds_of
 from nope_probe.figures.intervals import interval_text
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import COLUMNS, LEAD_AND_ORDER
@@ -31,6 +33,8 @@ from nope_probe.studies.ablate import COLUMNS, LEAD_AND_ORDER
 SMOLLM2 = "--model smollm2-135m"
 ALL_LAYERS = f"ablate {SMOLLM2} --layers all --n-seqs"
 TWINS = ("nope-tiny", "rope-tiny")
+LENGTHS = {32: 128, 128: 32, 512: 12}  # tokens, and how many sequences
+LEAST = "--remove rope --least --k 30 60 100 150 200 --draws 3"
 COMMANDS = {
     "code": f"{ALL_LAYERS} 96",
     "prose": f"{ALL_LAYERS} 96 --data prose",
@@ -53,6 +57,12 @@ COMMANDS = {
     "content least": f"heads {SMOLLM2} --remove content --by others --least "
     "--k 60 100 136 --draws 2 --n-seqs 24",
     **{
+        f"need {n}": f"heads {SMOLLM2} {LEAST} --seq-len {n} --n-seqs {of_n} --mean-seqs {of_n}"
+        for n, of_n in LENGTHS.items()
+    },
+    "need prose": f"heads {SMOLLM2} {LEAST} --seq-len 128 --n-seqs 32 --mean-seqs 32 --data prose "
+    "--by FOLDER/need-128/order.csv",
+    **{
         f"maps {model}": f"ablate --model {model} --remove sources --n-seqs 3456" for model in TWINS
     },
 }
@@ -67,6 +77,7 @@ TRACED = [
     EFFECTS,
 ]
 COSTS = [("tests", ("order", "measure", "k"), ("cost",))]
+NEED = [("tests", ("measure", "k"), ("cost", "chance"))]
 STORED_OF = {
     **{run: [OVER_LAYERS] for run in ("code", "prose", "im_start", "endoftext")},
     **{run: [VALUES] for run in ("free", *TWINS)},
@@ -79,6 +90,7 @@ STORED_OF = {
     "heads": COSTS,
     "content": COSTS,
     "content least": COSTS,
+    **{run: NEED for run in COMMANDS if run.startswith("need")},
 }
 STORED, IMAGES = Path(__file__).parent / "findings.csv", Path(__file__).parent / "images"
 CHECKPOINTS = Path(__file__).parent.parent / "nope_probe" / "checkpoints"
@@ -123,6 +135,7 @@ QUANTITIES = {
     "copy_text_second": "second copy, text",
     "copy_random_second": "second copy, random",
 }
+HEADS_OF_KINDS = ((16, 0), (18, 6), (18, 8))
 COSTLY = {"copy_random": "second copy of random tokens", "text": "text"}
 
 
@@ -134,17 +147,35 @@ def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFram
         save_small(figures.draw(LEAD_AND_ORDER, runs[name].tables["pattern"], COLUMNS), image)
     if twins := [runs[f"maps {model}"] for model in TWINS if f"maps {model}" in runs]:
         draw_twins(twins)
+    of_kinds = [kinds(runs["attention"].tables["attention"])] if "attention" in runs else []
     return pd.concat(
-        estimates(name, run.tables[table], labels, columns)
-        for name, run in runs.items()
-        for table, labels, columns in STORED_OF.get(name, ())
+        [
+            *of_kinds,
+            *(
+                estimates(name, run.tables[table], labels, columns)
+                for name, run in runs.items()
+                for table, labels, columns in STORED_OF.get(name, ())
+            ),
+        ]
     )
+
+
+def kinds(table: pd.DataFrame) -> pd.DataFrame:
+    """Return how many heads are of each kind, their mean needs, and those of some heads."""
+    table = table.assign(name=kinds_of(table), heads=1)
+    of_kinds = table.groupby("name").agg({"heads": "sum", "need_rope": "mean", "need_mask": "mean"})
+    some = table.set_index(["layer", "head"]).loc[[*HEADS_OF_KINDS]].reset_index()
+    some["name"] = [f"L{layer}H{head}" for layer, head in HEADS_OF_KINDS]
+    shown = pd.concat((of_kinds.reset_index(), some[["name", "need_rope", "need_mask"]]))
+    rows = shown.melt("name", var_name="measure").dropna(subset="value")
+    return rows.assign(run="attention", layer=pd.NA, low=np.nan, high=np.nan)
 
 
 def finished(folder: Path, command: str) -> Run:
     """Return a command's run; the command runs if its run is missing."""
     if not (folder / "manifest.json").is_file():
         name, *arguments = shlex.split(command)
+        arguments = [word.replace("FOLDER", str(folder.parent)) for word in arguments]
         arguments += ["--out", str(folder)]
         subprocess.run([sys.executable, "-m", f"nope_probe.{name}", *arguments], check=True)
     return read_run(folder)
@@ -179,6 +210,30 @@ def estimates(
         if column in table
     ]
     return pd.concat(parts).dropna(subset="value")
+
+
+def draw_need(stored: pd.DataFrame) -> None:
+    """Draw what text and copies cost by how many heads have no RoPE, at three lengths."""
+    figure = make_subplots(1, 2, subplot_titles=[*reversed(COSTLY.values())])
+    colours = ("#2b7bba", "#d9730d", "#18753a")
+    for (n, ink), (column, measure) in product(
+        zip(LENGTHS, colours, strict=True), enumerate(reversed(COSTLY), 1)
+    ):
+        rows = of(stored, run=f"need {n}")
+        ks = [30, 60, 100, 150, 200]
+        for name, dash in (("cost", "solid"), ("chance", "dash")):
+            points = pd.concat([of(rows, name=f"{measure} {k}", measure=name) for k in ks])
+            ends = np.concatenate([points["low"], points["high"][::-1]])
+            shown = name == "cost" and column == 1
+            line = {"x": ks, "y": points["value"], "line": {"color": ink, "dash": dash}}
+            figure.add_scatter(**line, name=f"{n} tokens", showlegend=shown, row=1, col=column)
+            band = {"x": [*ks, *ks[::-1]], "y": ends, "fill": "toself", "fillcolor": ink}
+            hidden = {"opacity": 0.2, "mode": "none", "showlegend": False, "hoverinfo": "skip"}
+            figure.add_scatter(**band, **hidden, row=1, col=column)
+    figure.update_xaxes(title="heads without RoPE, of 270")
+    figure.update_yaxes(title="cost, nats", rangemode="tozero")
+    figure.update_layout(width=1000, height=420, template="plotly_white")
+    save_small(figure, IMAGES / "need.png")
 
 
 def draw_twins(runs: Iterable[Run], layer: int = 2) -> None:
@@ -222,6 +277,8 @@ def tables(stored: pd.DataFrame) -> list[str]:
         losses(of(stored, run="behaviour")),
         costs(of(stored, run="heads")),
         content(stored),
+        without_rope(stored),
+        needs_of_kinds(of(stored, run="attention")),
         strengths(stored),
         terms(stored),
         writers(stored),
@@ -347,6 +404,38 @@ def content(stored: pd.DataFrame) -> str:
     return markdown("cost on text, nats; first by", ["60 heads", "100 heads", "136 heads"], lines)
 
 
+def without_rope(stored: pd.DataFrame) -> str:
+    """Return the table of what it costs to remove RoPE from the heads that need it least."""
+    runs = {f"need {n}": f"code, {n} tokens" for n in LENGTHS} | {"need prose": "prose, 128 tokens"}
+    lines = {
+        f"{k} heads, {text}": [
+            estimate(of(stored, run=run, name=f"{measure} {k}"), column, "+.2f")
+            for measure in reversed(COSTLY)
+            for column in ("cost", "chance")
+        ]
+        for run, text in runs.items()
+        for k in (60, 100, 150)
+    }
+    columns = [f"{what}, {of_heads}" for what in ("text", "copies") for of_heads in ("", "random")]
+    columns = [column.removesuffix(", ") for column in columns]
+    return markdown("cost, nats; random: mean [lowest, highest draw]", columns, lines)
+
+
+def needs_of_kinds(rows: pd.DataFrame) -> str:
+    """Return the table of the kinds of heads: how many, and their mean need of RoPE and mask."""
+    measures = {"heads": ("heads", ".0f"), "need_rope": ("need of RoPE", ".3f")}
+    measures["need_mask"] = ("need of the mask", ".3f")
+    names = ["sink", "order", "content", *(f"L{layer}H{head}" for layer, head in HEADS_OF_KINDS)]
+    lines = {
+        name: [
+            "".join(f"{number:{style}}" for number in of(rows, name=name, measure=measure)["value"])
+            for measure, (_, style) in measures.items()
+        ]
+        for name in names
+    }
+    return markdown("mean, nats", [title for title, _ in measures.values()], lines)
+
+
 def strengths(stored: pd.DataFrame) -> str:
     """Return the table of the losses of the intact models, and the sizes of their patterns."""
     lines = {}
@@ -440,6 +529,8 @@ def main(*arguments: str) -> None:
         stored = pd.read_csv(STORED)
         rows = pd.concat([stored[~stored["run"].isin(measured["run"])], measured])
         rows.to_csv(STORED, index=False, float_format="%.5g")
+        if any(name.startswith("need") for name in rows["run"]):
+            draw_need(rows)
     for table in tables(pd.read_csv(STORED)):
         print(table, end="\n\n")  # noqa: T201
 

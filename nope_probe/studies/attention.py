@@ -64,6 +64,7 @@ COLUMNS = {
         "How far attention on the same inputs is from that without RoPE in this head alone.",
         "nats",
     ),
+    "need_mask": Column("need of the mask", "The same of the causal mask.", "nats"),
     "key": Column("key", "The position of the attended token in the text.", "tokens"),
     "token": Column("token", "Its token."),
     "query": Column("query", "The position of the token that looks.", "tokens"),

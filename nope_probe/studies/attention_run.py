@@ -59,6 +59,7 @@ from nope_probe.studies.study import (
 )
 from nope_probe.studies.tables import attention_table, mean_columns, text_attention_table
 
+NEEDED = ("rope", "mask")  # what need is measured of, in a model with RoPE
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
 
 
@@ -107,8 +108,9 @@ class Attention(Study[Settings]):
             read = partial(captured, capture)
             yield Pass(key=f"attention-L{group[0]}", engine=engine, read=read, ablation=condition)
         if self.measures_need:
-            need = partial(captured, partial(read_need, layers=self.layers))
-            yield Pass(key="need", engine=engine, read=need)
+            for name in NEEDED:
+                need = partial(read_need, removal=Ablation(remove=name, layers=self.layers))
+                yield Pass(key=f"need_{name}", engine=engine, read=partial(captured, need))
         yield from of_text[1:]
 
     def analyse(self, results: Results) -> Run:
@@ -142,8 +144,8 @@ class Attention(Study[Settings]):
         else:
             table = table_of_text(read, self.layers, skip_keys)
         table = with_means(table, "sink_weight", read["sinks"], sizes)
-        if "need" in results:
-            table = with_means(table, "need_rope", results["need"]["need"], sizes)
+        for column in [f"need_{name}" for name in NEEDED if f"need_{name}" in results]:
+            table = with_means(table, column, results[column]["need"], sizes)
         tables = {"attention": table}
         if self.text is not None:
             maps |= {"text_weights": read["on_text"], "text_content": read["content"].float()}
@@ -201,12 +203,12 @@ def read_heads(
     }
 
 
-def read_need(engine: Engine, stream: StreamCheckpoint | None, *, layers: Sequence[int]) -> State:
-    """Return fold means of how much each head of some layers needs RoPE, nats."""
+def read_need(engine: Engine, stream: StreamCheckpoint | None, *, removal: Ablation) -> State:
+    """Return fold means of how much each head needs what is removed, nats."""
     need = capture_need(
         engine.model,
         engine.inputs,
-        Ablation(remove="rope", layers=layers),
+        removal,
         batch_size=engine.batch_size,
         n_folds=engine.n_folds,
         documents=engine.documents,

@@ -85,12 +85,13 @@ def test_information_is_that_of_plain_transformers_weights(table: pd.DataFrame) 
         assert found == pytest.approx(np.mean(at_first), rel=MEASURE)
 
 
-def test_the_need_of_rope_is_that_of_the_intact_model(table: pd.DataFrame) -> None:
+def test_the_needs_of_rope_and_mask_are_those_of_the_intact_model(table: pd.DataFrame) -> None:
     loaded = load("rope-tiny", n_layers=2)
     data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19)
-    need = capture_need(loaded.model, data, "rope", n_folds=5)
-    np.testing.assert_allclose(table["need_rope"], need.mean.flatten(), rtol=1e-6)
-    assert (table["need_rope_low"] < table["need_rope"]).all()
+    for name in ("rope", "mask"):
+        need = capture_need(loaded.model, data, name, n_folds=5)
+        np.testing.assert_allclose(table[f"need_{name}"], need.mean.flatten(), rtol=1e-6)
+        assert (table[f"need_{name}_low"] < table[f"need_{name}"]).all()
     assert "need_rope" not in run_attention("nope-tiny", **SIZES).tables["attention"]
 
 
