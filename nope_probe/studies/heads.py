@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 import pandas as pd
 
 from nope_probe.errors import UserError
+from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.names import phrase
-from nope_probe.figures.words import Column, listed
+from nope_probe.figures.words import Column, listed, with_readers
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
@@ -272,4 +273,40 @@ def as_text(tests: pd.DataFrame) -> pd.DataFrame:
             chance = f"[{row['chance_low']:.2f}, {row['chance_high']:.2f}]"
             cells[str(row["measure"])] = f"{row['cost']:+.2f}{'*' * row['beyond']} {chance}"
         rows.append(cells)
+    return pd.DataFrame(rows)
+
+
+def against_chance(costs: pd.DataFrame, single: pd.DataFrame) -> pd.DataFrame:
+    """Compare what an order's first heads cost with other heads.
+
+    The others are the draws, each set of heads once, or for k = 1 other single heads.
+
+    Args:
+        costs: the rows of the orders' first heads, and those of the draws.
+        single: the rows of single heads, if k = 1 was run.
+
+    Returns:
+        removed, order, k, measure, cost with its bounds; chance (the others' mean) with the others'
+        lowest and highest cost; the cost's rank among `of` costs, 1 being the highest; and
+        whether it is beyond all others with its 95% interval.
+    """
+    rows = list[dict[str, object]]()
+    names = ["removed", "order", "k", "measure"]
+    for keys, group in costs.groupby(names, sort=False):
+        first = group[group["draw"].isna()].iloc[0]
+        if first["k"] == 1:
+            same = single["removed"].eq(first["removed"]) & single["measure"].eq(first["measure"])
+            group = with_readers(single[same]).rename(columns={"reader": "heads"})
+        others = group.drop_duplicates("heads")
+        chance = others.loc[others["heads"] != first["heads"], "cost"].to_numpy(float)
+        low, high = chance.min(), chance.max()
+        rows.append(
+            {
+                **dict(zip(names, keys, strict=True)),
+                **{name: float(first[name]) for name in ("cost", *bound_columns("cost"))},
+                **{"chance": chance.mean(), "chance_low": low, "chance_high": high},
+                **{"rank": 1 + int((chance > first["cost"]).sum()), "of": 1 + len(chance)},
+                "beyond": bool(first["cost_low"] > high or first["cost_high"] < low),
+            }
+        )
     return pd.DataFrame(rows)

@@ -24,7 +24,6 @@ from nope_probe.analyses.head_measures import induction_scores
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import MIN_KEYS
 from nope_probe.errors import UserError
-from nope_probe.figures.words import with_readers
 from nope_probe.files import reading
 from nope_probe.hooks.layers.entry import Entry
 from nope_probe.hooks.layers.model import Given, numbered_layers
@@ -50,10 +49,10 @@ from nope_probe.studies.costs import (
 )
 from nope_probe.studies.engine import Engine, validate_removable
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
-from nope_probe.studies.heads import MEASURES, Settings, is_file, name_of, report
+from nope_probe.studies.heads import MEASURES, Settings, against_chance, is_file, name_of, report
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
-from nope_probe.studies.tables import TableRow, interval_columns, interval_names
+from nope_probe.studies.tables import TableRow, interval_columns
 
 HeadPlace = tuple[int, int]
 STRONGEST = 8  # induction heads whose mean attention is a measure
@@ -409,42 +408,6 @@ def read_order(path: Path, heads: Sequence[HeadPlace]) -> list[tuple[HeadPlace, 
     numbers = table[others].select_dtypes("number")
     values = numbers.iloc[:, 0] if numbers.shape[1] else pd.Series(np.nan, index=table.index)
     return list(zip(ranked, values.astype(float).tolist(), strict=True))
-
-
-def against_chance(costs: pd.DataFrame, single: pd.DataFrame) -> pd.DataFrame:
-    """Compare what an order's first heads cost with other heads.
-
-    The others are the draws, each set of heads once, or for k = 1 other single heads.
-
-    Args:
-        costs: the rows of the orders' first heads, and those of the draws.
-        single: the rows of single heads, if k = 1 was run.
-
-    Returns:
-        removed, order, k, measure, cost with its bounds; chance (the others' mean) with the others'
-        lowest and highest cost; the cost's rank among `of` costs, 1 being the highest; and
-        whether it is beyond all others with its 95% interval.
-    """
-    rows: list[TableRow] = []
-    names = ["removed", "order", "k", "measure"]
-    for keys, group in costs.groupby(names, sort=False):
-        first = group[group["draw"].isna()].iloc[0]
-        if first["k"] == 1:
-            same = single["removed"].eq(first["removed"]) & single["measure"].eq(first["measure"])
-            group = with_readers(single[same]).rename(columns={"reader": "heads"})
-        others = group.drop_duplicates("heads")
-        chance = others.loc[others["heads"] != first["heads"], "cost"].to_numpy(float)
-        low, high = chance.min(), chance.max()
-        rows.append(
-            {
-                **dict(zip(names, keys, strict=True)),
-                **{name: float(first[name]) for name in interval_names("cost")},
-                **{"chance": chance.mean(), "chance_low": low, "chance_high": high},
-                **{"rank": 1 + int((chance > first["cost"]).sum()), "of": 1 + len(chance)},
-                "beyond": bool(first["cost_low"] > high or first["cost_high"] < low),
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 run = partial(run_study, Heads)

@@ -27,8 +27,16 @@ from nope_probe import (
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.entry import entered, logits_from, run_to_enter
 from nope_probe.hooks.layers.model import logits_of
-from nope_probe.studies.heads import COLUMNS, MEASURES, NOTHING, VIEWS, headline, report
-from nope_probe.studies.heads_run import HeadCondition, against_chance, by_layer, read_order
+from nope_probe.studies.heads import (
+    COLUMNS,
+    MEASURES,
+    NOTHING,
+    VIEWS,
+    against_chance,
+    headline,
+    report,
+)
+from nope_probe.studies.heads_run import HeadCondition, by_layer, read_order
 from nope_probe.studies.tidy import sections
 
 SMALL: dict[str, Any] = {"n_seqs": 24, "seq_len": 20, "folds": 5, "draws": 3, "k": [1, 5]}
