@@ -66,7 +66,9 @@ display(why.moved)
 # token, and hardly more without that of any other head:
 
 # %%
-tested = run_heads("rope-tiny", remove="rope", k=[1], n_seqs=32, seq_len=32, mean_seqs=128)
+tested = run_heads(
+    "rope-tiny", remove="rope", by="others", k=[1], n_seqs=32, seq_len=32, mean_seqs=128
+)
 alone = tested.tables["single"]
 alone = alone[alone["measure"] == "copy_random"]
 display(alone.nlargest(4, "cost")[["layer", "head", "cost", "cost_low", "cost_high"]])
@@ -76,7 +78,7 @@ display(alone.nlargest(4, "cost")[["layer", "head", "cost", "cost_low", "cost_hi
 #
 # <details><summary>Answer</summary>
 #
-# `run_heads("rope-tiny", remove="content", k=[1], n_seqs=32, seq_len=32)`: hardly. L1H3 looks at
+# `run_heads("rope-tiny", remove="content", by="others", k=[1])`: hardly. L1H3 looks at
 # the token before in every text, so its mean attention does nearly the same.
 #
 # </details>

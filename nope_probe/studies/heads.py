@@ -226,8 +226,8 @@ def headline(run: Run) -> Headline:
         sentence=sentence(run, rows) if len(rows) else NOTHING,
         table=as_text(tests),
         caption="Costs in nats (of induction, a fall of attention), and in brackets those of other "
-        "heads, from the lowest to the highest: as many drawn from the same layers, or for k = 1 "
-        "single heads. Marked *: beyond all of them, with its 95% interval.",
+        "heads, from the lowest to the highest: as many drawn (of the same layers; with --least, "
+        "of all), or for k = 1 single heads. Marked *: beyond all of them, with its 95% interval.",
     )
 
 
