@@ -19,7 +19,6 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.cli import find_commands
 from nope_probe.errors import UserError
-from nope_probe.maps.rows import MapRows
 from nope_probe.run.folder import Run, read_manifest, read_run, write_run
 from nope_probe.run.session import Session
 from nope_probe.studies.compare.members import read_members
@@ -43,15 +42,12 @@ def write(
     *,
     model: str,
     tokens: str = "same",
-    kept: bool = True,
     **manifest: Any,
 ) -> Path:
     """Write a finished run of `ablate --remove none` by hand."""
     arrays: dict[str, Any] = {
         "maps": {"score/intact": folds.mean(0).numpy(), "se/intact": standard_error(folds).numpy()}
     }
-    if kept:
-        arrays["folds"] = {"score/intact": MapRows.of(folds).pack(folds).numpy()}
     about = {
         "model": {"name": model},
         "data": {"sha256": tokens},
@@ -83,7 +79,7 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     run_command(compare, *runs, "--labels", "x", "y", "z", "--out", out)
     compared = read_run(out)
     rows = compared.tables["differences"]
-    assert set(rows["method"]) == {"paired"}
+    assert set(rows.dropna(subset=["difference"])["method"]) == {"paired"}
     assert rows[rows["run"] == "z"]["difference"].abs().max() < 1e-6  # the same as x
     table = rows[rows["run"] == "y"].set_index(["item", "measure"])
     base, other = folds["x"], folds["y"]
@@ -97,15 +93,12 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_runs_on_other_sequences_or_without_folds_are_unpaired_and_say_so(tmp_path: Path) -> None:
+def test_runs_on_other_sequences_are_unpaired_and_say_so(tmp_path: Path) -> None:
     base = write(tmp_path / "a", maps(0), model="a")
     elsewhere = write(tmp_path / "b", maps(1), model="b", tokens="others")
-    foldless = write(tmp_path / "c", maps(2), model="c", kept=False)
-    for other, said in ((elsewhere, "had different sequences"), (foldless, "kept no fold maps")):
-        out = tmp_path / f"out-{other.name}"
-        run_command(compare, base, other, "--out", out)
-        assert set(read_run(out).tables["differences"]["method"]) == {"unpaired"}
-        assert said in read_manifest(out).results["headline"][-1]
+    run_command(compare, base, elsewhere, "--out", tmp_path / "out")
+    assert set(read_run(tmp_path / "out").tables["differences"]["method"]) == {"unpaired"}
+    assert "had different sequences" in read_manifest(tmp_path / "out").results["headline"][-1]
 
 
 def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
@@ -267,8 +260,13 @@ def test_two_runs_of_any_command_are_compared(
         said = "None of 12 heads of y changed beyond noise."  # with 4 folds hardly any head can
     assert said in compared.manifest.results["headline"][0]
     assert said in " ".join(capsys.readouterr().out.split())
-    paired = name in ("ablate", "attention", "circuit")
-    assert ("paired" in {*rows["method"]}) == paired
+    tokens = [run.arrays["tokens"]["tokens"] for run in (base, other)]
+    alone = rows[(rows["method"] == "unpaired") & rows["difference"].notna()]
+    if np.array_equal(*tokens):
+        alone = alone[(alone["table"] != "non_relative") | (alone["measure"] != "difference")]
+        assert alone.empty
+    else:
+        assert {*rows["method"]} == {"unpaired"}
 
 
 def test_two_runs_of_unlike_commands_are_refused(pairs: dict[str, list[Path]]) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from nope_probe.analyses.attention import split_attention
 from nope_probe.analyses.head_changes import head_changes
-from nope_probe.analyses.jackknife import UNDEFINED, Interval
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms_difference
 from nope_probe.analyses.pattern import Measures, measure_pattern
 from nope_probe.analyses.pattern_changes import (
     independent_difference,
@@ -19,7 +19,7 @@ from nope_probe.analyses.pattern_changes import (
 )
 from nope_probe.errors import UserError, kind_of
 from nope_probe.figures.intervals import bound_columns
-from nope_probe.figures.words import MEASURES
+from nope_probe.figures.words import MEASURES, Column
 from nope_probe.maps.layers import shared_patterns
 from nope_probe.maps.maps import AttentionMaps, ScoreMaps
 from nope_probe.removal import INTACT
@@ -38,6 +38,8 @@ OF_FIGURE_5 = "edge_contrast"  # of the paper's figure alone: softmax does not s
 PROFILES = ("offsets", "queries")
 # Tables in the order of the page; others follow.
 TABLE_ORDER = ("pattern", "terms", "stages")
+NUMBERS = {**MEASURES, "with_mask": MEASURES["non_relative"]}
+NUMBERS |= {"without_mask": MEASURES["non_relative"], "rms": MEASURES["amplitude"]}
 RESULTS = ("verdict",)  # words that are results, not names of rows
 
 
@@ -121,9 +123,9 @@ def _validate_alike(
 def differences_table(members: Sequence[Member], changes: pd.DataFrame) -> pd.DataFrame:
     """Return every number that the runs share, except profiles, and its difference to the first.
 
-    Rows are by table, item (a layer, head, stage, ...), measure and run but the first. The measures
-    of a pattern and the parts of a head's attention are compared fold by fold if the runs had the
-    same sequences and kept their folds. All other differences treat the estimates as independent.
+    Rows are by table, item (a layer, head, stage, ...), measure and run but the first. Numbers are
+    compared fold by fold if the runs had the same sequences, but for differences of two RMS. All
+    other differences treat the estimates as independent.
 
     Args:
         members: the runs; the first is the base.
@@ -150,10 +152,11 @@ def _rows(base: Member, other: Member, changes: pd.DataFrame) -> Iterator[TableR
         measures = [column for column in _measures(one) if column in two]
         if not keys or not measures or not len(one) or not len(two):
             continue
+        one, two = (table.assign(place=range(len(table))) for table in (one, two))
         for _, row in one.merge(two, on=keys, suffixes=("", OF_OTHER), how="inner").iterrows():
             fold_by_fold = _paired(base, other, name, row) if paired else {}
             if name == "attention":
-                fold_by_fold = of_heads[row["layer"], row["head"]]
+                fold_by_fold |= of_heads[row["layer"], row["head"]]
             for column in measures:
                 before, after = _interval(row, column), _interval(row, column, OF_OTHER)
                 change = fold_by_fold.get(column) or independent_difference(after, before)
@@ -209,20 +212,21 @@ def _interval(row: pd.Series | Mapping[Any, Any], measure: str, suffix: str = ""
 
 
 def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str, Interval]:
-    """Return the paired differences of a row's pattern measures; empty for other tables."""
-    if table == "pattern":
-        name, removed = f"L{row['layer']:.0f}", str(row.get("removed", INTACT.name))
-    elif table == "stages" and _shown(base) == _shown(other) == row["model"]:
-        name, removed = f"({row['stage']})", INTACT.name
-    else:
-        return {}
-    x, y = other.folds(name, removed), base.folds(name, removed)
-    if x is None or y is None:
-        return {}
-    differences = measure_differences(x.pattern, y.pattern, paired=True)
-    return {name: difference for name, difference in differences.items() if name in MEASURES}
+    """Return the differences of a row's numbers that both runs keep replicates of, fold by fold.
 
-
-def _shown(member: Member) -> str:
-    """Return the model whose folds a circuit run keeps: the ablated model, if it has one."""
-    return "ablated" if member.manifest.removed else INTACT.name
+    Those of an RMS are taken of its squares.
+    """
+    differences = {}
+    for key in base.replicates:
+        name, _, column = key.partition("/")
+        if name == table and key in other.replicates:
+            places = int(row[f"place{OF_OTHER}"]), int(row["place"])
+            x, y = (run.estimates(key, at) for run, at in zip((other, base), places, strict=True))
+            if not x.weights.equal(y.weights):
+                continue
+            if NUMBERS.get(column, Column(column)).noise:
+                squares = (z.with_values(z.values * z.values.abs()) for z in (x, y))
+                differences[column] = rms_difference(*squares)
+            else:
+                differences[column] = jackknife(x - y)
+    return differences

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.errors import UserError
 from nope_probe.figures.words import listed
-from nope_probe.maps.layers import LayerMaps
-from nope_probe.maps.rows import MapRows
+from nope_probe.maps.estimates import Estimates
 from nope_probe.models.names import resolve
-from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.paths import checkpoint_dir
 from nope_probe.studies.attention_run import splits_of
@@ -68,30 +65,21 @@ class Member(Run):
         estimates, gaps = (torch.from_numpy(kept[name]) for name in ("estimates", "gaps"))
         return splits_of(estimates, gaps, torch.tensor(sizes), self.manifest.layers)
 
-    def folds(self, item: str, removed: str = INTACT.name) -> LayerMaps | None:
-        """Return the fold means of a map; None if the run did not keep them.
+    @property
+    def replicates(self) -> Mapping[str, np.ndarray]:
+        """The estimates of numbers on all folds and without each, by table and column."""
+        kept = self.arrays.get("estimates", {})
+        return {key: cells for key, cells in kept.items() if f"weights/{key.split('/')[0]}" in kept}
 
-        Args:
-            item: a layer such as `L2`, or a circuit's stage such as `(f)`.
-            removed: in runs of `ablate`, the condition; `intact` for the intact model.
-        """
-        path = self.folder / "folds.safetensors"
-        if path.name not in self.manifest.checksums:
-            return None
-        of_kind = {"ablate": f"score/{removed}", "circuit": f"gram/{item[1]}"}
-        key = of_kind.get(self.manifest.kind, "")
-        with safe_open(path, "numpy") as file:
-            if key not in file.keys():  # noqa: SIM118
-                return None
-            cells = file.get_slice(key)
-            is_stage = self.manifest.kind == "circuit"
-            cells = cells[:] if is_stage else cells[:, self.manifest.layers.index(int(item[1:]))]
-        kept, sizes = self.query_positions, self.manifest.fold_sizes
-        queries = None if kept is None else torch.from_numpy(kept)
-        counts = torch.tensor(sizes) if sizes else None
-        packed = torch.from_numpy(cells)
-        folds = MapRows.of_cells(packed.shape[1], queries).unpack(packed)
-        return LayerMaps.of(folds, counts, queries, self.manifest.skip_keys)
+    def estimates(self, key: str, row: int) -> Estimates:
+        """Return the estimates of a number in a row of its table."""
+        of_table = self.arrays["estimates"][f"weights/{key.split('/')[0]}"]
+        weights = of_table if of_table.ndim == 1 else of_table[row]
+        n_folds = int((weights > 0).sum())
+        return Estimates(
+            values=torch.from_numpy(self.arrays["estimates"][key][row, : 1 + n_folds]),
+            weights=torch.from_numpy(weights[:n_folds]),
+        )
 
 
 def read_members(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[Member]:

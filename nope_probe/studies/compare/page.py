@@ -19,7 +19,6 @@ from nope_probe.reports.page import Headline, Link, Listing, Section
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import Answer
 from nope_probe.studies.attention import text_view
-from nope_probe.studies.compare.analyse import PAIRED
 from nope_probe.studies.compare.heads import changed_heads_sentence, method_of_heads, ordered_heads
 from nope_probe.studies.compare.members import Member, share_sequences
 from nope_probe.studies.page import MOST_ROWS, Report, shown_layer
@@ -30,10 +29,7 @@ OF_HEADS = "Changes are in nats."
 TEXT_BYTES = 2_500_000  # of each run's text
 METHODS = {
     "others": "The runs had different sequences, so differences are unpaired.",
-    "foldless": "The runs had the same sequences but kept no fold maps, so differences are "
-    "unpaired.",
-    "paired": "The runs had the same sequences: differences of positional patterns and of their "
-    "measures are paired over folds, others are unpaired.",
+    "paired": "The runs had the same sequences: differences are paired over folds.",
 }
 TOPICS = {  # of the tables whose names are no words
     "pattern": "Positional pattern",
@@ -156,10 +152,7 @@ def headline(members: Sequence[Member], tables: Mapping[str, pd.DataFrame]) -> l
     sentences.append(
         f"{n} of {known} numbers differ beyond their 95% interval; by chance 1 in 20 would."
     )
-    if not share_sequences(members):
-        method = "others"
-    else:
-        method = "paired" if (table["method"] == PAIRED).any() else "foldless"
+    method = "paired" if share_sequences(members) else "others"
     return [" ".join(sentences), METHODS[method]]
 
 
