@@ -33,7 +33,7 @@ from nope_probe.studies.ablate import COLUMNS, LEAD_AND_ORDER
 SMOLLM2 = "--model smollm2-135m"
 ALL_LAYERS = f"ablate {SMOLLM2} --layers all --n-seqs"
 TWINS = ("nope-tiny", "rope-tiny")
-LENGTHS = {32: 128, 128: 32, 512: 12}  # tokens, and how many sequences
+LENGTHS = {32: 64, 128: 16, 512: 8}  # tokens, and how many sequences
 LEAST = "--remove rope --least --k 30 60 100 150 200 --draws 3"
 COMMANDS = {
     "code": f"{ALL_LAYERS} 96",
@@ -60,7 +60,7 @@ COMMANDS = {
         f"need {n}": f"heads {SMOLLM2} {LEAST} --seq-len {n} --n-seqs {of_n} --mean-seqs {of_n}"
         for n, of_n in LENGTHS.items()
     },
-    "need prose": f"heads {SMOLLM2} {LEAST} --seq-len 128 --n-seqs 32 --mean-seqs 32 --data prose "
+    "need prose": f"heads {SMOLLM2} {LEAST} --seq-len 128 --n-seqs 16 --mean-seqs 16 --data prose "
     "--by FOLDER/need-128/order.csv",
     **{
         f"maps {model}": f"ablate --model {model} --remove sources --n-seqs 3456" for model in TWINS

@@ -45,11 +45,12 @@ NEED = "<br>need of RoPE %{customdata[5]:.3f} nats"
 
 
 def kinds_of(table: pd.DataFrame) -> pd.Series[str]:
-    """Return the kind of each head: order, sink or content; empty if it is not classed.
+    """Return the kind of each head: sink, order or content; empty if it is not classed.
 
-    A head is one of order if half of its information among the other keys, or more, is position; a
-    sink if more of its position is about the first key than about the others. Other heads look by
-    content. A head that attends uniformly is not classed, nor one of too few texts or of one text.
+    A head is a sink if more of its position is about the first key than about the others. Of the
+    others, a head is one of order if half of its information among the other keys, or more, is
+    position. All else looks by content. A head that attends uniformly is not classed, nor one of
+    too few texts or of one text.
 
     Args:
         table: `attention.csv`.
@@ -57,7 +58,7 @@ def kinds_of(table: pd.DataFrame) -> pd.Series[str]:
     share, first = table["others_share"], table["first_position"]
     is_sink = first > table["others_position"].clip(lower=0)
     known = (table["information"] >= UNIFORM) & (is_sink | share.notna())
-    kinds = np.select([~known, share >= MOSTLY, is_sink], ["", "order", "sink"], "content")
+    kinds = np.select([~known, is_sink, share >= MOSTLY], ["", "sink", "order"], "content")
     return pd.Series(kinds, table.index)
 
 

@@ -218,7 +218,7 @@ def test_the_map_draws_the_kind_of_each_head_and_its_need() -> None:
         information=[4.0, 1.0, 1.0, 1.0, 1.0, 0.002],
         first_position=[0.1, 0.4, 0.1, 0.4, 0.1, 0.001],
         others_position=[0.9, 0.3, 0.3, 0.3, 0.3, 0.0],
-        others_share=[0.5, 0.49, 0.0, unknown, unknown, 1.0],
+        others_share=[0.5, 0.9, 0.0, unknown, unknown, 1.0],
         first_weight=[0.0, 0.5, 0.5, 0.5, 0.5, 0.5],
     )
     assert kinds_of(heads).tolist() == ["order", "sink", "content", "sink", "", ""]
