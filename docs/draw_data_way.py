@@ -17,8 +17,8 @@ STEPS = (
     ("maps", "fold means, in memory or in a file", "maps/maps.py, maps/layers.py"),
     ("pattern", "less each row's mean over j < i", "maps/layers.py"),
     ("estimates", "on all folds, then without each", "analyses/, maps/estimates.py"),
-    ("tables", "value, low and high per row", "studies/COMMAND/study.py"),
-    ("report", "sentences, tables, figures", "studies/COMMAND/page.py"),
+    ("tables", "values, bounds and replicates", "studies/COMMAND_run.py"),
+    ("report", "sentences, tables, figures", "studies/COMMAND.py"),
 )
 # What joins the way next to a step: its name, and the file that makes it.
 ASIDES = {

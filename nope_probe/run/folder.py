@@ -112,24 +112,35 @@ def _replicates(name: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
     """Return a table's replicates by `table/column`, [row, 1 + fold], and the folds' weights.
 
     The weights by `weights/table` are [fold], or [row, fold] if rows have their numbers from
-    different sequences, as those of text and of random tokens. Folds that a row lacks weigh 0.
+    different sequences, as those of text and of random tokens. Folds that a row lacks weigh 0. A
+    column of other sequences than those before it has its weights by `weights/table/column`.
 
     Args:
         name: the table's.
         table: its columns of replicates; a cell without any is None or NaN.
     """
-    cells = {(row, str(column)): cell for column in table for row, cell in enumerate(table[column])}
-    known = {place: cell for place, cell in cells.items() if hasattr(cell, "weights")}
-    n_folds = max((len(cell.weights) for cell in known.values()), default=0)
-    weights = np.zeros((len(table), n_folds))
-    arrays = {str(column): np.full((len(table), 1 + n_folds), np.nan) for column in table}
-    for (row, column), cell in known.items():
-        weights[row, : len(cell.weights)] = cell.weights
-        arrays[column][row, : len(cell.values)] = cell.values
-    rows = np.unique(weights[weights.any(axis=1)], axis=0)
-    return {
-        f"{name}/{column.removesuffix(REPLICATES)}": values for column, values in arrays.items()
-    } | {f"weights/{name}": rows[0] if len(rows) == 1 else weights}
+    known = {
+        str(column).removesuffix(REPLICATES): {
+            row: cell for row, cell in enumerate(table[column]) if hasattr(cell, "weights")
+        }
+        for column in table
+    }
+    n_folds = max((len(cell.weights) for of in known.values() for cell in of.values()), default=0)
+    arrays, shared = dict[str, np.ndarray](), np.zeros((len(table), n_folds))
+    for column, cells in known.items():
+        values = np.full((len(table), 1 + n_folds), np.nan)
+        weights = np.zeros_like(shared)
+        for row, cell in cells.items():
+            values[row, : len(cell.values)] = cell.values
+            weights[row, : len(cell.weights)] = cell.weights
+        both = weights.any(1) & shared.any(1)
+        if np.array_equal(weights[both], shared[both]):
+            shared = np.where(weights.any(1, keepdims=True), weights, shared)
+        else:
+            arrays[f"weights/{name}/{column}"] = weights
+        arrays[f"{name}/{column}"] = values
+    rows = np.unique(shared[shared.any(axis=1)], axis=0)
+    return arrays | {f"weights/{name}": rows[0] if len(rows) == 1 else shared}
 
 
 def _shape_of(maps: Mapping[str, np.ndarray]) -> str:

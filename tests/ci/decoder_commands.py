@@ -9,12 +9,12 @@ from support.tiny_models import Tiny
 
 TEXT = {"n_seqs": 8, "seq_len": 24, "folds": 5}
 RANDOM = {**TEXT, "seq_len": 12, "data": "random"}
-# Of each command: its folder in `studies`, and the sizes of its run.
+# Of each run: its command, and its sizes.
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "intact": ("ablation", {**RANDOM, "layers": "all", "per_head": True, "remove": ("none",)}),
+    "intact": ("ablate", {**RANDOM, "layers": "all", "per_head": True, "remove": ("none",)}),
     "attention": ("attention", {**RANDOM, "layers": "all"}),
     "circuit": ("circuit", RANDOM),
-    "ablate": ("ablation", {**RANDOM, "layers": "all"}),
+    "ablate": ("ablate", {**RANDOM, "layers": "all"}),
     "trace": ("trace", {**RANDOM, "layers": "all", "confirm": 1}),
     "behaviour": (
         "behaviour",
@@ -30,8 +30,8 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def run_command(name: str, tiny: Tiny, out: Path) -> None:
     """Run a command on a decoder into a folder; `circuit` on the first layer that attends."""
-    folder, sizes = COMMANDS[name]
-    module: Any = import_module(f"nope_probe.studies.{folder}.study")
+    command, sizes = COMMANDS[name]
+    module: Any = import_module(f"nope_probe.studies.{command}_run")
     first = (
         {"layer": min(plain_attention(tiny.hf, tiny.tokens), default=0)}
         if name == "circuit"

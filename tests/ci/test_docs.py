@@ -39,7 +39,7 @@ def test_the_way_of_the_data_is_drawn_with_files_that_exist():
     assert draw_data_way.OUT.read_text() == draw_data_way.svg(), "run python docs/draw_data_way.py"
     ElementTree.fromstring(draw_data_way.svg())
     steps = [file for *_, file in [*draw_data_way.STEPS, *draw_data_way.ASIDES.values()]]
-    for file in ", ".join(steps).replace("COMMAND", "ablation").split(", "):
+    for file in ", ".join(steps).replace("COMMAND", "ablate").split(", "):
         assert (ROOT / "nope_probe" / file).exists()
 
 
