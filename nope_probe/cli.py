@@ -147,7 +147,7 @@ def parse_with(
     Args:
         settings: a dataclass.
         examples: arguments of the command, for its help.
-        flags: `IMAGE` or `VERBOSE`.
+        flags: `IMAGE`, `VERBOSE` or `DRY_RUN`.
 
     Raises:
         UserError: for an image that cannot be drawn at that path.
@@ -164,26 +164,32 @@ def parse_with(
     return settings(**values), shown
 
 
-def run_and_show(command: str, settings: type[SessionSettings], examples: Sequence[str]) -> None:
+def run_and_show(
+    command: str,
+    settings: type[SessionSettings],
+    examples: Sequence[str],
+    flags: Sequence[tuple[str, Any, Any]] = (IMAGE, VERBOSE, DRY_RUN),
+) -> None:
     """Run a command line, and print its result; draw its first figure for `--image`.
 
     A finished run is shown without torch. With `--dry-run`, only what would be run is printed.
 
     Args:
         command: the command's name.
-        settings: the settings of the command; in their folder, `study.py` has the study, and
-            `page.py` says what to show of it.
+        settings: the settings of the command; their module says what to show of it, and the one
+            that `place_of` names has the study.
         examples: arguments of the command, for its help.
+        flags: those on what is shown that the command has.
     """
     with one_line_errors():
         try:
-            chosen, shown = parse_with(settings, examples, IMAGE, VERBOSE, DRY_RUN)
+            chosen, shown = parse_with(settings, examples, *flags)
             chosen.validate()
         except UserError as error:  # a value that is several values
             for instead in separated_by_spaces(str(error), settings, typed_arguments()):
                 raise UserError(instead) from error
             raise
-        dry = shown.pop("dry_run")
+        dry = shown.pop("dry_run", False)
         if dry and any(shown.values()):
             raise UserError(
                 "--image and --verbose have no effect with --dry-run, which runs nothing"
@@ -192,7 +198,8 @@ def run_and_show(command: str, settings: type[SessionSettings], examples: Sequen
 
         folder = None if dry else finished_folder(command, chosen)
         if folder is None:
-            folder = module_of(settings, "study").run(chosen, dry=dry)
+            run = module_of(settings, "study").run
+            folder = run(chosen, dry=True) if dry else run(chosen)
         if dry:
             return
         if is_first_process():

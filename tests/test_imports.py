@@ -111,10 +111,9 @@ def test_what_reads_and_prints_a_finished_run_needs_no_torch() -> None:
     folders = ("figures", "reports", "run.folder", "errors", "cli")
     starts = tuple(f"nope_probe.{folder}." for folder in folders)
     names = [name for name in modules() if f"{name}.".startswith(starts)]
-    others = ("nope_probe.studies.compare.page",)  # which reads arrays of several runs
     pages = [name for name in modules() if ".studies." in name and name.endswith(".page")]
-    pages += [f"nope_probe.studies.{study}" for study in import_rule.STUDIES if study != "compare"]
-    names += [name for name in pages if name in modules() and name not in others]
+    pages += [f"nope_probe.studies.{study}" for study in import_rule.STUDIES]
+    names += [name for name in pages if name in modules()]
     loaded = imported("\n".join(f"import {name}" for name in names))
     assert {"nope_probe.studies.page", "nope_probe.studies.attention"} <= loaded
     assert not HEAVY & loaded

@@ -13,14 +13,12 @@ from math import hypot
 import torch
 
 from nope_probe.analyses.jackknife import (
-    UNDEFINED,
     Interval,
     jackknife,
     rms,
     rms_difference,
     signed_root,
 )
-from nope_probe.analyses.pattern import Measures, measure_estimates
 from nope_probe.analyses.pattern_rows import (
     PatternSums,
     beyond_rounding,
@@ -71,44 +69,13 @@ def non_relative_squares(pattern: Pattern) -> Estimates:
     return beyond_rounding(pattern.estimates(rest), score_square)
 
 
-def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[str, Interval]:
-    """Return the measures of a model's pattern less the measures of another model's pattern.
-
-    Args:
-        one: the pattern of one layer.
-        other: the pattern of the model to compare with.
-        paired: whether fold f holds the same sequences in both.
-
-    Returns:
-        Differences by the names of `Measures`; undefined where the measure is.
-
-    Example:
-        >>> from nope_probe.maps.layers import LayerMaps
-        >>> folds = torch.randn(4, 13, 13, generator=torch.Generator().manual_seed(0))
-        >>> one, other = (LayerMaps.of(maps).pattern for maps in (folds + 1, folds))
-        >>> change = measure_differences(one, other, paired=True)
-        >>> abs(change["amplitude"].value) < 1e-6, abs(change["locality"].value) < 1e-6
-        (True, True)
-    """
-    x, y = map(measure_estimates, (one, other))
-    differences = dict.fromkeys(Measures.__dataclass_fields__, UNDEFINED)
-    for name in (name for name in x if name in y):
-        is_square = name.endswith("_squared")
-        if paired and is_square:
-            change = rms_difference(x[name], y[name])
-        elif paired:
-            change = jackknife(x[name] - y[name])
-        else:
-            alone = rms if is_square else jackknife
-            change = independent_difference(alone(x[name]), alone(y[name]))
-        differences[name.removesuffix("_squared")] = change
-    return differences
-
-
 def pattern_difference(one: Pattern, other: Pattern, *, paired: bool) -> Interval:
     """Return the RMS of the difference of two patterns, nats, with noise subtracted.
 
-    The arguments are as in `measure_differences`; both patterns have the same cells.
+    Args:
+        one: the pattern of one layer.
+        other: the pattern of the model to compare with, of the same cells.
+        paired: whether fold f holds the same sequences in both.
     """
     x, y = (pattern.dense()[:, pattern.cells.mask] for pattern in (one, other))
     if paired:

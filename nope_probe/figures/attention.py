@@ -11,19 +11,16 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.figures.dots import interval_cells
 from nope_probe.figures.graph import steps_back
-from nope_probe.figures.intervals import bound_columns, estimates_of, reach_of
+from nope_probe.figures.intervals import estimates_of, reach_of
 from nope_probe.figures.names import colour, plain, words
 from nope_probe.figures.style import (
-    BLANK,
     PlotlyTrace,
-    colour_axis,
     draw_panels,
 )
 from nope_probe.removal import INK
 
-CELL, CHANGE_CELL = 32, 16  # px a layer
+CELL = 32  # px a layer
 LARGEST, SMALLEST = 22, 5  # px across, of the head with the largest number and of any head
 KEYS, ROW = 12, 30  # keys with a bar, and px of a bar
 LEAST_TERM = 0.01  # of the largest term of the shown keys: smaller terms have no bar
@@ -99,58 +96,6 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(range=[-0.7, int(table["head"].max()) + 0.7])
     figure.update_yaxes(range=[int(table["layer"].max()) + 0.7, int(table["layer"].min()) - 0.7])
     return figure.update_layout(meta={"opens_heads": True}, legend={"itemsizing": "constant"})
-
-
-CHANGES = {  # of a head's attention, between two models
-    "information": "information",
-    "first_position": "first key, position",
-    "first_content": "first key, content",
-    "others_position": "other keys, position",
-    "others_content": "other keys, content",
-}
-CHANGED = "[%{customdata[0]:.3g}, %{customdata[1]:.3g}]"
-
-
-def attention_changes(table: pd.DataFrame, title: str = "Each head's change") -> go.Figure:
-    """Draw the change of each head's information and of its four parts, layer by head.
-
-    A dot marks the changes that survive Holm's rule.
-
-    Args:
-        table: `changes.csv` of one run: layer, head, quantity, change (nats) with its bounds, and
-            changed.
-        title: the figure's title.
-    """
-    panels: dict[str, list[PlotlyTrace]] = {}
-    for quantity, name in CHANGES.items():
-        rows = table[table["quantity"] == quantity]
-        changed = rows[rows["changed"].astype(bool)]
-        dots = {
-            "type": "scatter",
-            "mode": "markers",
-            "x": changed["head"].to_numpy(int),
-            "y": changed["layer"].to_numpy(int),
-            "hoverinfo": "skip",
-            "marker": {"color": INK, "size": 5},
-        }
-        hover = f"%{{z:+.3g}} nats {CHANGED}<extra>{name}</extra>"
-        panels[name] = [cells_of_heads(rows, "change", hover), dots]
-    figure = draw_panels(
-        title,
-        panels,
-        panel=max(160, CHANGE_CELL * table["layer"].nunique()),
-        columns=len(CHANGES),
-        gap=0.02,
-        shared_y=True,
-        bottom=100,
-        x_title="head",
-        y_title="layer",
-    )
-    top = reach_of(table["change"].to_numpy(float))
-    figure.update_xaxes(showgrid=False, zeroline=False, tickformat="d")
-    figure.update_yaxes(showgrid=False, zeroline=False, tickformat="d", autorange="reversed")
-    colours = colour_axis((-top, top), "nats")
-    return figure.update_layout(coloraxis=colours, plot_bgcolor=BLANK, showlegend=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,24 +222,6 @@ def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed", type="category", title_text="key")
     return figure.update_layout(barmode="relative", bargap=0.25)
-
-
-def cells_of_heads(rows: pd.DataFrame, column: str, hover: str) -> PlotlyTrace:
-    """Return a number of all heads as a heat map; a head without a number stays blank.
-
-    Args:
-        rows: layer, head, and the number with its bounds.
-        column: the number's.
-        hover: the text below a head's name, in which `BOUNDS` are the bounds.
-    """
-    columns = (column, *bound_columns(column))
-    cells = [rows.pivot(index="layer", columns="head", values=name) for name in columns]
-    return interval_cells(
-        np.array(cells, float),
-        f"L%{{y}}H%{{x}}<br>{hover}",
-        x=cells[0].columns.astype(int).tolist(),
-        y=cells[0].index.astype(int).tolist(),
-    )
 
 
 def layers_by_heads(

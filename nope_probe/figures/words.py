@@ -27,6 +27,7 @@ class Column:
         neutral: the value that means no trend; None for numbers without one.
         signed: whether it has a sign, so that colours centre on 0.
         bounded: whether its absolute value is at most 1.
+        names_rows: whether its values say what a row is of, as a layer does.
     """
 
     label: str
@@ -38,6 +39,12 @@ class Column:
     neutral: float | None = None
     signed: bool = False
     bounded: bool = False
+    names_rows: bool = False
+
+    @property
+    def is_rms(self) -> bool:
+        """Whether it is an RMS corrected for noise, whose square can be below 0."""
+        return bool(self.noise)
 
     @property
     def is_share(self) -> bool:

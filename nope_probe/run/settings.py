@@ -89,7 +89,7 @@ def place_of(settings: type, name: str) -> str:
     A study has two files: what is asked and shown, which needs no torch, and what is run.
     """
     module = settings.__module__
-    if module.endswith("settings"):
+    if module.endswith("_settings"):  # of a recipe
         return module.removesuffix("settings") + name
     return f"{module}_run" if name == "study" else module
 

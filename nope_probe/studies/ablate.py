@@ -155,7 +155,12 @@ COLUMNS = {
     ),
     "offset": Column("distance i - j", "From query to key.", "tokens"),
     "query": Column("query position", "The first query of a group.", "tokens"),
-    "band": Column("wavelength", "The band of RoPE's pairs, by number or wavelength.", "tokens"),
+    "band": Column(
+        "wavelength",
+        "The band of RoPE's pairs, by number or wavelength.",
+        "tokens",
+        names_rows=True,
+    ),
     "last_offset": Column("last distance", "The last distance of a row's mean.", "tokens"),
     "last_query": Column("last query", "The last query of a group.", "tokens"),
     "n_pairs": Column("pairs", "How many rotary pairs the band has."),

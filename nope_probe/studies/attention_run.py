@@ -117,9 +117,8 @@ class Attention(Study[Settings]):
         """Return the run of the heads' attention.
 
         Its map `weights` is [layer, head, row, key_pos], float32; if some queries have no rows,
-        `query_positions` are the queries of the rows. Its arrays `estimates` are what `splits_of`
-        reads, so that `compare` tests changes fold by fold. Of a text, `text_weights` is [layer,
-        head, pos, key_pos], and `text_content` the relative entropy to the mean weights (to uniform
+        `query_positions` are the queries of the rows. Of a text, `text_weights` is [layer, head,
+        pos, key_pos], and `text_content` the relative entropy to the mean weights (to uniform
         weights, of a text alone), [layer, head, pos], nats.
         """
         settings, skip_keys = self.settings, self.engine.skip_keys or 0
@@ -139,8 +138,6 @@ class Attention(Study[Settings]):
             maps["weights"] = read["weights"].float()
             if settings.rows < settings.seq_len:
                 maps["query_positions"] = choose_rows(settings.seq_len, settings.rows).float()
-            estimates = {"estimates": read["splits"], "gaps": read["gaps"]}
-            arrays["estimates"] = {name: tensor.numpy() for name, tensor in estimates.items()}
         else:
             table = table_of_text(read, self.layers, skip_keys)
         table = with_means(table, "sink_weight", read["sinks"], sizes)

@@ -159,7 +159,7 @@ LEADING = ("loss_suffix", "copy_text_second", "position", "order", "without_bos"
 SOURCES: tuple[str, ...] = ("mask", *POSITION_ENCODINGS)
 SHOWN = 4  # columns of the first table, next to the conditions
 COLUMNS = {
-    "measure": Column("measure", "The number of the row."),
+    "measure": Column("measure", "The number of the row.", names_rows=True),
     "value": Column("value", "The model's number, in the measure's unit."),
     "difference": Column("difference", "Less the intact model's, paired by document."),
     "note": Column("note", "Why there is no number."),

@@ -46,8 +46,8 @@ STAGES = {  # in words, in the order of the data flow
 SHOWN = ("locality", "monotonicity")
 COLUMNS = {
     **MEASURES,
-    "model": Column("model", "`intact`, or `ablated` without what is removed."),
-    "stage": Column("stage", "The letter of the stage."),
+    "model": Column("model", "`intact`, or `ablated` without what is removed.", names_rows=True),
+    "stage": Column("stage", "The letter of the stage.", names_rows=True),
 }
 VIEWS = (
     View(

@@ -43,8 +43,10 @@ COLUMNS = {
     ),
     "relative_r2": MEASURES["relative_r2"],
     "non_relative": MEASURES["non_relative"],
-    "side": Column("side", "Whether the writer's position is read in keys or in queries."),
-    "writer": Column("writer", "A head, an attention, an MLP, or the embeddings."),
+    "side": Column(
+        "side", "Whether the writer's position is read in keys or in queries.", names_rows=True
+    ),
+    "writer": Column("writer", "A head, an attention, an MLP, or the embeddings.", names_rows=True),
     "from_first_key": Column(
         "from the first key", "How much of a head's part it moved from the first key.", "nats"
     ),

@@ -7,12 +7,11 @@ import torch
 from support.dense_patterns import estimates as estimates_of
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import jackknife
-from nope_probe.analyses.pattern import measure
-from nope_probe.analyses.pattern_changes import (
-    measure_differences,
-    pattern_difference,
-)
+from nope_probe.analyses.differences import compare_numbers
+from nope_probe.analyses.jackknife import Interval, jackknife
+from nope_probe.analyses.pattern import measure, measure_pattern
+from nope_probe.analyses.pattern_changes import pattern_difference
+from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
 
@@ -41,6 +40,17 @@ def test_a_constant_added_to_the_other_models_pattern_is_found_exactly_if_paired
     change = pattern_difference(*patterns(base + added, base), paired=True)
     assert change.value == pytest.approx(rms_of_the_part(added))
     assert change.high - change.low < 1e-9
+
+
+def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[str, Interval]:
+    """Return the measures of a model's pattern less those of another's, as `difference` does."""
+    after, before = (vars(measure_pattern(pattern)) for pattern in (one, other))
+    return {
+        name: compare_numbers(
+            before[name], after[name], paired=paired, is_rms=MEASURES[name].is_rms
+        ).interval
+        for name in after
+    }
 
 
 def test_differences_have_the_value_of_the_measures_difference() -> None:

@@ -156,7 +156,7 @@ def test_runs_are_paired_by_the_numbers_of_their_layers(
     run_command(compare, scored, first, "--labels", "a", "b", "--out", out)
     run = read_run(out)
     table = run.tables["differences"]
-    assert set(table["item"]) == {"L1"}
+    assert set(table["layer"]) == {1}
     assert table["difference"].abs().max() == 0
     assert (table["method"] == "paired").any()
 

@@ -12,7 +12,7 @@ from nope_probe.cli import find_commands, one_line_errors
 
 # Of the commands without a session, the function in which each spends its time.
 ENTERED = {
-    "compare": "nope_probe.studies.compare.study.read_members",
+    "compare": "nope_probe.studies.compare._is_model",
 }
 ARGUMENTS = {
     "compare": ["one", "two"],

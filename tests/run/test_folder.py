@@ -19,7 +19,7 @@ from nope_probe.run.folder import (
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.paths import default_output_dir
 from nope_probe.run.settings import FORMAT
-from nope_probe.studies.compare.members import read_members
+from nope_probe.studies.compare import Settings
 
 SETTINGS = {"model": "rope-tiny", "layers": 3, "remove": ["w_q"]}
 
@@ -97,7 +97,7 @@ def test_a_run_of_another_format_is_refused_wherever_it_is_read(
         read_run,
         read_manifest,
         lambda folder: check_output_dir(folder, SETTINGS),
-        lambda folder: read_members([folder, folder.parent]),
+        lambda folder: Settings(runs=(folder, folder.parent)).validate(),
     ):
         with pytest.raises(UserError, match=message):
             use(folder)

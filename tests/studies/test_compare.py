@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from support.command_line import refused, run_command
+from support.finished_runs import WITHOUT_REPLICATES
 
 from nope_probe import ablate, attention, compare
 from nope_probe.analyses.jackknife import standard_error
@@ -21,8 +22,7 @@ from nope_probe.cli import find_commands
 from nope_probe.errors import UserError
 from nope_probe.run.folder import Run, read_manifest, read_run, write_run
 from nope_probe.run.session import Session
-from nope_probe.studies.compare.members import read_members
-from nope_probe.studies.compare.study import Compared
+from nope_probe.studies.compare import Settings, columns_of
 from nope_probe.studies.tables import measures_table
 from tests.support.manifests import manifest_of
 
@@ -51,7 +51,8 @@ def write(
     about = {
         "model": {"name": model},
         "data": {"sha256": tokens},
-        "settings": {"folds": FOLDS},
+        "settings": {"folds": FOLDS, "seq_len": folds.shape[-1]},
+        "fold_sizes": [2] * FOLDS,
         "conditions": ["intact"],
         "layers": [*range(LAYERS)],
         "command": f"ablate {model}",
@@ -59,7 +60,8 @@ def write(
         **manifest,
     }
     measured = measure(folds, manifest.get("skip_keys", 0))
-    tables = {"pattern": measures_table([({"removed": "intact"}, measured)], range(folds.shape[1]))}
+    names = {"removed": "intact", "replacement": "none"}
+    tables = {"pattern": measures_table([(names, measured)], range(folds.shape[1]), [*names])}
     write_run(
         folder, Run(manifest=manifest_of(**about), arrays=arrays, tables=tables, page="a page")
     )
@@ -81,11 +83,11 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     rows = compared.tables["differences"]
     assert set(rows.dropna(subset=["difference"])["method"]) == {"paired"}
     assert rows[rows["run"] == "z"]["difference"].abs().max() < 1e-6  # the same as x
-    table = rows[rows["run"] == "y"].set_index(["item", "measure"])
+    table = rows[rows["run"] == "y"].set_index(["layer", "number"])
     base, other = folds["x"], folds["y"]
     for layer in range(LAYERS):
         expected = measure(other)[layer].locality.value - measure(base)[layer].locality.value
-        assert table.loc[(f"L{layer}", "locality"), "difference"] == pytest.approx(expected)
+        assert table.loc[(layer, "locality"), "difference"] == pytest.approx(expected)
     page = (out / "report.html").read_text()
     assert "less that of x" in page
     assert "The pages of the runs" in page
@@ -97,7 +99,8 @@ def test_runs_on_other_sequences_are_unpaired_and_say_so(tmp_path: Path) -> None
     base = write(tmp_path / "a", maps(0), model="a")
     elsewhere = write(tmp_path / "b", maps(1), model="b", tokens="others")
     run_command(compare, base, elsewhere, "--out", tmp_path / "out")
-    assert set(read_run(tmp_path / "out").tables["differences"]["method"]) == {"unpaired"}
+    methods = read_run(tmp_path / "out").tables["differences"]["method"]
+    assert {*methods.dropna()} == {"unpaired"}
     assert "had different sequences" in read_manifest(tmp_path / "out").results["headline"][-1]
 
 
@@ -110,7 +113,7 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     out = tmp_path / "out"
     shutil.rmtree(runs[1])
     write(runs[1], maps(0), model="b")  # the same maps as a's
-    with Session("compare", Compared(runs=tuple(runs), out=out, members=read_members(runs))):
+    with Session("compare", Settings(runs=tuple(runs), out=out)):
         line = refused(capfd, tmp_path, compare, *runs, "--out", out)
         assert f"process {os.getpid()} on " in line
     assert not out.exists()
@@ -121,7 +124,7 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     assert {"report.html", "differences.csv"} <= set(manifest.checksums)
     assert [*tmp_path.glob(".out*")] == []
     capfd.readouterr()
-    monkeypatch.setattr("nope_probe.studies.compare.study.analyse", None)
+    monkeypatch.setattr("nope_probe.studies.compare_run.analyse", None)
     run_command(compare, *runs, "--out", out)
     assert f"shown again from {out}" in capfd.readouterr().err
     shutil.rmtree(runs[1])
@@ -194,7 +197,7 @@ def test_a_model_that_begins_with_bos_is_compared_with_one_that_does_not(
         assert read_run(tmp_path / bos).manifest.skip_keys == 1
     run_command(compare, tmp_path / "always", tmp_path / "never", "--out", tmp_path / "out")
     differences = read_run(tmp_path / "out").tables["differences"]
-    assert {"amplitude", "lead"} <= {*differences["measure"]}
+    assert {"amplitude", "lead"} <= {*differences["number"]}
 
 
 SIZES = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--bos", "never"]
@@ -249,24 +252,24 @@ def test_two_runs_of_any_command_are_compared(
     assert len(rows) > 4
     change = rows["value"] - rows["base_value"]
     pd.testing.assert_series_equal(rows["difference"], change, check_names=False, atol=1e-5)
-    for (table, column), part in rows.groupby(["table", "measure"]):
+    for (table, column), part in rows.groupby(["table", "number"]):
         for side, run in (("base_value", base), ("value", other)):
             stored = run.tables[table][column].to_numpy()
             known = part[side].dropna().to_numpy()
             assert np.isclose(known[:, None], stored, rtol=1e-6).any(1).all()
-    n = ((rows["difference_low"] > 0) | (rows["difference_high"] < 0)).sum()
-    said = f"{n} of {rows['difference_low'].notna().sum()} numbers differ"
+    said = f"{rows['differs'].sum()} of {rows['p_holm'].notna().sum()} numbers differ"
     if name == "attention":
-        said = "None of 12 heads of y changed beyond noise."  # with 4 folds hardly any head can
+        n_changed = rows.groupby(["layer", "head"])["differs"].any().sum()
+        said = f"{n_changed or 'None'} of 12 heads of y changed"
     assert said in compared.manifest.results["headline"][0]
     assert said in " ".join(capsys.readouterr().out.split())
     tokens = [run.arrays["tokens"]["tokens"] for run in (base, other)]
-    alone = rows[(rows["method"] == "unpaired") & rows["difference"].notna()]
-    if np.array_equal(*tokens):
-        alone = alone[(alone["table"] != "non_relative") | (alone["measure"] != "difference")]
-        assert alone.empty
-    else:
-        assert {*rows["method"]} == {"unpaired"}
+    assert {*rows["method"].dropna()} == {"paired" if np.array_equal(*tokens) else "unpaired"}
+    untested = rows[rows["method"].isna() & rows["difference"].notna()]
+    assert {*(untested["table"] + "/" + untested["number"])} <= {*WITHOUT_REPLICATES}
+    names = ["table", *(column for column in rows if column in columns_of(name))]
+    names = [column for column in names if column not in ("value", "difference")]
+    assert not rows.duplicated([*names, "number"]).any()
 
 
 def test_two_runs_of_unlike_commands_are_refused(pairs: dict[str, list[Path]]) -> None:
@@ -276,7 +279,7 @@ def test_two_runs_of_unlike_commands_are_refused(pairs: dict[str, list[Path]]) -
             if command in OTHERS:
                 message = f"is of {command}: runs of ablate"
         with pytest.raises(UserError, match=message):
-            read_members([first, second])
+            Settings(runs=(first, second)).validate()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -286,4 +289,4 @@ def test_runs_without_maps_are_compared_at_one_length(
     flags = [*RUNS["attention"], "--seq-len", 13, "--out", tmp_path / "longer"]
     run_command(attention, "--model", tiny("llama").folder, *flags)
     with pytest.raises(UserError, match="sequences of different lengths, 11 and 13"):
-        read_members([pairs["attention"][0], tmp_path / "longer"])
+        Settings(runs=(pairs["attention"][0], tmp_path / "longer")).validate()

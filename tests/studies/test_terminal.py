@@ -52,7 +52,7 @@ def test_each_difference_of_a_comparison_is_one_line(
 ) -> None:
     one, other = (finished(f"ablate --model {name}").folder for name in TWINS)
     lines = finished(f"compare {one} {other} --labels base twin").printed.splitlines()
-    table = [line for line in lines if line.startswith("L")]
+    table = [line for line in lines if " twin " in line and "[" in line]
     assert len(table) == 8
     assert all(line.count("[") == line.count("]") == 1 for line in table)
     assert all(len(line) <= 80 for line in table)

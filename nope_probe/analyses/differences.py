@@ -1,0 +1,120 @@
+"""Differences of a number between two models or runs: intervals, and tests over folds.
+
+A difference is tested by t with the folds' degrees of freedom, and many tests together by the rule
+of Holm (1979): the chance of naming any number that does not differ is at most 5%.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot, inf, isfinite, nan
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from nope_probe.analyses.jackknife import (
+    MIN_FOLDS,
+    UNDEFINED,
+    Interval,
+    error_of,
+    freedom,
+    rms_difference,
+)
+from nope_probe.analyses.pattern_changes import independent_difference
+
+LEVEL = 0.05  # of the chance to name any number that does not differ
+FEW_FOLDS = 16  # with fewer, t has heavy tails: hardly any of hundreds of numbers is named
+ROUNDING = 2**-20  # absolute and relative: what float32 numbers of two equal models may differ by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A number of a model or run less the same number of another.
+
+    Attributes:
+        interval: the difference with its 95% interval, whose ends are NaN without folds.
+        p: the chance of so large a difference without one; NaN without folds.
+        is_paired: whether it was taken fold by fold.
+    """
+
+    interval: Interval
+    p: float
+    is_paired: bool
+
+
+def compare_numbers(
+    base: Interval, other: Interval, *, paired: bool, is_rms: bool = False
+) -> Difference:
+    """Compute `other` less `base`, and test it.
+
+    Paired differences are taken fold by fold. Others are of independent estimates: the test is that
+    of Welch (1947). Of RMS, the squares are tested, which are smooth where an RMS is 0.
+
+    An interval that reaches farther on one side allows for a bias, as those of the parts of
+    attention do: of a positional part, which may be less than estimated. What both biases share
+    cancels, and the rest widens the interval of the difference, and weakens its test.
+
+    Args:
+        base: the number of the first model, with its replicates.
+        other: that of the other model.
+        paired: whether fold f holds the same sequences in both, so that their noise cancels.
+        is_rms: whether the number is an RMS that is corrected for noise.
+    """
+    value, y, x = other.value - base.value, base.replicates, other.replicates
+    if not isfinite(value):
+        return Difference(interval=UNDEFINED, p=nan, is_paired=False)
+    if x is None or y is None or min(len(x.weights), len(y.weights)) < MIN_FOLDS:
+        without = Interval(value=value, low=nan, high=nan)
+        return Difference(interval=without, p=nan, is_paired=False)
+    paired = paired and x.weights.equal(y.weights)
+    if is_rms:
+        x, y = (z.with_values(z.values * z.values.abs()) for z in (x, y))
+    if paired:
+        error, degrees = error_of(x - y), freedom(x.weights)
+    else:
+        errors = [error_of(z) for z in (x, y)]
+        error, degrees = hypot(*errors), _welch(errors, [freedom(z.weights) for z in (x, y)])
+    change, bias = float(x.values[0] - y.values[0]), 0.0
+    if is_rms:
+        interval = rms_difference(x, y) if paired else independent_difference(other, base)
+    else:
+        bias = _too_high(other) - _too_high(base)
+        half = float(stdtrit(degrees, 0.975)) * error
+        low, high = value - half - max(bias, 0.0), value + half - min(bias, 0.0)
+        interval = Interval(value=value, low=low, high=high)
+    toward_zero = max(bias if change > 0 else -bias, 0.0)
+    p = 1.0
+    if abs(value) - toward_zero > ROUNDING * max(1.0, abs(base.value)):
+        t = (abs(change) - toward_zero) / error if error else inf
+        p = float(2 * stdtr(degrees, -t))
+    return Difference(interval=interval, p=p, is_paired=paired)
+
+
+def _too_high(interval: Interval) -> float:
+    """Return how much less an estimate may be by its bias; negative if it may be more."""
+    bias = 2 * interval.value - interval.low - interval.high
+    return bias if isfinite(bias) else 0.0
+
+
+def _welch(errors: Sequence[float], degrees: Sequence[float]) -> float:
+    """Return the degrees of freedom of a difference of independent estimates (Welch 1947)."""
+    squares = [error**2 for error in errors]
+    below = sum(square**2 / n for square, n in zip(squares, degrees, strict=True))
+    return sum(squares) ** 2 / below if below else min(degrees)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values adjusted by Holm's rule; tests that are NaN do not count.
+
+    Example:
+        >>> holm([0.01, 0.5, 0.02, float("nan")])
+        [0.03, 0.5, 0.04, nan]
+    """
+    p = np.array(p_values, dtype=float)
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
+    left = len(order) - np.arange(len(order))
+    adjusted = p.copy()
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * left), 1.0)
+    return [float(value) for value in adjusted]

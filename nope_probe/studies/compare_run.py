@@ -1,0 +1,269 @@
+"""What `compare` computes: every number that runs share, less the first run's, fold by fold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from nope_probe.analyses.attention import split_attention
+from nope_probe.analyses.differences import LEVEL, Difference, compare_numbers, holm
+from nope_probe.analyses.jackknife import UNDEFINED, Interval
+from nope_probe.analyses.pattern import Measures, measure_pattern
+from nope_probe.analyses.pattern_changes import pattern_difference
+from nope_probe.errors import UserError, kind_of
+from nope_probe.figures.intervals import bound_columns, interval_of
+from nope_probe.figures.views import PLACES
+from nope_probe.figures.words import MEASURES, Column
+from nope_probe.maps.estimates import Estimates
+from nope_probe.maps.layers import shared_patterns
+from nope_probe.maps.maps import AttentionMaps, ScoreMaps
+from nope_probe.run.folder import Run, read_run
+from nope_probe.run.processes import status
+from nope_probe.run.session import Session
+from nope_probe.studies.compare import (
+    PARTS,
+    Comparison,
+    Settings,
+    columns_of,
+    headline,
+    report,
+    share_sequences,
+)
+from nope_probe.studies.page import with_page
+from nope_probe.studies.tables import TableRow, interval_columns, interval_names
+
+PAIRED, UNPAIRED = "paired", "unpaired"
+# Profiles hold hundreds of numbers, one per distance, which would hide all other numbers.
+PROFILES = ("offsets", "queries")
+ENDS = (  # after the columns that name a row
+    *("run", "number", "value", "base_value", *interval_names("difference")),
+    *("p_holm", "differs", "method"),
+)
+
+
+def run(settings: Settings) -> Path:
+    """Compare runs unless the comparison is finished, and return its folder.
+
+    Raises:
+        UserError: for runs that cannot be compared, or that share no number.
+    """
+    session = Session("compare", settings)
+    with session:
+        if not session.finished:
+            with status("comparing and writing", in_logs=True):
+                session.write(analyse(session))
+    return session.folder
+
+
+def analyse(session: Session[Settings]) -> Run:
+    """Compare the runs' tables, and return the run."""
+    read = [read_run(folder) for folder in session.settings.runs]
+    manifests, folders = [of.manifest for of in read], session.settings.runs
+    runs = dict(zip(session.settings.names(manifests), read, strict=True))
+    (_, base), *others = runs.items()
+    table = pd.concat([differences(base, other, label) for label, other in others])
+    if table.empty:
+        raise UserError("the runs have no numbers in common")
+    names = [name for name in table if name not in ("table", *ENDS)]
+    table = table[["table", *names, *ENDS]].reset_index(drop=True)
+    pages = [os.path.relpath(folder / "report.html", session.folder) for folder in folders]
+    compared = Comparison(
+        compared=base.manifest.kind,
+        labels=tuple(runs),
+        folders=tuple(map(str, folders)),
+        pages=tuple(Path(page).as_posix() for page in pages),
+        same_sequences=share_sequences(manifests),
+        headline=tuple(headline(runs, table)),
+    )
+    manifest = replace(session.manifest(), sources=None, results=asdict(compared))
+    return with_page(session, Run(manifest=manifest, tables={"differences": table}), report)
+
+
+def differences(base: Run, other: Run, label: str) -> pd.DataFrame:
+    """Return every number that two runs share, and its difference with a 95% interval.
+
+    A number is a declared column with bounds, but for profiles. Differences are paired fold by fold
+    if the runs had the same sequences. Numbers without replicates have no interval.
+
+    Args:
+        base: the run that is taken away.
+        other: the run it is taken from.
+        label: of the other run.
+
+    Returns:
+        A row for each table, row and column: the columns that name the row, `number`, `run`, the
+        number in both runs, `difference` with its bounds, `p_holm` over the numbers of the table,
+        `differs`, and `method`.
+    """
+    paired = share_sequences([base.manifest, other.manifest])
+    columns = columns_of(base.manifest.kind)
+    tables = []
+    for name in base.tables:
+        if name in other.tables and name not in PROFILES:
+            shared = _shared(base, other, name, columns)
+            tables.append(_tested(shared, paired, columns).assign(table=name))
+    return pd.concat(tables).assign(run=label) if tables else pd.DataFrame()
+
+
+def _shared(
+    base: Run, other: Run, table: str, columns: Mapping[str, Column]
+) -> Iterator[tuple[TableRow, str, Interval, Interval]]:
+    """Yield what names a row, the number's column, and the number in both runs."""
+    of_runs = [run.tables[table] for run in (base, other)]
+    shared = [str(name) for name in of_runs[0] if name in of_runs[1] and name in columns]
+    numbers = [name for name in shared if {*bound_columns(name)} <= {*of_runs[0]} & {*of_runs[1]}]
+    names = [
+        name
+        for name in shared
+        if name not in numbers and (name in PLACES or columns[name].names_rows)
+    ]
+    if not names or not numbers:
+        return
+    places = [of_run[names].assign(place=range(len(of_run))) for of_run in of_runs]
+    pairs = places[0].merge(places[1], on=names, suffixes=("", " of the other"))
+    for *named, one, two in pairs.itertuples(index=False):
+        for number in numbers:
+            before, after = _number(base, table, number, one), _number(other, table, number, two)
+            yield dict(zip(names, named, strict=True)), number, before, after
+
+
+def _number(run: Run, table: str, column: str, row: int) -> Interval:
+    """Return a number of a run with its interval, and its replicates if the run keeps them."""
+    value, low, high = interval_of(run.tables[table].iloc[row], column)
+    kept, key = run.arrays.get("estimates", {}), f"{table}/{column}"
+    if key not in kept or f"weights/{table}" not in kept:
+        return Interval(value=value, low=low, high=high)
+    of_table = kept[f"weights/{table}"]
+    weights = of_table if of_table.ndim == 1 else of_table[row]
+    n_folds = int((weights > 0).sum())
+    replicates = Estimates(
+        values=torch.from_numpy(kept[key][row, : 1 + n_folds]),
+        weights=torch.from_numpy(weights[:n_folds]),
+    )
+    return Interval(value=value, low=low, high=high, replicates=replicates)
+
+
+def _tested(
+    shared: Iterable[tuple[TableRow, str, Interval, Interval]],
+    paired: bool,
+    columns: Mapping[str, Column],
+) -> pd.DataFrame:
+    """Return the differences of numbers in rows, tested together by Holm's rule."""
+    rows, p_values = [], []
+    for names, number, before, after in shared:
+        is_rms = columns[number].is_rms
+        tested = compare_numbers(before, after, paired=paired, is_rms=is_rms)
+        rows.append(_row(names, number, before, after, tested))
+        p_values.append(tested.p)
+    table = pd.DataFrame(rows).assign(p_holm=holm(p_values))
+    return table.assign(differs=table["p_holm"] <= LEVEL)
+
+
+def _row(
+    names: Mapping[str, Any], number: str, before: Interval, after: Interval, tested: Difference
+) -> TableRow:
+    values = {"number": number, "value": after.value, "base_value": before.value}
+    bare = replace(tested.interval, replicates=None)
+    method = PAIRED if tested.is_paired else UNPAIRED
+    return {
+        **names,
+        **values,
+        **interval_columns(difference=bare),
+        "method": None if isnan(tested.p) else method,
+    }
+
+
+def difference(
+    base: ScoreMaps | AttentionMaps, other: ScoreMaps | AttentionMaps, *, paired: bool = True
+) -> pd.DataFrame:
+    """Compare the positional patterns of two models, or two states of a model, as `compare` does.
+
+    Differences are `other` less `base`. Paired differences are taken fold by fold, so that the
+    sequences' common noise cancels.
+
+    Args:
+        base: the maps to compare with, as `capture_scores` or `capture_attention` returns them.
+        other: the maps of the other model, of as many positions and with rows of the same queries.
+        paired: whether both were captured on the same sequences, dealt to the same folds.
+
+    Returns:
+        The columns of `compare`'s differences.csv: `layer`, of attention `head`, `number`, `value`
+        and `base_value`, `difference` with its bounds, `method`, `p_holm` and `differs`. Of
+        attention there is a row for each head, its information and the four parts (nats); of
+        scores, for each common layer and each measure of `measure`. The row `pattern` has the RMS
+        of the difference of the two patterns, in nats, no values and no test.
+
+    Raises:
+        TypeError: for what are no maps of `capture_scores` or, both, of `capture_attention`.
+        ValueError: for maps without a common layer, of unlike positions, rows or first keys, or,
+            if paired, of different folds.
+
+    Example:
+        >>> from nope_probe import Ablation, ablated, capture_scores, difference, load, sequences
+        >>> loaded = load("nope-tiny", n_layers=3)
+        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
+        >>> intact = capture_scores(loaded.model, data)
+        >>> with ablated(loaded.model, Ablation(remove=["mask"])):
+        ...     table = difference(intact, capture_scores(loaded.model, data))
+        >>> amplitudes = table[table["number"] == "amplitude"].set_index("layer")
+        >>> bool(amplitudes.loc[2, "difference_high"] < 0)
+        True
+    """
+    if isinstance(base, AttentionMaps) and isinstance(other, AttentionMaps):
+        _validate_alike(base, other, paired)
+        return _tested(_parts(base, other), paired, dict.fromkeys(PARTS, Column("", unit="nats")))
+    for maps in (base, other):
+        if not isinstance(maps, ScoreMaps):
+            raise TypeError(f"expected maps of `capture_scores`, got {kind_of(maps)}")
+    assert isinstance(base, ScoreMaps)
+    assert isinstance(other, ScoreMaps)
+    layers = [layer for layer in base.layers if layer in other.layers]
+    if not layers:
+        raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
+    _validate_alike(base, other, paired)
+    one, two = base.by_layer, other.by_layer
+    rows = []
+    for layer in layers:
+        interval = pattern_difference(*shared_patterns([two[layer], one[layer]]), paired=paired)
+        of_pattern = Difference(interval=interval, p=nan, is_paired=paired)
+        row = _row({"layer": layer}, "pattern", UNDEFINED, UNDEFINED, of_pattern)
+        rows.append({**row, "method": PAIRED if paired else UNPAIRED, "p_holm": nan})
+    patterns = pd.DataFrame(rows).assign(differs=False)
+    measured = [{at: vars(measure_pattern(of[at].pattern)) for at in layers} for of in (one, two)]
+    shared = (
+        ({"layer": layer}, name, measured[0][layer][name], measured[1][layer][name])
+        for layer in layers
+        for name in Measures.__dataclass_fields__
+    )
+    return pd.concat([patterns, _tested(shared, paired, MEASURES)], ignore_index=True)
+
+
+def _parts(
+    base: AttentionMaps, other: AttentionMaps
+) -> Iterator[tuple[TableRow, str, Interval, Interval]]:
+    """Yield the information of every head that two models share, and its four parts."""
+    before, after = split_attention(base), split_attention(other)
+    heads = [head for head in before if head in after]
+    if not heads:
+        raise UserError("the two models have no head in common")
+    for layer, head in heads:
+        for part in PARTS:
+            one, two = (splits[layer, head].interval(part) for splits in (before, after))
+            yield {"layer": layer, "head": head}, part, one, two
+
+
+def _validate_alike(
+    base: ScoreMaps | AttentionMaps, other: ScoreMaps | AttentionMaps, paired: bool
+) -> None:
+    if base.skip_keys != other.skip_keys:
+        counts = f"{base.skip_keys} and {other.skip_keys}"
+        raise UserError(f"the maps count {counts} keys as first: capture both on like inputs")
+    if paired and not base.counts.equal(other.counts):
+        raise UserError("the maps have unlike folds: pass paired=False for other sequences")
