@@ -24,7 +24,6 @@ from nope_probe.analyses.jackknife import (
 from nope_probe.analyses.pattern_changes import independent_difference
 
 LEVEL = 0.05  # of the chance to name any number that does not differ
-FEW_FOLDS = 16  # with fewer, t has heavy tails: hardly any of hundreds of numbers is named
 ROUNDING = 2**-20  # absolute and relative: what float32 numbers of two equal models may differ by
 
 

@@ -213,7 +213,6 @@ class Comparison:
         labels: their names; the first is the base.
         folders: their folders.
         pages: where their pages are, from the comparison's page.
-        same_sequences: whether all had the same sequences, in the same folds.
         headline: the result, and how differences were taken.
     """
 
@@ -221,7 +220,6 @@ class Comparison:
     labels: tuple[str, ...]
     folders: tuple[str, ...]
     pages: tuple[str, ...]
-    same_sequences: bool
     headline: tuple[str, ...]
 
 

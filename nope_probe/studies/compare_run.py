@@ -79,7 +79,6 @@ def analyse(session: Session[Settings]) -> Run:
         labels=tuple(runs),
         folders=tuple(map(str, folders)),
         pages=tuple(Path(page).as_posix() for page in pages),
-        same_sequences=share_sequences(manifests),
         headline=tuple(headline(runs, table)),
     )
     manifest = replace(session.manifest(), sources=None, results=asdict(compared))
