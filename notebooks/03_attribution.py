@@ -43,7 +43,6 @@ from nope_probe import (
     run_ablations,
     sequences,
 )
-from nope_probe.studies.ablate import COLUMNS, LEAD_AND_ORDER
 
 # %% [markdown]
 # ## With RoPE, the order is RoPE's
@@ -58,7 +57,7 @@ loaded = load("rope-tiny")
 data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
 study = run_ablations(loaded.model, data)
 display(study)
-figures.draw(LEAD_AND_ORDER, study.tables["pattern"], COLUMNS)
+figures.of_run(study)["Lead and order in every layer"]
 
 # %% [markdown]
 # The order of L1 and L2 is there without the mask and gone without RoPE. L3's is weak, and needs

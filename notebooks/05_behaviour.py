@@ -29,9 +29,15 @@ if find_spec("nope_probe") is None:
 # %%
 import pandas as pd
 
-from nope_probe import Ablation, ablated, capture_losses, load, run_behaviour, sequences
-from nope_probe.studies.behaviour import COLUMNS, VIEWS
-from nope_probe.studies.tidy import sections
+from nope_probe import (
+    Ablation,
+    ablated,
+    capture_losses,
+    figures,
+    load,
+    run_behaviour,
+    sequences,
+)
 
 # %% [markdown]
 # ## Without RoPE, the RoPE twin predicts much worse
@@ -122,7 +128,7 @@ table.pivot(index="measure", columns="removed", values="change").rename(names).l
 # from. Open markers are untrained models.
 
 # %%
-drawn = {section.title: section.drawn() for section in sections(VIEWS, run.tables, COLUMNS)}
+drawn = figures.of_run(run)
 drawn["How well position can be read"]
 
 # %% [markdown]

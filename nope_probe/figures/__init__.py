@@ -2,7 +2,7 @@
 
 Maps are arrays, tensors or the result of a capture; tables are those of a run or a study. No figure
 needs torch except `explore`, which runs a model in every combination of removed components.
-`explore` lives in `studies`, and this file only names it.
+`explore` and `of_run` live in `studies`, and this file only names them.
 
 Example:
     >>> import numpy as np
@@ -16,6 +16,7 @@ from typing import Any
 
 _NAMES = {
     "nope_probe.studies.explore": "explore",
+    "nope_probe.studies.page": "of_run",
     "nope_probe.figures.attention": "attention_heads",
     "nope_probe.figures.stages": "circuit",
     "nope_probe.figures.explorer": "Explorer",

@@ -65,9 +65,10 @@ def run_notes(manifest: Manifest) -> list[str]:
         'All 64 sequences are the same, so the intervals have no width'
         >>> run_notes(Manifest(query_stride=4))[0].split(". ")[0]
         'Locality and monotonicity use 1 query in 4, from query 0'
-        >>> run_notes(Manifest(windows={"L0": 512, "L2": 512}))[0].split(". ")[0]
+        >>> run_notes(Manifest(results={"windows": {"L0": 512, "L2": 512}}))[0].split(". ")[0]
         'A sliding window or chunk leaves a query at most 512 keys in L0, 512 keys in L2'
-        >>> run_notes(Manifest(left_out={"window": "it hides no key in sequences of 64 tokens"}))
+        >>> left_out = {"window": "it hides no key in sequences of 64 tokens"}
+        >>> run_notes(Manifest(results={"left_out": left_out}))
         ['Not removed by default: sliding window (it hides no key in sequences of 64 tokens).']
     """
     documents, sizes, stride = manifest.documents, manifest.fold_sizes, manifest.query_stride

@@ -296,6 +296,12 @@ def text_view(run: Run) -> TextView:
 
     Raises:
         UserError: for a run without a text.
+
+    Example:
+        >>> from nope_probe import run_attention, text_view
+        >>> view = text_view(run_attention("rope-tiny", layers=1, text="def area(width):"))
+        >>> len(view.pieces), view.weights.shape  # layer, head, query, key
+        (7, (1, 4, 7, 7))
     """
     record = run.manifest.text
     if record is None:

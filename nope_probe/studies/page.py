@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,23 @@ class Report:
             if figure is not None:
                 return _titled(figure, section.title)
         raise UserError("there is no figure on the page to draw as an image")
+
+
+def of_run(run: Run) -> dict[str, go.Figure]:
+    """Return the figures of a run's page by the titles of their sections, in the page's order.
+
+    Args:
+        run: of any command, as its function or `read_run` returns it.
+
+    Example:
+        >>> from nope_probe import figures, run_ablations
+        >>> run = run_ablations("nope-tiny", layers=2, n_seqs=8, folds=4, remove="sources")
+        >>> next(iter(figures.of_run(run)))
+        'Lead and order in every layer'
+    """
+    study = import_module(f"nope_probe.studies.{run.manifest.kind}")
+    drawn = {section.title: section.drawn() for section in study.report(run).sections}
+    return {title: figure for title, figure in drawn.items() if figure is not None}
 
 
 def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report]) -> Run:

@@ -49,7 +49,8 @@ SIZES: dict[str, dict[str, str]] = {
 }
 # Tokens that the tiny models' tokenizer lacks, and numbers of heads that they lack.
 TINY = {(token,): ("<bos>",) for token in ("<|endoftext|>", "<|im_start|>")}
-TINY[("60", "100", "136")] = ("1", "2", "3")
+TINY |= dict.fromkeys([("60", "100", "136"), ("30", "60", "100")], ("1", "2", "3"))
+TINY[("30", "60", "100", "150", "200")] = ("1", "2", "3")
 OF_WHY = {"--layers": "4", "--query": "1"}  # L3H3, in a text of two tokens
 OF_TEXTS = ("--n-seqs", "--seq-len")
 TEXT, PACKED = "my.jsonl", "short.jsonl"
@@ -103,6 +104,7 @@ heads --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-s
     --no-beyond-context --no-allow-unused --no-verbose --remove mask
 heads --no-dry-run --no-pack --no-least --remove rope --alpha 0
 heads --dry-run --remove rope --least
+heads --remove mask --k 1 --singles
 heads --tokens tokens.npy --adapter adapter --remove mask --k 1
 behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrapolation
 ablate --remove sources --seq-len 11
