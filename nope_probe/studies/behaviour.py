@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import pandas as pd
@@ -157,7 +158,8 @@ QUANTITIES = {
 # Measures of the figure and of the first table, the most telling first.
 LEADING = ("loss_suffix", "copy_text_second", "position", "order", "without_bos", "loss")
 SOURCES: tuple[str, ...] = ("mask", *POSITION_ENCODINGS)
-SHOWN = 4  # columns of the first table, next to the conditions
+SHOWN = 3  # columns of the first table, next to the conditions
+HEADING = 13  # characters in a line of its headings
 COLUMNS = {
     "measure": Column("measure", "The number of the row.", names_rows=True),
     "value": Column("value", "The model's number, in the measure's unit."),
@@ -433,8 +435,10 @@ def as_text(behaviour: pd.DataFrame, measures: Sequence[str] = tuple(QUANTITIES)
         brief(rows[is_intact], "without", ["value"], QUANTITIES, by="measure"),
         brief(rows[~is_intact], "without", ["difference"], QUANTITIES, by="measure", style="+z.2f"),
     ]
-    shown = [QUANTITIES[name].title for name in measures if name in {*rows["measure"]}]
-    return pd.concat(parts, ignore_index=True)[["without", *shown]].fillna("")
+    shown = [QUANTITIES[name] for name in measures if name in {*rows["measure"]}]
+    headings = {of.title: "\n".join(wrap(of.label, HEADING)) for of in shown}
+    table = pd.concat(parts, ignore_index=True)[["without", *headings]].fillna("")
+    return table.rename(columns=headings)
 
 
 def _not_shown(behaviour: pd.DataFrame) -> Iterator[str]:

@@ -102,7 +102,7 @@ heads --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos
     --image f.svg --verbose
 heads --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-shuffle
     --no-beyond-context --no-allow-unused --no-verbose --remove mask
-heads --no-dry-run --no-pack --no-least --remove rope --alpha 0
+heads --no-dry-run --no-pack --no-least --no-singles --remove rope --alpha 0
 heads --dry-run --remove rope --least
 heads --remove mask --k 1 --singles
 heads --tokens tokens.npy --adapter adapter --remove mask --k 1
