@@ -60,8 +60,8 @@ COMMANDS = {
         f"need {n}": f"heads {SMOLLM2} {LEAST} --seq-len {n} --n-seqs {of_n} --mean-seqs {of_n}"
         for n, of_n in LENGTHS.items()
     },
-    "need prose": f"heads {SMOLLM2} {LEAST} --seq-len 128 --n-seqs 16 --mean-seqs 16 --data prose "
-    "--by FOLDER/need-128/order.csv",
+    "need prose": f"heads {SMOLLM2} --remove rope --least --k 60 100 150 --draws 3 --seq-len 128 "
+    "--n-seqs 8 --mean-seqs 8 --data prose --by FOLDER/need-128/order.csv",
     **{
         f"maps {model}": f"ablate --model {model} --remove sources --n-seqs 3456" for model in TWINS
     },

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ci.chromium import needs_chromium, opened
+from ci.test_pages import LINES
 from support.finished_runs import Finished
-from test_pages import LINES
 
 from nope_probe.figures.maps import term_maps
 from nope_probe.reports.page import Headline, Section, page
