@@ -29,7 +29,7 @@ settings.register_profile(
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=300)
+settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=100)
 settings.load_profile("repeatable")
 
 HAS_HOOKED_TRANSFORMER = version("transformer-lens").startswith("3.")
