@@ -56,7 +56,7 @@ def test_manifest_and_report_say_what_was_run_and_it_is_shown_again(folder, capf
     assert manifest["complete"]
     assert manifest["settings"]["alpha"] == [0.0, 0.25]
     assert manifest["n_samples"] == {"0": 70, "0.25": 70}
-    files = {"layers.csv", "maps.safetensors", "report.html", "steps.csv"}
+    files = {"estimates.safetensors", "layers.csv", "maps.safetensors", "report.html", "steps.csv"}
     assert set(manifest["checksums"]) == files
     page = (folder / "report.html").read_text()
     for alpha in ("0", "0.25"):  # on the paper's colours, and each layer on its own
