@@ -24,11 +24,10 @@ from nope_probe.analyses.attention import (
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.errors import UserError
 from nope_probe.figures.attention import UNIFORM, Why
-from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.layers.model import Given, traits_of
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.hooks.removing.components import block_frequencies
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import State
@@ -84,8 +83,8 @@ class Attention(Study[Settings]):
     def measures_need(self) -> bool:
         """Whether the need of RoPE is measured: on other texts, of a model as it was loaded."""
         model = self.session.loaded.model
-        angles = [of_block for of_block in block_frequencies(model) if of_block is not None]
-        known = bool(angles) and all(map(len, angles))
+        rotaries = [of.rotary for of in traits_of(model).values() if of.rotary is not None]
+        known = bool(rotaries) and all(of.pairs is not None for of in rotaries)
         changed = self.settings.remove or any(interventions(model).values())
         return known and self.settings.reads_corpus and not changed
 
