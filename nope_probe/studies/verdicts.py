@@ -5,7 +5,7 @@ A rule asks both bounds, never the estimate alone. What the bounds leave open is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from nope_probe.figures.intervals import ValueAndBounds
@@ -13,17 +13,6 @@ from nope_probe.figures.intervals import ValueAndBounds
 MOST = 0.5  # of the pattern; of the strongest writer's share, too
 LEVEL = 0.95  # of the intervals
 EIGHT_FOLDS = (1,) * 8  # the sizes of the default folds, where a run states none
-
-
-def summed(parts: Iterable[ValueAndBounds]) -> ValueAndBounds:
-    """Return the sum of estimates, with bounds that hold however the estimates are correlated.
-
-    Example:
-        >>> summed([(0.75, 0.5, 1.0), (-0.5, -0.75, -0.25)])
-        (0.25, -0.25, 0.75)
-    """
-    value, low, high = (sum(numbers) for numbers in zip(*parts, strict=True))
-    return value, low, high
 
 
 def most_of(shares: Mapping[str, ValueAndBounds]) -> str | None:
