@@ -5,7 +5,6 @@ from math import isnan, log
 import pytest
 import torch
 from jaxtyping import Float
-from support.fold_products import fold_products
 from torch import Tensor
 
 from nope_probe.analyses.attention import (
@@ -16,7 +15,7 @@ from nope_probe.analyses.attention import (
     split_head,
 )
 from nope_probe.analyses.jackknife import Interval, jackknife, share
-from nope_probe.maps.estimates import Estimates, fold_weights, weights_of_means
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import sum_parts
 from nope_probe.maps.maps import AttentionMaps
 
@@ -162,23 +161,6 @@ def test_the_positional_parts_of_heads_are_those_of_each_split_head() -> None:
         assert float(others[place]) == pytest.approx(float(found.others_position.values[0]))
 
 
-def test_the_square_of_a_mean_loses_its_bias_exactly() -> None:
-    torch.manual_seed(1)
-    folds = torch.randn(N_FOLDS, dtype=torch.float64)
-    weights = fold_weights(N_FOLDS)
-    found = Estimates.without_bias((weights_of_means(weights) @ folds).square(), weights)
-    expected = fold_products(folds[None, :, None], folds[None, :, None])[:, 0, 0]
-    assert torch.allclose(found.values, expected, rtol=0, atol=1e-12)
-
-
-def test_a_linear_function_of_a_mean_has_no_bias_to_remove() -> None:
-    counts = torch.tensor([2, 3, 5, 7])
-    folds = torch.tensor([0.3, -2.0, 1.1, 0.7], dtype=torch.float64)
-    weights = fold_weights(4, counts)
-    found = Estimates.without_bias(weights_of_means(weights) @ folds, weights)
-    assert torch.allclose(found.values, Estimates.of_means(folds, weights).values, atol=1e-12)
-
-
 def contains(interval: Interval, value: float, slack: float = 0) -> bool:
     return interval.low - slack <= value <= interval.high + slack
 
@@ -272,17 +254,6 @@ def test_no_share_is_given_where_the_bounds_are_far_apart() -> None:
         assert isnan(interval.value)
     assert 0 < many.positional_share_gap < 0.05
     assert not isnan(many.positional_share.value)
-
-
-def test_the_gap_falls_as_one_over_the_number_of_texts() -> None:
-    gaps = [
-        sum(
-            split(one_key_a_text(n, seed), torch.arange(n) % N_FOLDS).others_gap
-            for seed in range(12)
-        )
-        for n in (100, 400)
-    ]
-    assert gaps[0] / gaps[1] == pytest.approx(4, rel=0.3)
 
 
 def test_intervals_of_few_texts_hold_the_share_of_all() -> None:

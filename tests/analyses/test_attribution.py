@@ -212,25 +212,6 @@ def test_a_head_is_attributed_like_a_layer_of_its_maps() -> None:
         attribute_heads({"mask": captured[MASK]})
 
 
-@pytest.mark.parametrize(
-    ("removed", "components"),
-    [
-        ((), ""),
-        ("mask", "mask"),
-        (["rope", "mask"], "mask rope"),
-        (("mask+rope",), "mask rope"),
-        ("qk", "w_k w_q"),
-        (frozenset({"ov", "mlp"}), "mlp w_o w_v"),
-        ((name for name in ("w_q",)), "w_q"),
-        ("rope_low", "rope_low"),
-        (("rope_high", "rope_low", "mask"), "mask rope"),
-        ("rope_low+rope_high", "rope"),
-    ],
-)
-def test_a_condition_is_named_by_what_is_removed(removed, components: str) -> None:
-    assert Condition.parse(removed) == frozenset(components.split())
-
-
 def test_captures_are_measured_and_attributed_like_their_folds_whatever_the_names() -> None:
     names = ((), "mask", ("rope",), "rope+mask")
     named = dict(zip(names, MAPS.values(), strict=True))

@@ -102,16 +102,3 @@ def test_holms_rule_multiplies_by_the_tests_left_and_never_falls() -> None:
     assert adjusted[:2] == pytest.approx([0.06, 0.004])
     assert isnan(adjusted[2])
     assert adjusted[3:] == pytest.approx([0.06, 0.06])
-
-
-@pytest.mark.parametrize("paired", [True, False])
-def test_without_a_difference_a_number_is_named_in_at_most_one_family_of_twenty(
-    paired: bool,
-) -> None:
-    named = 0
-    for family in range(100):
-        seeds = range(1000 * family, 1000 * family + 70, 2)
-        p = [of(noise(seed), noise(seed + 1), paired=paired).p for seed in seeds]
-        named += min(holm(p)) <= LEVEL
-    # 5 of 100 expected at most; 12 or more have a probability below 0.005.
-    assert named < 12

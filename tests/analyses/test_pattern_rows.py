@@ -1,6 +1,5 @@
 """Attribution and measures by blocks of rows, against whole maps; offset profiles against means."""
 
-import numpy as np
 import pytest
 import torch
 from support.dense_patterns import edge_contrast as dense_edge_contrast
@@ -105,17 +104,6 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
     attribution = attribute(stored, skip_keys=1)
     assert repr(attribution) == repr(expected)
     assert {"intact", "mask", "w_q"} <= {*attribution[1].conditions}
-
-
-@pytest.mark.parametrize("skip", [0, 2])
-def test_a_profile_is_the_mean_of_each_diagonal_of_the_kept_keys(skip: int) -> None:
-    maps = torch.randn(3, 7, 7, generator=torch.Generator().manual_seed(0)).double()
-    pattern = LayerMaps.of(maps, skip_keys=skip).pattern
-    result = bin_means([pattern], score_distance_sums, offset_bins(6 - skip))[:, 0]
-    for index in range(3):
-        kept = maps[index, skip:, skip:].numpy()
-        true = [np.diagonal(kept, -tau).mean() for tau in range(1, 7 - skip)]
-        np.testing.assert_allclose(result[index].numpy(), true)
 
 
 def test_bounds_of_unequal_folds_are_those_of_the_jackknife_over_all_sequences():

@@ -15,8 +15,8 @@ from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import (
     mask_effect,
 )
-from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_squares
-from nope_probe.maps.centred import KeptCells, kept_cells, row_centred
+from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding
+from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.layers import LayerMaps
 
 FOLDS, N = 5, 23
@@ -52,24 +52,6 @@ def test_the_bound_is_eight_times_what_float32_resolves() -> None:
     assert exceeds_rounding(estimates_of(squares * 1.01), RMS**2)
     unknown = estimates_of(torch.tensor([torch.nan, 9.0]))
     assert exceeds_rounding(unknown, RMS**2), "no number is not taken for none"
-
-
-@pytest.mark.parametrize("size", [1, 5, N])
-def test_the_mean_square_is_over_the_kept_cells_however_the_rows_are_cut(size: int) -> None:
-    folds = torch.randn(FOLDS, N, N, generator=torch.Generator().manual_seed(0)).double()
-    cells = kept_cells(N, 2)
-    flat = torch.zeros(FOLDS, dtype=torch.float64)
-    for start in range(0, N, size):
-        rows = folds[:, start : start + size, : start + size]
-        flat += mean_squares(rows, start, KeptCells.of(torch.zeros(N, dtype=torch.long), 2))
-    torch.testing.assert_close(flat, folds[:, cells].square().mean(1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_of_equal_scores_are_exactly_zero_in_a_pattern(dtype: torch.dtype) -> None:
-    scores = (torch.arange(1, N + 1)[:, None] / 7).to(dtype).repeat(1, N)
-    for skip in (0, 2):
-        assert row_centred(scores, skip)[kept_cells(N, skip)].eq(0).all()
 
 
 @pytest.mark.parametrize("skip", [0, 2])

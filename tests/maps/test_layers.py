@@ -112,13 +112,6 @@ def test_sequences_in_which_no_query_sees_eight_other_keys_have_no_lead(n: int) 
     assert lead.queries.tolist() == [9]
 
 
-def test_in_a_window_only_queries_that_see_the_first_key_have_a_lead() -> None:
-    lead = layer(scores(0, 17), ROWS["all rows"], 1).lead
-    assert lead is not None
-    assert lead.queries.tolist() == [*range(9, 17)]
-    assert layer(scores(0, 9), ROWS["all rows"], 1).lead is None
-
-
 @pytest.mark.parametrize("n_bytes", [1, 8 * FOLDS * N * 7, 1 << 20])
 def test_any_block_size_gives_the_rows_of_the_pattern_from_memory_or_packed(n_bytes: int) -> None:
     queries = ROWS["chosen rows"]

@@ -84,18 +84,3 @@ def test_the_rms_of_a_pattern_is_that_of_its_rows_less_their_means() -> None:
     rows = [maps[:, i, 2:i] - maps[:, i, 2:i].mean(-1, keepdim=True) for i in range(3, 7)]
     expected = torch.cat(rows, -1).square().mean(-1).sqrt()
     torch.testing.assert_close(pattern_rms(maps, 2), expected)
-
-
-def test_maps_and_models_say_in_a_few_lines_what_they_are(loaded: Any, begun: torch.Tensor) -> None:
-    scores = capture_scores(loaded.model, begun, n_folds=4, per_head=True)
-    size, means, strength = repr(scores).splitlines()
-    assert size == "ScoreMaps: 2 layers, 4 heads each, 11 queries × 11 keys, in nats"
-    assert means == "means over 23 sequences in 4 folds; all begin with the same token (BOS)"
-    assert strength.endswith(f"L1 {pattern_rms(scores.mean, 1)[1]:.3g}")
-    stages = repr(capture_stages(loaded.model, begun, layer=1, n_folds=4))
-    assert stages.startswith("StageMaps: stages a b c d e f g, 11 × 11 positions")
-    name, size, parity = repr(loaded).splitlines()
-    assert name.startswith("LoadedModel: nope-tiny, a SmolLM3ForCausalLM as ")
-    assert size.startswith("2 layers of 4 heads (2 of keys), d_head 32, d_model 128, d_vocab ")
-    assert size.endswith("; no RoPE")
-    assert parity.startswith("parity (relative errors): ")

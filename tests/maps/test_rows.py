@@ -6,18 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fold_products import fold_products
 
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.offsets import (
     bin_means,
     bin_of_offset,
     mean_squares_by_query,
     offset_bins,
 )
-from nope_probe.analyses.pattern_rows import relative_fit, score_distance_sums
+from nope_probe.analyses.pattern_rows import score_distance_sums
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
-from nope_probe.maps.layers import LayerMaps, shared_patterns
+from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows, choose_rows
 
 N, FOLDS = 37, 5
@@ -95,28 +94,6 @@ def test_blocks_of_single_rows_run_on_one_thread_and_others_on_all(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("window", [N, 11])
-def test_the_fit_of_chosen_rows_is_least_squares_with_equations_no_larger_than_the_rows(
-    window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes, cholesky = [], torch.linalg.cholesky
-    monkeypatch.setattr(torch.linalg, "cholesky", lambda x: sizes.append(len(x)) or cholesky(x))
-    maps = folds(window)[:, QUERIES]
-    cells = LayerMaps.of(maps, COUNTS, QUERIES, 1).pattern.cells
-    pattern = row_centred(maps, 1, QUERIES)[:, cells.mask]
-    row, key = cells.mask.nonzero().T
-    # Columns for a(i), then for f(i - j).
-    columns = torch.zeros(len(row), len(QUERIES) + N, dtype=torch.float64)
-    columns[torch.arange(len(row)), row] = 1
-    columns[torch.arange(len(row)), len(QUERIES) + QUERIES[row] - key] = 1
-    fit = columns @ torch.linalg.lstsq(columns, pattern.T, driver="gelsd").solution
-    by_distance = torch.zeros(FOLDS, N, dtype=torch.float64)
-    by_distance.index_add_(1, QUERIES[row] - key, pattern)
-    a, f = relative_fit(by_distance, cells)
-    torch.testing.assert_close((a[:, QUERIES[row]] + f[:, QUERIES[row] - key]).T, fit)
-    assert all(size <= len(QUERIES) for size in sizes)
-
-
 def test_packed_rows_are_the_cells_up_to_the_diagonal() -> None:
     rows = folds()[:, QUERIES]
     packed = ROWS.pack(rows)
@@ -144,12 +121,6 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
     means = bin_means([pattern], score_distance_sums, offset_bins(N - 3))[0, 0]
     kept = (distance == 3) & (torch.arange(N) >= 2)
     assert float(means[2]) == pytest.approx(float(rows[kept].mean()))
-
-
-def test_what_a_removal_leaves_of_chosen_rows_is_a_share_of_their_pattern() -> None:
-    layers = [LayerMaps.of(x * folds()[:, QUERIES], COUNTS, QUERIES, 1) for x in (0.5, 1.0)]
-    gram = ContrastGram.of(dict(zip("vu", shared_patterns(layers), strict=True)))
-    assert gram.share({"v": 1.0}, {"u": 1.0}).value == pytest.approx(0.5)
 
 
 def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -14,13 +13,7 @@ from support.command_line import ended, run_command
 from transformers import AutoModelForCausalLM
 
 from nope_probe import attention, capture_attention, compare, difference, load, read_run
-from nope_probe.analyses.jackknife import jackknife
-from nope_probe.maps.estimates import Estimates
-from nope_probe.run.folder import Run
 from nope_probe.studies.compare import PARTS
-from nope_probe.studies.compare_run import differences
-from nope_probe.studies.tables import interval_columns
-from tests.support.manifests import manifest_of
 
 SMALL = ("--data", "random", "--n-seqs", 34, "--seq-len", 13, "--folds", 17)
 LAYER, HEADS, D_HEAD = 1, (2, 4), 10
@@ -136,33 +129,3 @@ def test_an_adapter_of_one_layer_names_heads_from_that_layer_on(
     changed = changes[changes["differs"]]
     assert {*changed["layer"]} == {LAYER}
     assert (changes[changes["layer"] < LAYER]["difference"].dropna() == 0).all()
-
-
-def half(seed: int, shift: float = 0.0) -> Run:
-    """Return a run of `attention` on one half of a corpus: 24 heads whose numbers are means."""
-    draws = np.random.default_rng(seed).normal(size=(24, len(PARTS), 16))
-    draws[5, 3] += shift
-    rows = [
-        {"layer": 0, "head": head}
-        | interval_columns(
-            **{part: jackknife(Estimates.of_means(torch.from_numpy(x))) for part, x in numbers}
-        )
-        for head, of_head in enumerate(draws)
-        for numbers in [zip(PARTS, of_head, strict=True)]
-    ]
-    data = {"sha256": str(seed)}
-    manifest = manifest_of(kind="attention", data=data, settings={"folds": 16})
-    return Run(manifest=manifest, tables={"attention": pd.DataFrame(rows)})
-
-
-def test_two_halves_of_a_corpus_name_a_head_in_at_most_one_table_of_twenty() -> None:
-    named = 0
-    for seed in range(0, 80, 2):
-        table = differences(half(seed), half(seed + 1), "other")
-        assert {*table["method"]} == {"unpaired"}
-        named += table["differs"].any()
-    # 2 of 40 expected at most; 7 or more have a probability below 0.005.
-    assert named < 7
-    moved = differences(half(0), half(1, shift=2.5), "other")
-    found = moved[moved["differs"]]
-    assert found[["head", "number"]].to_numpy().tolist() == [[5, PARTS[3]]]

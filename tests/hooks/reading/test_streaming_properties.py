@@ -23,7 +23,6 @@ from nope_probe.maps.folds import (
     pooled,
     sum_parts,
 )
-from nope_probe.maps.rows import MapRows
 
 SEEDS = st.integers(0, 2**32 - 1)
 BATCHES = st.lists(st.integers(1, 12), min_size=1, max_size=5)
@@ -80,15 +79,6 @@ def test_documents_are_whole_in_folds_and_none_is_empty(seed: int, documents: li
     values = randn(seed, len(documents), 2)
     folds = torch.stack([values[fold_of == fold].mean(0) for fold in range(n_folds)])
     torch.testing.assert_close(pooled(folds, sizes), values.mean(0))
-
-
-@given(SEEDS, st.integers(1, 9))
-def test_a_packed_triangle_holds_all_of_a_causal_map(seed: int, n: int):
-    maps = randn(seed, 2, n, n).masked_fill(torch.ones(n, n).triu(1).bool(), torch.nan)
-    packed = MapRows.of(maps).pack(maps)
-    assert packed.shape == (2, n * (n + 1) // 2)
-    unpacked = MapRows.of_cells(packed.shape[1]).unpack(packed)
-    torch.testing.assert_close(unpacked, maps, equal_nan=True, rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")
