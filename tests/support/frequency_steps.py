@@ -1,40 +1,13 @@
-"""The paper's appendix A with its errata corrected: h' and g' without residual.
+"""The theory of the parameter-free transformer with RoPE, resolved by frequency."""
 
-Symbols are those of `parameter_free/theory.py`: E = e^alpha, and positions count from 1.
-"""
-
-import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import attend, rope_frequencies
-
-Alphas = Float[Tensor, " alpha"]
-Positions = Int[Tensor, " pos"]
-PerPosition = Float[Tensor, "alpha pos"]
-
-
-def g_no_residual(alpha: Alphas, i: Positions) -> PerPosition:
-    """Return g', the g of a layer without its residual connection (A.2)."""
-    a, e_a, i = broadcast(alpha, i)
-    return (math.e * a + e_a * (1 + a * (i - 2))) / (math.e + (i - 1) * e_a)
-
-
-def h_squared_no_residual(alpha: Alphas, i: Positions) -> PerPosition:
-    """Return h'^2, the h^2 of a layer without its residual connection (A.2)."""
-    a, e_a, i = broadcast(alpha, i)
-    others = (i - 1) * (1 + a * (i - 2))
-    squares = math.e**2 + 2 * math.e * e_a * a * (i - 1) + e_a**2 * others
-    return squares / (math.e + (i - 1) * e_a) ** 2
-
-
-def broadcast(alpha: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    alpha = alpha.double()[:, None]
-    return alpha, alpha.exp(), position.double()[None]
 
 
 def frequency_steps(
