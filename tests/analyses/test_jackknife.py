@@ -21,15 +21,14 @@ from nope_probe.analyses.jackknife import (
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights, leave_one_out
 
 
-@pytest.mark.parametrize("counts", [[1] * 8, [9, 3, 3, 3, 3, 2, 2, 1]], ids=["even", "uneven"])
-@pytest.mark.parametrize("roots", [(2.0, 0.0), (1.0, 0.0), (0.5, 0.0), (1.0, 0.7)])
+@pytest.mark.parametrize("roots", [(1.0, 0.0), (1.0, 0.7)])
 def test_a_paired_difference_of_rms_covers_the_truth_near_zero_too(
-    counts: list[int], roots: tuple[float, float]
+    roots: tuple[float, float],
 ) -> None:
     generator = torch.Generator().manual_seed(13)
     signal = torch.sin(torch.arange(31)).double()
     signal /= signal.square().mean().sqrt()
-    sizes, n, covered = torch.tensor(counts), 400, 0
+    sizes, n, covered = torch.tensor([9, 3, 3, 3, 3, 2, 2, 1]), 400, 0
     for _ in range(n):
         shared, own = torch.randn(2, 8, 31, generator=generator, dtype=torch.float64)
         noises = (shared, 0.9 * shared + 0.19**0.5 * own)
