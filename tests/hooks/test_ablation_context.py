@@ -246,3 +246,40 @@ def test_tokens_are_not_run_where_no_gain_has_to_be_measured(
         ablated(model, ablation, tokens=tokens(7)),
     ):
         assert not calls
+
+
+@pytest.mark.filterwarnings("ignore:generating without a KV cache")
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_tokens_are_generated_as_by_whole_passes_and_padding_stays_hidden_or_is_refused(
+    spec: str, model_of: ModelOf
+) -> None:
+    """tests/ci/test_generation.py has every removal, and caches of users."""
+    (model, _), texts = model_of(spec), tokens(2, 7)
+    greedy = {"do_sample": False, "stop_at_eos": False, "verbose": False, "return_type": "tokens"}
+    padded, real = torch.nn.functional.pad(texts, (3, 0), value=17), torch.ones(2, 10).long()
+    real[:, :3] = 0
+    for remove in ("mask", "w_k"):
+        with torch.no_grad(), ablated(model, Ablation(remove=[remove], gain="norm")):
+            expected = texts
+            for _ in range(3):
+                best = model(expected)[:, -1].argmax(-1, keepdim=True)
+                expected = torch.cat((expected, best), 1)
+            assert torch.equal(model.generate(texts, max_new_tokens=3, **greedy), expected)
+            logits = model(padded, attention_mask=real)[:, 3:]
+            assert distance(logits, model(texts)) <= NETWORK
+    refused = pytest.raises(ValueError, match="pass sequences of one length, without padd")
+    with ablated(model, Ablation(remove=["rope_low"])), refused:
+        model(padded, attention_mask=real)
+
+
+def test_a_prefix_beyond_the_context_or_the_sequence_is_an_error(
+    bridge: ByName, tiny: ByName
+) -> None:
+    model = bridge("llama")
+    context = pytest.raises(ValueError, match=r"prefix of 65 positions, but .* context is 64")
+    with context, ablated(model, Ablation(remove=["mask"], prefix=65)):
+        pass
+    sequence = pytest.raises(ValueError, match="prefix of 12 positions, but the sequences have 11")
+    with sequence, ablated(model, Ablation(remove=["mask"], prefix=12)):
+        model(tiny("llama").tokens)
+    assert not hooks_left(model)

@@ -3,21 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from support.tiny_models import D_VOCAB, ByName
 
 from nope_probe import (
-    Ablation,
-    ablated,
     calibrate,
-    capture_attention,
     capture_losses,
     capture_scores,
     capture_stages,
     difference,
-    head_scores,
     load,
     run_ablations,
     run_trace,
@@ -132,23 +127,6 @@ def test_a_hooked_transformer_ends_at_its_context_and_a_bridge_with_rope_does_no
 def test_a_model_without_tokenizer_takes_no_text() -> None:
     with pytest.raises(UserError, match="no tokenizer, so it takes tokens or vectors"):
         as_inputs(load("parameter-free", n_layers=1).model, TEXT)
-
-
-def test_captures_and_ablated_take_what_load_returns(shipped: LoadedModel) -> None:
-    tokens = shipped.model.to_tokens([TEXT] * 4)
-    assert capture_losses(shipped, tokens).equal(capture_losses(shipped.model, tokens))
-    for capture in (capture_scores, capture_attention):
-        whole, alone = capture(shipped, tokens).mean, capture(shipped.model, tokens).mean
-        assert whole.nan_to_num().equal(alone.nan_to_num())
-    pd.testing.assert_frame_equal(head_scores(shipped, tokens), head_scores(shipped.model, tokens))
-    calibration = calibrate(shipped, tokens)
-    removal = Ablation(remove="W_Q", replacement="mean")
-    with ablated(shipped, removal, calibration) as model:
-        assert model is shipped.model
-        without = capture_stages(shipped, tokens, stages="b").mean("b")
-    with ablated(shipped.model, removal, tokens=tokens):
-        scores = capture_scores(shipped.model, tokens).mean[0]
-    assert scores.nan_to_num().equal(without.nan_to_num())
 
 
 def test_a_name_in_place_of_a_model_is_an_error_that_says_what_to_pass(unenforced: None) -> None:

@@ -14,7 +14,7 @@ from support.tiny_models import ByName, ModelOf, distance, tokens
 
 import nope_probe
 from nope_probe import capture_losses, capture_scores
-from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint, hooks_attached
+from nope_probe.hooks.layers.hook_points import HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import layers_of, run_blocks, run_forward
 from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.models.load import load
@@ -114,12 +114,6 @@ def test_no_hook_is_left_after_vectors_also_when_a_hook_raises(
     assert model(tokens).equal(before)
 
 
-@pytest.mark.hooked_transformer
-def test_a_run_of_vectors_equals_one_with_start_at_layer_0(hooked: ByName, tiny: ByName) -> None:
-    model, x = hooked("smollm3-rope"), vectors(tiny("smollm3-rope").hf)
-    assert run_blocks(model, x).equal(model(x, start_at_layer=0, stop_at_layer=2))
-
-
 def test_a_model_loaded_in_inference_mode_leaves_other_models_their_gradients(
     tiny: ByName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,21 +129,6 @@ KINDS = ("is_bridge", "HookedLayer", "BridgeLayer", "original_model", "original_
 BLOCKS = ("hooks/layers/block_kinds.py",)
 LAYERS = ("bridges.py", "linear_maps.py", "model.py", "objects.py")
 HOMES = (*BLOCKS, *(f"hooks/layers/{name}" for name in LAYERS), "models/")
-
-
-@pytest.mark.parametrize(
-    "spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-rope", "hooked:smollm3-nope"]
-)
-def test_models_and_their_hook_points_are_of_the_protocols(spec: str, model_of: ModelOf) -> None:
-    model, _ = model_of(spec)
-    assert isinstance(model, HookedModel)
-    for layer in layers_of(model):
-        assert isinstance(layer.point("attn.hook_attn_scores"), HookPoint)
-        assert not layer.has("attn")
-
-
-def test_other_modules_are_not_of_the_protocols() -> None:
-    assert not isinstance(torch.nn.Linear(2, 3), HookedModel | HookPoint)
 
 
 def test_hooks_import_no_transformer_lens() -> None:

@@ -169,26 +169,6 @@ def test_hooks_act_as_in_the_model_and_are_seen_when_they_come(tiny: ByName) -> 
     assert distance(losses(hf), changed) > 1e-3
 
 
-def test_an_adapter_that_peft_does_not_merge_is_refused_in_one_line(tiny: ByName) -> None:
-    activated = LoraConfig(
-        r=2, target_modules=["q_proj"], alora_invocation_tokens=[3, 5], task_type="CAUSAL_LM"
-    )
-    with pytest.raises(UserError, match=r"aLoRA does not support safe merging") as refused:
-        model_of(get_peft_model(deepcopy(tiny("llama").hf), activated))
-    assert "\n" not in str(refused.value)
-
-
-def test_adapters_that_are_off_are_left_out_and_their_matrices_are_not_shared(
-    tiny: ByName,
-) -> None:
-    hf = deepcopy(tiny("llama").hf)
-    expected, model = losses(hf), adapted(deepcopy(hf))
-    with model.disable_adapter():
-        assert distance(capture_losses(model, TOKENS), expected) <= NETWORK
-    model.merge_adapter()
-    assert distance(capture_losses(model, TOKENS), losses(model)) <= NETWORK
-
-
 def test_every_public_function_takes_a_model_and_texts_with_its_tokenizer(tiny: ByName) -> None:
     hf, known = tiny("llama").hf, load(str(tiny("llama").folder))
     nnsight = of_nnsight(hf)
@@ -269,50 +249,3 @@ def test_packed_weights_are_removed_and_traced_as_what_they_multiply_by(tiny: By
     )
     for name, of_writer in expected.keys.items():
         assert distance(traced.keys[name], of_writer) <= NETWORK
-
-
-def test_an_adapter_in_a_bridge_that_the_user_made_is_part_of_its_weights(tiny: ByName) -> None:
-    from transformer_lens.model_bridge import TransformerBridge
-
-    llama = tiny("llama")
-    modules = ["q_proj", "o_proj"]
-    lora = LoraConfig(r=2, target_modules=modules, init_lora_weights=False, lora_dropout=0.5)
-    tuned = get_peft_model(deepcopy(llama.hf), lora).eval()
-    merged = deepcopy(tuned).merge_and_unload()
-    tokenizer = load(str(llama.folder)).tokenizer
-    boot = TransformerBridge.boot_transformers
-    bridge = boot(str(llama.folder), hf_model=tuned.get_base_model(), tokenizer=tokenizer)
-    removed = Ablation(remove=["w_q", "w_o"], gain="norm")
-    dropped = [module for module in tuned.modules() if type(module) is nn.Dropout]
-    for module in dropped:
-        module.train()
-    with ablated(bridge, removed), ablated(merged, removed) as expected:
-        assert distance(capture_losses(bridge, TOKENS), capture_losses(expected, TOKENS)) <= NETWORK
-    assert [module.training for module in dropped] == [True] * 4
-
-
-@pytest.mark.parametrize(
-    ("name", "target"),
-    [("gpt2", "c_attn"), ("phi3", "qkv_proj"), ("phi3", "gate_up_proj")],
-)
-def test_a_bridge_of_the_users_that_lost_an_adapter_is_refused(
-    tiny: ByName, name: str, target: str
-) -> None:
-    from transformer_lens.model_bridge import TransformerBridge
-
-    hf = deepcopy(tiny(name).hf)
-    lora = LoraConfig(
-        r=2, target_modules=[target], init_lora_weights=False, fan_in_fan_out=name == "gpt2"
-    )
-    tuned, tokenizer = get_peft_model(hf, lora).eval(), load(str(tiny(name).folder)).tokenizer
-    boot, folder = TransformerBridge.boot_transformers, str(tiny(name).folder)
-    with torch.no_grad():
-        expected = tuned(TOKENS).logits
-        assert distance(load(tuned).model(TOKENS), expected) <= NETWORK
-        bridge: Any = boot(folder, hf_model=tuned.get_base_model(), tokenizer=tokenizer)
-        assert distance(bridge(TOKENS), expected) > 0.1
-    for given in (bridge, tuned):  # a bridge changes the model that it is made of
-        with pytest.raises(
-            UserError, match=r"without the adapter .*: load the transformers or peft"
-        ):
-            capture_losses(given, TOKENS)

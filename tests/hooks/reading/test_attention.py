@@ -10,22 +10,17 @@ from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, ModelOf, Tiny
-from transformers import AutoModelForCausalLM
 
 from nope_probe import (
     ablated,
     capture_attention,
     head_scores,
     load,
-    sequences,
-    split_attention,
 )
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import AttentionMaps
-from nope_probe.models.info import LoadedModel
-from nope_probe.models.names import path_of
 
 N_SEQS, N_FOLDS = 7, 3
 
@@ -178,39 +173,6 @@ def test_vectors_have_no_first_key_apart() -> None:
     maps = capture_attention(load("parameter-free").model, torch.randn(8, 11, 64))
     assert maps.skip_keys == 0
     assert torch.allclose(maps.information, maps.others, atol=1e-6)
-
-
-# Positional share among the other keys, in %: 384 shipped sequences of 64 tokens, with eager
-# weights of plain transformers.
-KNOWN = {
-    "rope-tiny": {1: (44, 69, 71, 95), 2: (13, 37, 27, 43), 3: (21, 8, 3, 1)},
-    "nope-tiny": {1: (1, 1, 10, 6), 2: (54, 79, 17, 72), 3: (39, 27, 2, 30)},
-}
-
-
-def captured(name: str) -> tuple[LoadedModel, torch.Tensor, AttentionMaps]:
-    loaded = load(name)
-    data = sequences(tokenizer=loaded.tokenizer, n_seqs=384, seq_len=64)
-    return loaded, data.inputs, capture_attention(loaded.model, data)
-
-
-@pytest.mark.parametrize("name", list(KNOWN))
-def test_known_positional_shares_of_the_shipped_models(name: str) -> None:
-    _, inputs, maps = captured(name)
-    heads = split_attention(maps)
-    shares = {
-        layer: [100 * heads[layer, head].others_share.value for head in range(4)]
-        for layer in KNOWN[name]
-    }
-    for layer, expected in KNOWN[name].items():
-        assert shares[layer] == pytest.approx(expected, abs=1.5)
-    plain = AutoModelForCausalLM.from_pretrained(
-        path_of(name), attn_implementation="eager", dtype=torch.float32
-    )
-    with torch.inference_mode():
-        batches = [plain(batch, output_attentions=True).attentions for batch in inputs.split(64)]
-    weights = torch.stack([torch.stack(batch).sum(1) for batch in batches]).sum(0) / len(inputs)
-    assert_same(pooled(maps.weights, maps.counts), weights, NETWORK)
 
 
 def test_what_sinks_take_is_what_plain_transformers_keys_do_not_get(tmp_path: Path) -> None:

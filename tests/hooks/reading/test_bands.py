@@ -27,11 +27,13 @@ def groups_of(bands: list[list[Any]]) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:phi3", "bridge:smollm3", "hooked:llama"])
-@pytest.mark.parametrize("batch_size", [7, 10, 11])
-def test_bands_add_up_to_the_map(spec: str, batch_size: int, model_of: ByName):
+@pytest.mark.parametrize(("batch_size", "query_rows"), [(7, 5), (11, None)])
+def test_bands_add_up_to_the_map(
+    spec: str, batch_size: int, query_rows: int | None, model_of: ByName
+):
     model, _ = model_of(spec)
     inputs = tokens(N_SEQS, N_POS, seed=3)
-    settings = {"batch_size": batch_size, "n_folds": N_FOLDS}
+    settings = {"batch_size": batch_size, "n_folds": N_FOLDS, "query_rows": query_rows}
     maps = capture_bands(model, inputs, groups_of(bands_of(model, "octaves")), **settings)
     whole = capture_scores(model, inputs, **settings).folds
     added = maps.sum(2)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.capture import ScoreSums, capture_scores, token_losses
+from nope_probe.hooks.reading.capture import capture_scores, token_losses
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.models.load import load
@@ -44,15 +44,6 @@ def cached_scores(model: Any, inputs: torch.Tensor) -> torch.Tensor:
 def fold_means(scores: torch.Tensor) -> torch.Tensor:
     means = torch.stack([per_fold(layer.double().mean(1), N_FOLDS) for layer in scores], 1)
     return means.masked_fill(~CAUSAL, torch.nan)
-
-
-def test_a_bidirectional_model_has_all_cells() -> None:
-    from nope_probe.models.parameter_free import build, parameter_free
-
-    x = torch.randn(N_SEQS, N_POS, 6, generator=torch.Generator().manual_seed(3))
-    maps = capture_scores(build(parameter_free(1, 6, causal=False)), x, n_folds=N_FOLDS)
-    y = torch.nn.functional.normalize(x.double(), dim=-1)
-    assert agree(maps.folds[:, 0], per_fold(y @ y.mT, N_FOLDS))
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-nope"])
@@ -109,18 +100,6 @@ def test_unknown_layers_are_an_error(
         capture_scores(bridge("smollm3"), inputs, layers=layers)
 
 
-def test_sums_over_batches_of_any_size_are_those_of_the_whole(
-    bridge: ByName, inputs: torch.Tensor
-) -> None:
-    sums = ScoreSums(bridge("llama"), N_FOLDS)
-    for batch in inputs.split([10, 1, 11, 15]):
-        sums.add(batch)
-        sums.means()  # between batches it changes nothing
-    whole = capture_scores(bridge("llama"), inputs, n_folds=N_FOLDS)
-    assert agree(sums.means(), whole.folds)
-    assert torch.equal(sums.counts, whole.counts)
-
-
 def test_a_capture_leaves_the_model_as_it_was_also_when_it_fails(
     bridge: ByName, inputs: torch.Tensor
 ) -> None:
@@ -161,12 +140,6 @@ def test_losses_of_bfloat16_logits_are_float32() -> None:
     losses = token_losses(logits, ids)
     assert losses.dtype == torch.float32
     assert_same(losses, plain_losses(logits, ids), rounding(logits.shape[-1]))
-
-
-@pytest.mark.usefixtures("unenforced")
-def test_every_sequence_of_tokens_needs_logits() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        token_losses(torch.zeros(2, 5, 7), torch.zeros(3, 5, dtype=torch.int64))
 
 
 N_POS = 13

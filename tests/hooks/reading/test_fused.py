@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.rounding import NETWORK, rounding
+from support.rounding import NETWORK
 from support.tiny_models import ByName, tokens
 from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attention import Attention, AttentionMask, relative_error
+from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, tapped
 from nope_probe.hooks.reading.capture import capture_scores
@@ -99,21 +99,6 @@ def option_model(option: str, value: Any) -> Any:
 def test_attention_of_another_formula_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="clipped and log-n attention"):
         layers_of(option_model("clip_qkv", 0.05))
-
-
-def test_attention_without_scores_is_softmax_of_the_visible_scores_times_values() -> None:
-    torch.manual_seed(0)
-    q, k, v = torch.randn(2, 5, 6, 7), torch.randn(2, 5, 3, 7), torch.randn(2, 5, 3, 7)
-    visible = torch.rand(5, 5) > 0.4
-    visible.fill_diagonal_(True)
-    expected = torch.empty(2, 5, 6, 7)
-    for head in range(6):
-        scores = 0.3 * q[:, :, head] @ k[:, :, head // 2].mT
-        pattern = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        expected[:, :, head] = pattern @ v[:, :, head // 2]
-    attention = Attention(q=q, k=k, v=v, mask=AttentionMask.of(visible[None, None]), scale=0.3)
-    n_terms = 7 + 5 + 5  # of a score, of the softmax and of the values
-    assert relative_error(attention.weighted_values(), expected) <= 2 * rounding(n_terms)
 
 
 def test_the_error_of_no_values_or_of_nan_is_undefined() -> None:

@@ -1,7 +1,6 @@
 """Who writes into queries and keys, against plain transformers and a model built by hand."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,20 +233,6 @@ def test_all_that_a_head_brings_to_the_first_position_is_from_the_first_key(
                 assert x[:, 4].any()
 
 
-def test_a_whole_attention_is_the_sum_of_its_heads(bridge: BridgeOf, inputs: torch.Tensor) -> None:
-    model = bridge("gemma2")
-    heads = capture_positions(model, inputs, n_folds=1).readers[1]
-    whole = capture_positions(model, inputs, n_folds=1, writers="layers").readers[1]
-    names = [name for name in heads.keys if name.startswith("L0H")]
-    assert names == [f"L0H{head}" for head in range(len(names))]
-    constants = heads.keys["bias"] - whole.keys["bias"]
-    assert (
-        distance(sum(heads.keys[name] for name in names) + constants, whole.keys["ATTN0"])
-        <= NETWORK
-    )
-    assert distance(heads.keys["MLP0"], whole.keys["MLP0"]) <= NETWORK
-
-
 def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
     bridge: BridgeOf, inputs: torch.Tensor
 ) -> None:
@@ -381,28 +366,6 @@ def test_a_clock_built_by_hand_is_written_by_the_heads_that_see_bos_fade(
         assert row["part"] == pytest.approx(expected, abs=NETWORK)
         if expected:
             assert row["from_first_key"] == pytest.approx(expected, abs=NETWORK)
-
-
-def test_a_clock_is_gone_when_tokens_change_places(bridge: BridgeOf, inputs: torch.Tensor) -> None:
-    """Tokens that are permuted behind L0, a sequence at a time, carry no position to L1."""
-    text = tokens(64, seed=11)
-    model = bridge("smollm3-nope")
-    generator = torch.Generator().manual_seed(2)
-    orders = torch.stack([torch.randperm(N_POS, generator=generator) for _ in text])
-    entry = layers_of(model)[1].point("hook_resid_pre")
-
-    def permute(tensor: torch.Tensor, hook: object) -> torch.Tensor:
-        return tensor.gather(1, orders[: len(tensor), :, None].expand_as(tensor))
-
-    with hooks_attached([(entry, permute)]):
-        sums = capture_positions(model, text, layers=[1], batch_size=64)
-    terms = term_table(replace(sums, skip_keys=0, kept_positions=0)).set_index("term")
-    for name in ("written_key", "written_query", "written_both"):
-        size = terms.loc[name, "size"]
-        assert size <= 3 * (terms.loc[name, "size_high"] - size)
-        low, high = terms.loc[name, ["part_low", "part_high"]]
-        assert not low > 0
-        assert not high < 0
 
 
 @pytest.mark.parametrize(

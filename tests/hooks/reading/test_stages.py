@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.plain_states import per_fold, plain_states
+from support.plain_states import per_fold
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
@@ -24,15 +24,6 @@ def inputs() -> torch.Tensor:
 
 def numbered(model: Any) -> dict[int, Layer]:
     return {layer.index: layer for layer in layers_of(model)}
-
-
-def test_the_mean_of_a_stage_weights_every_sequence_equally(
-    bridge: ByName, tiny: ByName, inputs: torch.Tensor
-) -> None:
-    maps = capture_stages(bridge("llama"), inputs, stages=["g"], n_folds=N_FOLDS)
-    x = plain_states(tiny("llama").hf, inputs)[0].output.double()
-    assert maps.counts.tolist() == [7, 6, 6]
-    assert distance(maps.mean("g"), (x @ x.mT).mean(0)) <= NETWORK
 
 
 @pytest.mark.hooked_transformer

@@ -151,10 +151,3 @@ def test_stages_are_those_of_the_first_block_by_default(model: Any, tokens: Tens
         assert torch.equal(by_default.folds[letter], first.folds[letter])
         assert not torch.allclose(by_default.folds[letter], second.folds[letter])
     assert {"h", "i"} <= set(capture_stages(model, tokens[:4], n_folds=1).folds)
-
-
-def test_scores_and_stages_have_the_same_folds_by_default(model: Any, tokens: Tensor):
-    scores = capture_scores(model, tokens, layers=[0])
-    stages = capture_stages(model, tokens, stages=["b"])
-    assert torch.equal(stages.counts, scores.counts)
-    assert_same(stages.folds["b"], scores.folds[:, 0])

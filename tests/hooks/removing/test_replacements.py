@@ -25,7 +25,6 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Place, random_rows
-from nope_probe.hooks.removing.stand_ins import CONSTANT_OUTPUTS, REPLACEMENTS, STAND_INS
 from nope_probe.models.load import load
 from nope_probe.studies.ablate_run import run_ablations
 
@@ -129,23 +128,6 @@ def test_another_seed_than_the_one_calibrated_is_an_error(bridge: ByName) -> Non
             pass
 
 
-@pytest.mark.parametrize("replacement", CONSTANT_OUTPUTS)
-def test_a_replacement_without_a_gain_is_one_output_for_all_inputs_and_gains(
-    replacement: Any, bridge: ByName, tiny: ByName
-) -> None:
-    model, inputs, logits = bridge("llama"), tiny("llama").tokens, []
-    calibration = calibrate(model, inputs)
-    for gain in ("output", "norm", "identity"):
-        ablation = Ablation(remove=["w_q", "w_o"], replacement=replacement, gain=gain)
-        with ablated(model, ablation, calibration):
-            logits.append(hooked_run(model, inputs).logits)
-    assert all(torch.equal(logit, logits[0]) for logit in logits)
-    layer = layers_of(model)[0]
-    place = Place(layer=layer, name="w_q", replacement=replacement, calibration=calibration)
-    outputs = STAND_INS[replacement].make(place).outputs(torch.randn(2, 3, layer.d_model))
-    assert torch.equal(outputs, outputs[:1, :1].expand_as(outputs))
-
-
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_a_tensor_of_the_users_own_is_the_weight_of_all_heads_and_the_weight_itself_changes_none(
     spec: str, model_of: ModelOf, tiny: ByName
@@ -218,10 +200,3 @@ def test_a_run_refuses_a_weight_of_the_users_own_in_one_line(bridge: ByName) -> 
         with pytest.raises(UserError, match=r"^a run takes replacements by name") as error:
             run_ablations(bridge("llama"), tokens(7), replacement=own)  # type: ignore[arg-type]
         assert "\n" not in str(error.value)
-
-
-def test_every_replacement_has_a_record_with_its_words() -> None:
-    assert tuple(STAND_INS) == REPLACEMENTS
-    for record in STAND_INS.values():
-        assert record.note
-        assert record.column

@@ -10,9 +10,8 @@ import torch
 from support.decoders import write_decoder
 from support.edited_model import Outputs, attention, blocks, edited, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
-from support.rounding import NETWORK, assert_same
+from support.rounding import NETWORK
 from support.tiny_models import N_POS, distance, tokens
-from support.traced import bos_reader
 
 from nope_probe import load
 from nope_probe.hooks.ablation import ablated
@@ -164,23 +163,6 @@ def test_vectors_that_enter_a_model_lose_their_position(spec: str, model_of: Mod
         maps = capture_scores(model, x, n_folds=1)
     expected = capture_scores(model, x - about_mean(x, 0), n_folds=1)
     assert distance(maps.mean.nan_to_num(), expected.mean.nan_to_num()) <= NETWORK
-
-
-@pytest.mark.hooked_transformer
-def test_a_clock_built_by_hand_stops_without_the_head_that_writes_it() -> None:
-    model = bos_reader((1.0, 0.0))
-    text = torch.randint(1, 17, (16, N_POS), generator=torch.Generator().manual_seed(5))
-    text[:, 0] = 0
-    calibration = calibrate(model, text, writers=["L0H0", "L0H1"])
-    fading = 1 / torch.arange(1, N_POS + 1)
-    head = calibration.positions["L0H0"].vectors[:, 1]
-    assert_same(head[1:], (fading - fading[1:].mean())[1:])
-    assert head[0] == 0
-    assert not calibration.positions["L0H1"].vectors.any()
-    with ablated(model, Ablation(remove=["position[L0H0]"]), calibration):
-        scores = capture_scores(model, text, layers=[1]).mean[0, 1:, 1:]
-    visible = scores[scores.isfinite()]
-    assert visible.max() - visible.min() <= NETWORK * visible.abs().max()
 
 
 @pytest.mark.parametrize("bad", ["L9H0", "MLP9", "pos_embed", "BLOCK0"])
