@@ -12,7 +12,7 @@ from command_reference import commands
 
 import nope_probe
 from nope_probe import figures, run_behaviour, sequences
-from nope_probe.errors import UserError, validate_choices
+from nope_probe.errors import UserError
 
 MADE = ("Ablation", "ParameterFreeSpec", "RowMaps")  # by users; functions return the other classes
 MISSING = object()  # for arguments that have no default: they are not looked at before the choices
@@ -115,24 +115,3 @@ def test_a_choice_is_refused_by_position_too_and_numbers_beside_words_are_not() 
         sequences(tokenizer=None, start="Random")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="unknown measures 'losses'; there are loss, in-context"):
         run_behaviour("nope-tiny", measures=["loss", "losses"])
-
-
-@pytest.mark.parametrize(
-    ("hint", "right", "wrong"),
-    [
-        (Literal["a", "b"], ["a", "b"], ["c", None, 3]),
-        (Literal["a"] | None, ["a", None], ["b", 0]),
-        (int | Literal["auto"], [0, 7, "auto"], ["7"]),
-        (Literal["a"] | tuple[Literal["a"], ...], ["a", ("a",), ()], ["b", ("a", "b")]),
-        (str | Literal["a"], ["anything"], []),
-        (tuple[int, ...] | None, [(1,), None, "not a choice"], []),
-    ],
-)
-def test_values_are_checked_against_the_literals_of_their_types(
-    hint: Any, right: list[object], wrong: list[object]
-) -> None:
-    for value in right:
-        validate_choices({"x": hint}, {"x": value})
-    for value in wrong:
-        with pytest.raises(UserError, match="unknown x"):
-            validate_choices({"x": hint}, {"x": value})

@@ -11,14 +11,12 @@ from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
-import tyro
-from command_reference import command_text, commands, flags_of, settings_of, values_text
+from command_reference import command_text, commands, flags_of, settings_of
 
 from nope_probe import __main__ as umbrella
-from nope_probe import ablate, trace
+from nope_probe import ablate
 from nope_probe.cli import find_commands, parse
 from nope_probe.errors import leaves_of
 from nope_probe.models.load import load
@@ -27,7 +25,6 @@ from nope_probe.run.flags import hints_of
 ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
 SLOW = {"torch", "transformer_lens", "transformers", "scipy"}
-PARAMETER_FREE = ["--model", "parameter-free", "--data", "gaussian"]
 
 
 def test_every_command_is_found_and_has_a_script_that_is_installed() -> None:
@@ -133,17 +130,6 @@ def test_help_has_a_box_for_each_kind_of_flag_and_first_one_for_the_flags_of_the
     assert {"layers", "device"} < {*flags["measuring options"]}
     assert flags["removing options"] == ["remove", "in-heads", "replacement", "gain"]
     assert flags["output options"] == ["out", "image", "verbose", "dry-run"]
-
-
-@pytest.mark.parametrize("command", [ablate, trace])
-def test_the_default_of_a_flag_on_the_page_is_the_one_that_is_parsed(command: Any) -> None:
-    defaults = {flag.split()[0]: default for flag, default, _ in flags_of(command.Settings)}
-    parsed = tyro.cli(command.Settings, args=[])
-    assert defaults["--seq-len"] == str(parsed.seq_len)
-    assert defaults["--model"] == parsed.model
-    assert defaults["--out"] == ""
-    assert values_text(tuple[str, ...] | None) == "[TEXT ...]"
-    assert values_text(int) == "INT"
 
 
 def another_value(hint: object, default: object) -> object:

@@ -69,17 +69,6 @@ def test_a_package_shows_its_public_names_and_nothing_that_it_imports(package: M
     assert shown == {*package.__all__}
 
 
-@pytest.mark.parametrize("given", ["mask", ["mask"], ("mask", "mlp")])
-def test_names_of_components_are_ablated_as_an_ablation_that_removes_them(
-    given: Any, model: Any, tokens: torch.Tensor
-) -> None:
-    with ablated(model, given) as without:
-        found = without(tokens)
-    with ablated(model, Ablation(remove=given)):
-        assert torch.equal(model(tokens), found)
-    assert not torch.equal(model(tokens), found)
-
-
 def scaled(weight: torch.Tensor, place: Any, factor: float = 2.0) -> torch.Tensor:
     return factor * weight
 

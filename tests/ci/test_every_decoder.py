@@ -7,15 +7,19 @@ import pytest
 import torch
 from ci.decoder_commands import COMMANDS, run_command
 from support.decoder_errors import map_error, removals_of
-from support.decoders import DECODERS, write_decoder
+from support.decoders import DECODERS, TYPES, write_decoder
 from support.finished_runs import assert_whole
 from support.plain_attention import Recorder, plain_attention, recording
 from support.rounding import NETWORK
 from support.tiny_models import Tiny, distance
+from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
+from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from nope_probe import Ablation, ablated, capture_scores, load
 from nope_probe.errors import UserError
 from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import resolve
 
 # Decoders that attend and that `load` refuses: docs/models.md says why.
 REFUSED = ("deepseek_v4", "hrm_text", "zamba2")
@@ -116,3 +120,19 @@ def test_the_readme_states_the_pages_count() -> None:
     assert (
         f"reads {attend} architectures of text decoders that attend; the maps of {exact}" in readme
     )
+
+
+def test_every_name_and_alias_of_transformer_lens_resolves_to_its_hub_id() -> None:
+    aliases = {alias: source for source in MODEL_ALIASES for alias in MODEL_ALIASES[source]}
+    names = {source: source for source in OFFICIAL_MODEL_NAMES} | aliases
+    assert len(names) > 500
+    assert {name: resolve(name) for name in names} == names
+
+
+def test_the_list_of_decoders_is_that_of_transformer_lens() -> None:
+    """Types that read pictures, and types whose class is another type's, are left out."""
+    pictures = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "llama4", "qwen3_5", "qwen3_5_moe")
+    same = ("gpt-sw3", "internlm3", "iquestcoder")
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {"phimoe": "PhiMoEForCausalLM"}
+    read = {kind for kind, name in classes.items() if name in HF_SUPPORTED_ARCHITECTURES}
+    assert read - {*pictures, *same} == {*TYPES}

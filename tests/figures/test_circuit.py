@@ -1,7 +1,6 @@
 """The circuit figure: its maps, the words on its arrows, its switches."""
 
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,13 @@ import pytest
 from nope_probe import figures
 from nope_probe.figures.stages import (
     ALL_COSINES,
-    CORNER,
     COSINES,
-    PATHS,
     PER_STAGE,
     RAW,
-    SUM,
     circuit,
     cosines,
 )
-from nope_probe.reports.page import Headline, Section, page
-from nope_probe.run.manifest import Manifest
-from nope_probe.stages import LETTERS, SCORE_STAGES
+from nope_probe.stages import LETTERS
 
 N = 11
 
@@ -62,12 +56,6 @@ def test_every_stage_is_a_heat_map_in_the_order_of_the_flow() -> None:
     for trace in shown:
         np.testing.assert_array_equal(trace.z, truth[trace.name].astype(np.float32))
         assert ("nat" in trace.hovertemplate) == (trace.name in "bi")
-
-
-def test_the_stages_that_hold_scores_are_those_that_are_read_as_scores() -> None:
-    from nope_probe.hooks.reading.accumulators import STAGES
-
-    assert [letter for letter, stage in STAGES.items() if stage.scores] == list(SCORE_STAGES)
 
 
 def test_arrows_name_their_operations_and_only_those_that_the_model_has() -> None:
@@ -205,30 +193,7 @@ def test_missing_stages_stay_blank_with_the_reason() -> None:
     assert figure.layout.xaxis9.showticklabels is False
 
 
-def test_no_arrow_crosses_a_panel_and_that_of_the_mlp_ends_before_its_sum() -> None:
-    """A panel is a unit square, and its map is drawn where its corner is."""
-    for index, (letter, (left, top)) in enumerate(CORNER.items()):
-        for name, corners in PATHS.items():
-            for start, end in pairwise(corners):
-                x, y = (np.linspace(a, b, 101)[1:-1] for a, b in zip(start, end, strict=True))
-                inside = (left < x) & (x < left + 1) & (top < y) & (y < top + 1)
-                assert not inside.any(), (letter, name)
-        domain = drawn().layout[f"xaxis{index + 1 if index else ''}"].domain
-        assert domain[0] / (domain[1] - domain[0]) == pytest.approx(left, abs=1e-9)
-    start, end = (np.array(corner) for corner in PATHS["g"])
-    assert ((end - start) @ (np.array(SUM) - end)) > 0
-
-
 @pytest.mark.parametrize("wrong", [{}, {"z": np.zeros((3, 3))}])
 def test_no_map_or_an_unknown_stage_is_an_error(wrong: dict[str, np.ndarray]) -> None:
     with pytest.raises(ValueError, match="maps of the stages a to i, got"):
         circuit(wrong, layer=1)
-
-
-def test_a_page_of_512_positions_leaves_room_for_an_explorer() -> None:
-    large = {letter: np.broadcast_to(np.float32(1.7), (512, 512)) for letter in LETTERS}
-    figure = drawn(maps=large, normalised=large, reference=large, removed=("mask",))
-    html = page(
-        "t", Headline(sentence="s"), [Section(title="t", caption="c", figure=figure)], Manifest()
-    )
-    assert 6e6 < len(html.encode()) < 9e6, "an explorer of 5 MB fits in beside it"

@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 import pytest
 
 from nope_probe import figures
-from nope_probe.errors import UserError
 
 MAPS = np.arange(3 * 5 * 5, dtype=float).reshape(3, 5, 5)
 Drawn = list[tuple[go.Figure, dict[str, Any]]]
@@ -67,9 +66,3 @@ def test_a_title_is_drawn_where_it_is_asked_for_and_makes_the_image_higher(
     (titled, high), (_, low) = drawn
     assert titled.layout.title.text == "Scores"
     assert high["height"] == low["height"] + 16
-
-
-def test_another_ending_is_refused(tmp_path: Path) -> None:
-    figure = figures.score_maps(MAPS)
-    with pytest.raises(UserError, match=r"ends in \.pdf, \.png or \.svg"):
-        figures.save(figure, tmp_path / "x.jpg")

@@ -7,7 +7,7 @@ from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
 from nope_probe.analyses.parameter_free.simulation import Estimate
-from nope_probe.figures.maps import score_maps, term_maps, unfold_layers
+from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import diagonal_normalised
@@ -96,16 +96,6 @@ def test_colours_of_terms_span_three_standard_errors() -> None:
     shown = term_maps(terms, title="t").layout.meta["scales"]
     scales = term_maps(terms, title="t", noise=[2.0, 0.02]).layout.meta["scales"]
     assert scales == [[-6, 6], shown[1]]
-
-
-def test_an_image_of_all_layers_keeps_their_leads() -> None:
-    maps = triangle(3, 11)
-    terms = {"intact": RowMaps(values=maps, skip_keys=1)}
-    figure = unfold_layers(term_maps(terms, title="t"))
-    assert len(figure.data) == 6
-    for layer, (trace, column) in enumerate(zip(figure.data[::2], figure.data[1::2], strict=True)):
-        np.testing.assert_array_equal(trace.z[:, 1:], maps[layer, :, 1:])
-        assert np.isfinite(column.z[5, 0])
 
 
 def test_the_papers_colour_scale_is_the_same_in_every_layer_and_others_are_quantiles() -> None:

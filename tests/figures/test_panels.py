@@ -8,9 +8,8 @@ import plotly.graph_objects as go
 import pytest
 
 from nope_probe.errors import UserError
-from nope_probe.figures.image import export, without_controls
+from nope_probe.figures.image import export
 from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool
-from nope_probe.figures.stages import circuit
 from nope_probe.figures.style import axis, place_panels
 
 
@@ -42,14 +41,6 @@ def test_groups_on_scales_of_their_own_have_bars_of_their_own() -> None:
     figure = panel_groups([[pooled]], title="title")
     assert (figure.data[0].x0, figure.data[0].dx) == (4.5, 10.0), "it spans all positions"
     assert list(figure.layout.coloraxis.colorbar.ticktext) == ["0", "0.5", "1"], "no minus zero"
-
-
-def test_an_image_has_no_buttons_and_leaves_the_figure_as_it_was() -> None:
-    figure = circuit({"a": np.eye(5)})
-    still = without_controls(figure)["layout"]
-    assert "updatemenus" not in still
-    assert still["height"] == figure.layout.height - figure.layout.meta["menu"]
-    assert len(figure.layout.updatemenus) == 2
 
 
 def test_an_image_without_kaleido_or_chrome_is_refused_with_the_remedy(

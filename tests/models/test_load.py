@@ -75,17 +75,6 @@ def test_shipped_models_load_by_name_in_any_case_and_equal_the_files_on_disk(
     assert distance(loaded.model(inputs), expected) <= NETWORK
 
 
-def test_a_folder_is_loaded_with_its_parity(tiny: ByName) -> None:
-    loaded = load(str(tiny("smollm3").folder))
-    info = loaded.info
-    assert (info.kind, info.architecture) == ("TransformerBridge", "SmolLM3ForCausalLM")
-    assert info.rope_layers == (True, False, True)
-    assert set(info.parity) == {"logits", "pattern"}
-    assert max(info.parity.values()) <= NETWORK
-    inputs = tiny("smollm3").tokens
-    assert distance(loaded.model(inputs), tiny("smollm3").hf(inputs).logits) <= NETWORK
-
-
 @pytest.mark.parametrize("name", ["smollm3", "qwen3", "gemma2"])
 def test_maps_of_the_first_layers_equal_those_of_the_whole_model(
     name: str, tiny: ByName, bridge: ByName
