@@ -31,7 +31,9 @@ ASK = f"""setTimeout(() => document.querySelectorAll(".text").forEach((text) => 
 
 def main(folder: str) -> None:
     run = finished(Path(folder).resolve() / "attention", COMMANDS["attention"])
-    save_small(figures.attention_heads(run.tables["attention"]), IMAGES / "heads_smollm2.png")
+    save_small(
+        figures.of_run(run)["All heads: sinks, order and content"], IMAGES / "heads_smollm2.png"
+    )
     why = explain(run, "L{}H{}".format(*CONTENT), query=QUERY, steps=2)
     save_small(why.graph, IMAGES / "steps_smollm2.png")
     of_heads = finished(Path(folder).resolve() / "heads", COMMANDS["heads"]).tables

@@ -25,7 +25,7 @@ from PIL import Image
 from plotly.subplots import make_subplots
 
 from nope_probe import figures, read_run, row_centred
-from nope_probe.figures.attention import kinds_of
+from nope_probe.analyses.verdicts import kinds_of
 from nope_probe.figures.intervals import interval_text
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import COLUMNS, LEAD_AND_ORDER

@@ -46,7 +46,7 @@ options = {"text": text, "n_seqs": 128, "seq_len": 48}
 # %%
 query = 15  # the second " he"
 rope = run_attention("rope-tiny", why="L3H3", query=query, **options)
-figures.attention_heads(rope.tables["attention"])
+figures.of_run(rope)["All heads: sinks, order and content"]
 
 # %% [markdown]
 # L1H3 hardly looks at BOS, and among the other keys it is nearly all position. L3H3 looks at BOS
@@ -119,7 +119,7 @@ chosen.sort_values("nats", key=abs, ascending=False)[["token", "side", "term", "
 
 # %%
 without = run_attention("rope-tiny", remove=["rope"], **options)
-figures.attention_heads(without.tables["attention"])
+figures.of_run(without)["All heads: sinks, order and content"]
 
 # %%
 strongest_keys(text_view(without))

@@ -20,8 +20,6 @@ over texts and over keys subtract. The same holds of q_i, with <R_i m_t, R_j E k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -36,28 +34,16 @@ PositionVectors = Float[Tensor, "pos d_head"]
 Side = Literal["key", "query"]  # what a writer writes into
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class QueryTerms:
-    """The terms of one query's scores, each less its mean over the keys that the query sees, nats.
-
-    Attributes:
-        scores: the scores before a soft cap; they are the sum of all terms. NaN where masked.
-        position: rotation, the three written terms, and `alibi` where a model has it; of a text
-            alone, `alibi` at most.
-        of_key, of_query: by writer, the content of keys and of the query; of a text alone, the
-            whole key, and nothing of the query.
-    """
-
-    scores: Float[Tensor, " key_pos"]
-    position: Mapping[str, Float[Tensor, " key_pos"]]
-    of_key: Mapping[str, Float[Tensor, " key_pos"]]
-    of_query: Mapping[str, Float[Tensor, " key_pos"]]
-
-
 def query_terms(
     text: ReaderSums, others: ReaderSums | None, query: int, *, kept_positions: int = 0
-) -> QueryTerms:
+) -> dict[str, Float[Tensor, " key_pos"]]:
     """Split one query's scores in one text into position, and content by writer.
+
+    All are nats, less their mean over the keys that the query sees: `scores`, before a soft cap,
+    NaN where masked; and terms by name, whose sum the scores are. `position/rotation`, those of
+    the three written terms, and `position/alibi` where a model has it. `key/L0H1` and
+    `query/L0H1` are what a writer writes of the content of keys and of the query. Of a text alone,
+    there are the whole keys by writer, and ALiBi at most.
 
     Args:
         text: a head's queries, keys and scores in the text, in one fold.
@@ -79,7 +65,7 @@ def query_terms(
     def centred(x: Float[Tensor, " key_pos"]) -> Tensor:
         return centred_rows(x[None], seen[None])[0]
 
-    position, of_key, of_query = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    terms = dict[str, Tensor]()
     keys = {writer: _vectors(key) for writer, key in text.keys.items()}
     if others is not None:
         mean_q, mean_k = (_vectors(x) for x in (others.q, others.k))
@@ -88,23 +74,20 @@ def query_terms(
         dq, dk = mean_q[query] - q0, mean_k - k0
         constant, written, at_mean = map(turned, (k0.expand(n, -1), dk, mean_k))
         pairs = ((q0, constant), (q0, written), (dq, constant), (dq, written))
-        position = {name: products(*pair) for name, pair in zip(TERMS, pairs, strict=True)}
+        for name, pair in zip(TERMS, pairs, strict=True):
+            terms[f"position/{name}"] = products(*pair)
         for writer, written in text.queries.items():
             content = (_vectors(written) - _vectors(others.queries[writer])[:n])[query]
-            of_query[writer] = centred(products(content, at_mean))
+            terms[f"query/{writer}"] = products(content, at_mean)
         keys = {writer: key - _vectors(others.keys[writer])[:n] for writer, key in keys.items()}
     for writer, key in keys.items():
-        of_key[writer] = centred(products(own_q, turned(key)))
+        terms[f"key/{writer}"] = products(own_q, turned(key))
     scores = text.scores[0, query].double()
     if text.bias is not None:
-        position["alibi"] = text.bias[query].double().where(seen, 0)
-        scores = scores + position["alibi"]
-    return QueryTerms(
-        scores=centred(scores.where(seen, 0)).where(seen, torch.nan),
-        position={name: centred(x) for name, x in position.items()},
-        of_key=of_key,
-        of_query=of_query,
-    )
+        terms["position/alibi"] = text.bias[query].double().where(seen, 0)
+        scores = scores + terms["position/alibi"]
+    of_scores = centred(scores.where(seen, 0)).where(seen, torch.nan)
+    return {"scores": of_scores, **{name: centred(x) for name, x in terms.items()}}
 
 
 def moved_terms(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -228,3 +228,17 @@ def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:
             "--pack puts an EOS token after each document, and the model's tokenizer has none"
         )
     return tokenizer.eos_token_id
+
+
+def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the part of the text that each token adds; joined, the parts are the text.
+
+    A token that ends within a character adds nothing: the last of its tokens adds the character.
+    """
+    decoded = [
+        tokenizer.decode(tokens[:stop], clean_up_tokenization_spaces=False)
+        for stop in range(1, len(tokens) + 1)
+    ]
+    whole = decoded[-1]
+    ends = [len(text.rstrip("\ufffd")) for text in decoded[:-1]] + [len(whole)]
+    return [whole[start:stop] for start, stop in pairwise([0, *accumulate(ends, max)])]

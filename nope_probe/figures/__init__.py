@@ -17,7 +17,6 @@ from typing import Any
 _NAMES = {
     "nope_probe.studies.explore": "explore",
     "nope_probe.studies.page": "of_run",
-    "nope_probe.figures.attention": "attention_heads",
     "nope_probe.figures.stages": "circuit",
     "nope_probe.figures.explorer": "Explorer",
     "nope_probe.figures.image": "save",

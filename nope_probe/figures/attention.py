@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +13,7 @@ from plotly.colors import qualitative
 from nope_probe.figures.graph import steps_back
 from nope_probe.figures.intervals import estimates_of, reach_of
 from nope_probe.figures.names import colour, plain, words
-from nope_probe.figures.style import (
-    PlotlyTrace,
-    draw_panels,
-)
+from nope_probe.figures.style import draw_panels
 from nope_probe.removal import INK
 
 CELL = 32  # px a layer
@@ -25,8 +21,6 @@ LARGEST, SMALLEST = 22, 5  # px across, of the head with the largest number and 
 KEYS, ROW = 12, 30  # keys with a bar, and px of a bar
 LEAST_TERM = 0.01  # of the largest term of the shown keys: smaller terms have no bar
 REST = "#9aa0a6"
-UNIFORM = 0.01  # nats of information: with less, a head attends uniformly
-MOSTLY = 0.5  # of the information among the other keys, with which a head is one of order
 KINDS = {  # of heads: their colour and their name in the legend
     "sink": ("#8a6bb8", "sink: looks at the first key"),
     "order": ("#d9730d", "order: position among the other keys"),
@@ -41,41 +35,23 @@ HOVER = (
 NEED = "<br>need of RoPE %{customdata[5]:.3f} nats"
 
 
-def kinds_of(table: pd.DataFrame) -> pd.Series[str]:
-    """Return the kind of each head: sink, order or content; empty if it is not classed.
-
-    A head is a sink if more of its position is about the first key than about the others. Of the
-    others, a head is one of order if half of its information among the other keys, or more, is
-    position. All else looks by content. A head that attends uniformly is not classed, nor one of
-    too few texts or of one text.
-
-    Args:
-        table: `attention.csv`.
-    """
-    share, first = table["others_share"], table["first_position"]
-    is_sink = first > table["others_position"].clip(lower=0)
-    known = (table["information"] >= UNIFORM) & (is_sink | share.notna())
-    kinds = np.select([~known, is_sink, share >= MOSTLY], ["", "sink", "order"], "content")
-    return pd.Series(kinds, table.index)
-
-
-def attention_heads(table: pd.DataFrame) -> go.Figure:
+def attention_heads(table: pd.DataFrame, kind_of: pd.Series[str]) -> go.Figure:
     """Draw all heads, layer by head: the kind of each, and its need of RoPE.
 
-    Colours are kinds (see `kinds_of`). The area of a head is how much its attention needs RoPE; of
-    a model without RoPE, or an ablated one, it is all of its information. Heads that see fewer than
-    8 keys at a time are left out.
+    The area of a head is how much its attention needs RoPE; of a model without RoPE, or an ablated
+    one, it is all of its information. Heads that see fewer than 8 keys at a time are left out.
 
     Args:
         table: `attention.csv`: layer, head, information (nats), its parts, others_share,
             first_weight, and need_rope of a model with RoPE.
+        kind_of: the kind of each head, a key of `KINDS`, which colours it.
     """
     known = table.dropna(subset=["information"])
     has_need = "need_rope" in known
     area = known["need_rope" if has_need else "information"].to_numpy(float).clip(0)
     sizes = SMALLEST + (LARGEST - SMALLEST) * np.sqrt(area / reach_of(area))
     columns = [known["information"], known["first_weight"], *estimates_of(known, "others_share")]
-    numbers, kinds = np.stack([*columns, area], -1), kinds_of(known).to_numpy()
+    numbers, kinds = np.stack([*columns, area], -1), kind_of[known.index].to_numpy()
     traces = [
         {
             "type": "scatter",
@@ -92,9 +68,20 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
     ]
     n_layers, n_heads = table[["layer", "head"]].nunique()
     title = "The kind of each head" + ", and its need of RoPE" * has_need
-    figure = layers_by_heads(title, traces, n_layers, n_heads, CELL)
-    figure.update_xaxes(range=[-0.7, int(table["head"].max()) + 0.7])
-    figure.update_yaxes(range=[int(table["layer"].max()) + 0.7, int(table["layer"].min()) - 0.7])
+    figure = draw_panels(
+        title,
+        {"": traces},
+        panel=max(160, CELL * n_layers),
+        bottom=124,
+        x_title="head",
+        y_title="layer",
+    )
+    same = {"zeroline": False, "tickformat": "d"}
+    heads, layers = table["head"], table["layer"]
+    figure.update_xaxes(same, nticks=min(17, 1 + n_heads), range=[-0.7, heads.max() + 0.7])
+    figure.update_yaxes(
+        same, nticks=min(33, 1 + n_layers), range=[layers.max() + 0.7, layers.min() - 0.7]
+    )
     return figure.update_layout(meta={"opens_heads": True}, legend={"itemsizing": "constant"})
 
 
@@ -222,19 +209,3 @@ def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed", type="category", title_text="key")
     return figure.update_layout(barmode="relative", bargap=0.25)
-
-
-def layers_by_heads(
-    title: str, traces: Sequence[PlotlyTrace], n_layers: int, n_heads: int, cell: int
-) -> go.Figure:
-    """Return a panel of all heads, layer by head, with a row of some px for each layer."""
-    figure = draw_panels(
-        title,
-        {"": traces},
-        panel=max(160, cell * n_layers),
-        bottom=124,
-        x_title="head",
-        y_title="layer",
-    )
-    figure.update_xaxes(zeroline=False, tickformat="d", nticks=min(17, 1 + n_heads))
-    return figure.update_yaxes(zeroline=False, tickformat="d", nticks=min(33, 1 + n_layers))

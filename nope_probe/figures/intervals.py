@@ -42,7 +42,7 @@ def excludes_zero(table: pd.DataFrame, column: str) -> pd.Series[bool]:
     return (table[low] > 0) | (table[high] < 0)
 
 
-def interval_text(interval: ValueAndBounds, style: str = "z.3f", unit: str = "") -> str:
+def interval_text(interval: ValueAndBounds, style: str, unit: str = "") -> str:
     """Return an estimate and its bounds as text, or `no pattern` without an estimate.
 
     Args:
@@ -60,8 +60,10 @@ def interval_text(interval: ValueAndBounds, style: str = "z.3f", unit: str = "")
     return f"{value:{style}}{unit} [{low:{style}}, {high:{style}}]"
 
 
-def column_text(row: Mapping[Any, Any] | pd.Series, name: str, about: Column, style: str) -> str:
-    """Return an estimate of a table's row with its interval, as its column is declared.
+def column_text(
+    row: Mapping[Any, Any] | pd.Series, name: str, about: Column, style: str = ""
+) -> str:
+    """Return a number of a table's row as its column is declared, with its interval if it has one.
 
     Args:
         row: of a table.
@@ -71,19 +73,24 @@ def column_text(row: Mapping[Any, Any] | pd.Series, name: str, about: Column, st
 
     Example:
         >>> row = {"kept": 0.5, "kept_low": 0.4, "kept_high": 0.6}
-        >>> column_text(row, "kept", Column("kept", unit="share"), "")
+        >>> column_text(row, "kept", Column("kept", unit="share"))
         '50.0% [40.0, 60.0]'
+        >>> column_text({"layer": 1}, "layer", Column("layer"))
+        '1'
     """
-    value, low, high = interval = interval_of(row, name)
-    if np.isnan(value):
+    value, has_bounds = row[name], {*bound_columns(name)} <= {*row.keys()}
+    if value is None or value is pd.NA or value != value:
         return about.blank
-    if about.is_share:
-        return interval_text(percent(interval), style or "z.1f", "%")
-    if about.noise and low <= 0:
+    if not (has_bounds or isinstance(value, float)):
+        return str(value)
+    numbers = [*interval_of(row, name)] if has_bounds else [value]
+    if about.noise and has_bounds and numbers[1] <= 0:
         return about.noise
-    if style:
-        return interval_text(interval, style)
-    return f"{number_text(value)} [{number_text(low)}, {number_text(high)}]"
+    if about.is_share:
+        numbers, style = [100 * number for number in numbers], style or "z.1f"
+    text, *ends = (f"{number:{style}}" if style else number_text(number) for number in numbers)
+    interval = f" [{', '.join(ends)}]" if ends else ""
+    return f"{text}{'%' * about.is_share}{interval}"
 
 
 def numbers_as_text(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> pd.DataFrame:
@@ -98,19 +105,13 @@ def numbers_as_text(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> 
         >>> numbers_as_text(table).to_dict("records")
         [{'layer': '1', 'rms': '2 [1.5, 2.5]'}]
     """
-    bounds = {str(column): bound_columns(str(column)) for column in table}
-    estimates = [name for name in bounds if {*bounds[name]} <= {*table}]
-    hidden = {bound for name in estimates for bound in bounds[name]}
-    rows = table.to_dict("records")
+    rows, names = table.to_dict("records"), [*map(str, table)]
+    bounds = [{*bound_columns(name)} for name in names]
+    hidden = {bound for of_name in bounds if of_name <= {*names} for bound in of_name}
     return pd.DataFrame(
         {
-            name: [
-                column_text(row, name, columns.get(name, Column(name)), "")
-                if name in estimates
-                else cell_text(row[name], columns.get(name, Column(name)))
-                for row in rows
-            ]
-            for name in bounds
+            name: [column_text(row, name, columns.get(name, Column(name))) for row in rows]
+            for name in names
             if name not in hidden
         }
     )
@@ -124,21 +125,6 @@ def is_number(text: str) -> bool:
         (True, False)
     """
     return not text or text[0] in "+-0123456789" or text in (NO_PATTERN, WITHIN, NO_SHARE)
-
-
-def cell_text(value: object, about: Column) -> str:
-    """Return a cell that is no estimate, as text."""
-    if value is None or value is pd.NA or value != value:
-        return about.blank
-    if isinstance(value, float):
-        return f"{value:.1%}" if about.is_share else number_text(value)
-    return str(value)
-
-
-def percent(interval: ValueAndBounds) -> ValueAndBounds:
-    """Return a share with its bounds in percent."""
-    value, low, high = interval
-    return 100 * value, 100 * low, 100 * high
 
 
 def estimates_of(rows: pd.DataFrame, column: str) -> Float[np.ndarray, "3 row"]:

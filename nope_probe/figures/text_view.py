@@ -192,12 +192,37 @@ class TextView:
             seen[0] = -1
         return reader_of(self.heads.iloc[chosen[place]]), query, int(seen.argmax())
 
-    def place_of(self, head: str) -> tuple[int, int]:
-        """Return the place of a head in the weights: of its layer, and of the head in the layer."""
-        layer, number = divmod(self._place(head), self.weights.shape[1])
-        return layer, number
+    @property
+    def sentence(self) -> str:
+        """The answer to `why` in words, or where a head looks.
 
-    def named(self, token: int) -> str:
+        The head is the one that differs most from other texts; without other texts it is the one
+        that gives the most weight to a key after the first and before the query.
+        """
+        if self.why is None:
+            head, query, key = self.strongest_look()
+            said = f"In the text {self._look_at(head, query, key)}"
+            if self.position is None:
+                return f"{said}."
+            return f"{said} ({self.position[self._at(head, query, key)]:.0%} in other texts)."
+        rows = self.why.table.to_dict("records")
+        term = max(rows, key=lambda row: (row["weight"], row["nats"]))  # of the key attended most
+        name = term_styles(self.why.table)[term["side"], term["term"]][0]
+        said = f"the largest term is {name} ({term['nats']:+.1f} of {term['score']:+.1f} nats)."
+        looks = self._look_at(self.why.head, self.why.query, term["key"])
+        return f"In the text {looks}: {said} {self.why.moved}".strip()
+
+    def _look_at(self, head: str, query: int, key: int) -> str:
+        """Return how much attention a head gives a key, in words."""
+        weight = self.weights[self._at(head, query, key)]
+        names = f"{query}, {self._named(query)}, to {self._named(key)}"
+        return f"{head} gives {weight:.0%} of token {names}"
+
+    def _at(self, head: str, query: int, key: int) -> tuple[int, int, int, int]:
+        """Return the place of a weight, by the head's name."""
+        return *divmod(self._place(head), self.weights.shape[1]), query, key
+
+    def _named(self, token: int) -> str:
         """Return a token in quotation marks, with signs for what cannot be seen."""
         piece = self.pieces[token]
         return f"“{self.names.get(token, mark_of(piece)) or piece}”"

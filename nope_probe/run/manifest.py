@@ -5,16 +5,21 @@ It needs no torch, since a finished run is shown without it.
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
+from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.info import ModelInfo
 
 FileRecord: TypeAlias = dict[str, dict[str, str | int]]  # a source's files, their hash or size
 Record = TypeVar("Record")
+MOST_TOKENS = 60  # that an error lists
 OF_FILE = ("format", "complete", "checksum")  # entries of manifest.json that check the file itself
 
 
@@ -63,6 +68,37 @@ class ShownText:
     pieces: tuple[str, ...]
     bos: str
     notes: tuple[str, ...] = ()
+
+    def token(self, named: int | str) -> int:
+        """Return the number of a token, given by its number or by the word that it ends.
+
+        Args:
+            named: a number, below 0 from the end; or a word.
+
+        Raises:
+            UserError: listing the tokens, for a number that does not exist, or a word that does
+                not stand there once.
+
+        Example:
+            >>> text = ShownText(pieces=("", "def", " wid", "th", "("), bos="<bos>")
+            >>> text.token("width"), text.token(-1)
+            (3, 4)
+        """
+        n, ends, places = len(self.pieces), list(accumulate(map(len, self.pieces))), list[int]()
+        if isinstance(named, int):
+            places = [named % n] if -n <= named < n else []
+        elif named:
+            words = re.finditer(rf"(?<!\w){re.escape(named)}(?!\w)", "".join(self.pieces))
+            places = [bisect_left(ends, word.end()) for word in words]
+        if len(places) == 1:
+            return places[0]
+        shown = [place for place in places or range(n) if self.pieces[place].strip()]
+        tokens = ", ".join(f"{at} {self.pieces[at].strip()!r}" for at in shown[:MOST_TOKENS])
+        more = ", ..." if len(shown) > MOST_TOKENS else ""
+        raise UserError(
+            f"--query {named}: the text has {n} tokens, 0 to {n - 1}: take the number of one: "
+            f"{tokens}{more}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from nope_probe.analyses.verdicts import MOSTLY, UNIFORM, kinds_of
 from nope_probe.data.documents import read_text, validate_text
 from nope_probe.errors import UserError
-from nope_probe.figures.attention import (
-    MOSTLY,
-    UNIFORM,
-    Why,
-    attention_heads,
-    term_styles,
-)
+from nope_probe.figures.attention import Why, attention_heads
 from nope_probe.figures.explorer import HEADS_BYTES, head_maps
-from nope_probe.figures.intervals import column_text
 from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import RowMaps
 from nope_probe.figures.text_view import TextView
-from nope_probe.figures.words import INFORMATION, SHARE, Column, listed, reader_of
+from nope_probe.figures.words import (
+    INFORMATION,
+    NO_SHARE,
+    SHARE,
+    Column,
+    listed,
+    reader_of,
+    with_readers,
+)
 from nope_probe.files import JsonObject, reading, validate_regular
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
@@ -38,9 +37,11 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section
 from nope_probe.run.flags import COUNT, LAYERS, Bounds
 from nope_probe.run.folder import Run
+from nope_probe.run.manifest import ShownText
 from nope_probe.run.settings import LAYERS_ARG, MIN_KEYS
 from nope_probe.studies.page import MOST_ROWS, Report
 from nope_probe.studies.removing import RemovingSettings
+from nope_probe.studies.tidy import brief
 
 ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all layers
 MAP_BYTES = 2**30  # of the heads' maps that are in memory at once
@@ -51,12 +52,22 @@ ALONE = "the text alone"  # the `data` of a run without other texts
 OF_OTHERS = ("windows", "pack", "alpha", "shuffle", "seq_len", "beyond_context", "folds")
 HARDLY = 0.2  # of the information among the other keys: a head with less is hardly positional
 AT_AN_END = MOST_ROWS // 2  # heads in the lead's table: the most and the least positional
+NUMBERS = {  # of a head in the lead's table
+    "reader": Column("head"),
+    "first_weight": Column("first key", unit=SHARE),
+    "first": Column("first", unit="nats"),
+    "others": Column("others", unit="nats"),
+    "others_share": Column("position", unit=SHARE, blank=NO_SHARE),
+}
+ALONE_CAPTION = (
+    "Only the text was read, which cannot separate position from content: --n-seqs or --data reads "
+    "other texts too."
+)
 KINDS_SAID = (
     "Order: at least half of what a head looks at among the other keys is position. Sink: more of "
     "its position is about the first key. Content: neither."
 )
 MAPS_BYTES = 1_600_000  # of the heads' mean maps next to a text
-MOST_TOKENS = 60  # that an error lists
 COLUMNS = {
     **INFORMATION,
     "need_rope": Column(
@@ -248,42 +259,20 @@ class Settings(RemovingSettings):
         return -(-n_layers * info.n_heads * self.rows // every_row)
 
 
-def query_in(query: int | str, pieces: Sequence[str]) -> int:
-    """Return the number of a text's token, given by its number or by the word that it ends.
-
-    Args:
-        query: a number, below 0 from the end; or a word.
-        pieces: the part of the text that each token adds.
-
-    Raises:
-        UserError: listing the tokens, for a number that does not exist, or a word that does not
-            stand there once.
-
-    Example:
-        >>> pieces = ["", "def", " wid", "th", "("]
-        >>> query_in("width", pieces), query_in(-1, pieces)
-        (3, 4)
-    """
-    n, ends, places = len(pieces), list(accumulate(map(len, pieces))), list[int]()
-    if isinstance(query, int):
-        places = [query % n] if -n <= query < n else []
-    elif query:
-        found = re.finditer(rf"(?<!\w){re.escape(query)}(?!\w)", "".join(pieces))
-        places = [bisect_left(ends, match.end()) for match in found]
-    if len(places) == 1:
-        return places[0]
-    shown = [place for place in places or range(n) if pieces[place].strip()]
-    tokens = ", ".join(f"{place} {pieces[place].strip()!r}" for place in shown[:MOST_TOKENS])
-    more = ", ..." if len(shown) > MOST_TOKENS else ""
-    raise UserError(
-        f"--query {query}: the text has {n} tokens, 0 to {n - 1}: take the number of one: "
-        f"{tokens}{more}"
-    )
-
-
 def has_other_texts(run: Run) -> bool:
     """Return whether a run read other texts than the one that it shows."""
     return "weights" in run.maps
+
+
+def shown_text(run: Run) -> ShownText:
+    """Return the text of a run.
+
+    Raises:
+        UserError: for a run without a text.
+    """
+    if run.manifest.text is None:
+        raise UserError("the run has no text: run_attention(model, text=...) shows one")
+    return run.manifest.text
 
 
 def text_view(run: Run) -> TextView:
@@ -303,15 +292,12 @@ def text_view(run: Run) -> TextView:
         >>> len(view.pieces), view.weights.shape  # layer, head, query, key
         (7, (1, 4, 7, 7))
     """
-    record = run.manifest.text
-    if record is None:
-        raise UserError("the run has no text: run_attention(model, text=...) shows one")
-    weights = run.maps["text_weights"]
+    text, weights = shown_text(run), run.maps["text_weights"]
     n = weights.shape[-1]
     return TextView(
         title=f"Attention of {run.manifest.name} in one text",
-        pieces=record.pieces,
-        names={0: record.bos} if record.bos else {},
+        pieces=text.pieces,
+        names={0: text.bos} if text.bos else {},
         heads=run.tables["attention"],
         weights=weights,
         position=run.maps["weights"][..., :n, :n] if has_other_texts(run) else None,
@@ -324,11 +310,9 @@ def kept_why(run: Run) -> Why | None:
     """Return the terms that a run was asked for and keeps; None if it was asked nothing."""
     if "why" not in run.tables:
         return None
-    assert run.manifest.text is not None
-    asked = run.manifest.settings
-    query = query_in(asked["query"], run.manifest.text.pieces)
-    steps = run.tables.get("why_steps")
-    return Why(head=asked["why"], query=query, table=run.tables["why"], steps=steps)
+    asked, tables = run.manifest.settings, run.tables
+    query = shown_text(run).token(asked["query"])
+    return Why(head=asked["why"], query=query, table=tables["why"], steps=tables.get("why_steps"))
 
 
 def report(run: Run) -> Report:
@@ -339,19 +323,16 @@ def report(run: Run) -> Report:
     """
     table, name = run.tables["attention"], run.manifest.model_name
     removed = [phrase(part) for part in run.manifest.removed or ()]
-    full = f"{name} without {listed(removed)}" if removed else name
-    view, sinks = None if run.manifest.text is None else text_view(run), sinks_line(table)
-    lead = Headline(
-        sentence=text_line(view) if view else "",
-        caption="Only the text was read, which cannot separate position from content: --n-seqs or "
-        "--data reads other texts too.",
-    )
+    view = None if run.manifest.text is None else text_view(run)
+    text = "" if view is None else view.sentence
+    lead = Headline(sentence=text, caption=ALONE_CAPTION)
     if has_other_texts(run):
         subject = f"ablated {name}" if removed else name
-        lead = headline(subject, table, run.manifest.skip_keys, lead.sentence)
+        lead = headline(subject, table, run.manifest.skip_keys, text)
     return Report(
-        title=f"Position and content in the attention of {full}",
-        headline=replace(lead, caption=f"{lead.caption} {sinks}".strip()),
+        title="Position and content in the attention of "
+        + (f"{name} without {listed(removed)}" if removed else name),
+        headline=replace(lead, caption=f"{lead.caption} {sinks_line(table)}".strip()),
         sections=[*_head_sections(run), *_text_sections(view), *_maps(run)],
         how_to_read=notes.how_to_read("attention"),
     )
@@ -366,9 +347,12 @@ def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1, text: str = 
         skip_keys: how many keys count as first.
         text: a line on the run's text.
     """
-    known = table.dropna(subset=["information"])
+    known = table.dropna(subset=["information"]).assign(
+        first=table["first_position"] + table["first_content"],
+        others=table["others_position"] + table["others_content"],
+    )
     informed = known[known["information"] >= UNIFORM]
-    share, others = informed["others_share"], nats_of(known, "others")
+    share, mean = informed["others_share"], known.mean(numeric_only=True)
     for is_so, sentence in (
         (known.empty, f"No query of {subject} sees 8 keys, so no head is measured."),
         (
@@ -383,50 +367,27 @@ def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1, text: str = 
     ):
         if is_so:
             return Headline(sentence=sentence, also=text)
-    uniform, keys = len(known) - len(informed), "key gets"
-    if skip_keys > 1:
-        keys = f"{skip_keys} keys get"
+    keys = "key gets" if skip_keys <= 1 else f"{skip_keys} keys get"
     first = (
-        f"The first {keys} {known['first_weight'].mean():.0%} of the attention of {subject}'s "
-        f"heads, and {nats_of(known, 'first').mean():.2f} of its {known['information'].mean():.2f} "
-        "nats above uniform. "
+        f"The first {keys} {mean['first_weight']:.0%} of the attention of {subject}'s heads, and "
+        f"{mean['first']:.2f} of its {mean['information']:.2f} nats above uniform. "
     )
+    uniform = len(known) - len(informed)
+    ordered = informed.dropna(subset=["others_share"]).sort_values(
+        "others_share", ascending=False, kind="stable"
+    )
+    ends = pd.concat((ordered[:AT_AN_END], ordered[AT_AN_END:][-AT_AN_END:]))
     return Headline(
         sentence=f"{first * bool(skip_keys)}Among the other keys, "
-        f"{known['others_position'].sum() / others.sum():z.0%} of the information "
-        f"({known['others_position'].mean():z.2f} of {others.mean():.2f} nats) is position: "
+        f"{mean['others_position'] / mean['others']:z.0%} of the information "
+        f"({mean['others_position']:z.2f} of {mean['others']:.2f} nats) is position: "
         f"{(share >= MOSTLY).sum()} of {len(known)} heads at {MOSTLY:.0%} or more, "
         f"{(share < HARDLY).sum()} below {HARDLY:.0%}{f', {uniform} uniform' * (uniform > 0)}.",
-        table=_most_and_least(informed.dropna(subset=["others_share"])),
+        table=brief(with_readers(ends), "reader", [*NUMBERS][1:], NUMBERS),
         caption="The heads whose attention among the other keys is most and least position, the "
         "same in every text. Weight and nats above uniform of the first key; nats of the other "
         "keys, and how much of them is position.",
         also=text,
-    )
-
-
-def nats_of(heads: pd.DataFrame, keys: Literal["first", "others"]) -> pd.Series[float]:
-    """Return each head's information about the first key, or among the other keys, nats."""
-    return heads[f"{keys}_position"] + heads[f"{keys}_content"]
-
-
-def _most_and_least(heads: pd.DataFrame) -> pd.DataFrame:
-    """Return the heads with the most and the least position among the other keys, as text."""
-    ordered = heads.sort_values("others_share", ascending=False, kind="stable")
-    ends = pd.concat((ordered.iloc[:AT_AN_END], ordered.iloc[AT_AN_END:][-AT_AN_END:]))
-    rows = ends.to_dict("records")
-    return pd.DataFrame(
-        {
-            "head": [reader_of(row) for row in rows],
-            "first key": [
-                column_text(row, "first_weight", COLUMNS["first_weight"], "z.0f") for row in rows
-            ],
-            "first, nats": [f"{nats:.2f}" for nats in nats_of(ends, "first")],
-            "others, nats": [f"{nats:.2f}" for nats in nats_of(ends, "others")],
-            "position": [
-                column_text(row, "others_share", COLUMNS["others_share"], "z.0f") for row in rows
-            ],
-        }
     )
 
 
@@ -438,40 +399,12 @@ def sinks_line(table: pd.DataFrame) -> str:
     """
     if not table.get("sink_weight", pd.Series(dtype=float)).any():
         return ""
-    heads = table.dropna(subset=["sink_weight"])
-    most = max(heads.to_dict("records"), key=lambda row: row["sink_weight"])
+    most = table.iloc[int(table["sink_weight"].argmax())]
     return (
         "Attention weights are renormalised without the learned sinks, which take "
-        f"{heads['sink_weight'].mean():.0%} of a head's attention on average, and at most "
+        f"{table['sink_weight'].mean():.0%} of a head's attention on average, and at most "
         f"{most['sink_weight']:.0%} ({reader_of(most)})."
     )
-
-
-def text_line(view: TextView) -> str:
-    """Return a sentence on the run's text: the answer to its `why`, or where a head looks.
-
-    The head is the one that differs most from other texts; without other texts it is the one that
-    gives the most weight to a key after the first and before the query.
-    """
-    why = view.why
-    if why is None:
-        head, query, key = view.strongest_look()
-        compared = ""
-        if view.position is not None:
-            compared = f" ({view.position[(*view.place_of(head), query, key)]:.0%} in other texts)"
-        return f"In the text {_looks(view, head, query, key)}{compared}."
-    rows = why.table.to_dict("records")
-    term = max(rows, key=lambda row: (row["weight"], row["nats"]))  # of the key attended most
-    name = term_styles(why.table)[term["side"], term["term"]][0]
-    said = f"the largest term is {name} ({term['nats']:+.1f} of {term['score']:+.1f} nats)."
-    looks_at = _looks(view, why.head, why.query, term["key"])
-    return f"In the text {looks_at}: {said} {why.moved}".strip()
-
-
-def _looks(view: TextView, head: str, query: int, key: int) -> str:
-    """Return words on how much weight a head gives a key of a text."""
-    weight = view.weights[(*view.place_of(head), query, key)]
-    return f"{head} gives {weight:.0%} of token {query}, {view.named(query)}, to {view.named(key)}"
 
 
 def _head_sections(run: Run) -> Iterator[Section]:
@@ -483,7 +416,7 @@ def _head_sections(run: Run) -> Iterator[Section]:
     colour = f"{KINDS_SAID} " if compared else ""
     yield Section(
         title="All heads" + ": sinks, order and content" * compared,
-        figure=partial(attention_heads, table),
+        figure=partial(attention_heads, table, kinds_of(table)),
         caption=f"{colour}Area: {area}, nats. A click on a head opens its map below. "
         f"{sinks_line(table)}".strip(),
         table=table.dropna(axis=1, how="all"),

@@ -22,8 +22,9 @@ from nope_probe.analyses.attention import (
     split_attention,
 )
 from nope_probe.analyses.jackknife import mean_intervals
+from nope_probe.analyses.verdicts import UNIFORM
 from nope_probe.errors import UserError
-from nope_probe.figures.attention import UNIFORM, Why
+from nope_probe.figures.attention import Why
 from nope_probe.hooks.layers.model import Given, traits_of
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.need import capture_need
@@ -42,7 +43,7 @@ from nope_probe.run.process_group import device_of_process
 from nope_probe.run.session import Session
 from nope_probe.run.settings import MIN_KEYS, Dtype
 from nope_probe.run.sources import load_first_layers
-from nope_probe.studies.attention import MAP_BYTES, Settings, kept_why, query_in, report, text_view
+from nope_probe.studies.attention import MAP_BYTES, Settings, kept_why, report, shown_text
 from nope_probe.studies.attention_text import Question, read_text
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, Out, as_loaded, run_of, takes
@@ -56,7 +57,7 @@ from nope_probe.studies.study import (
     run_passes,
     run_study,
 )
-from nope_probe.studies.tables import attention_table, mean_columns, text_attention_table
+from nope_probe.studies.tables import ATTENTION, GAPS, attention_table, interval_names, mean_columns
 
 NEEDED = ("rope", "mask")  # what need is measured of, in a model with RoPE
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
@@ -132,7 +133,7 @@ class Attention(Study[Settings]):
         sizes, maps = torch.tensor(manifest.fold_sizes), State()
         arrays = {"tokens": input_arrays(self.inputs)}
         if settings.reads_corpus:
-            table = attention_table(splits_of(read["splits"], read["gaps"], sizes, self.layers))
+            table = attention_table(splits_of(read, sizes, self.layers))
             manifest = replace(manifest, too_few=too_few_sequences(table, len(self.inputs)))
             maps["weights"] = read["weights"].float()
             if settings.rows < settings.seq_len:
@@ -214,37 +215,47 @@ def read_need(engine: Engine, stream: StreamCheckpoint | None, *, removal: Ablat
 
 
 def splits_of(
-    estimates: Float[Tensor, "layer head part one_plus_folds"],
-    gaps: Float[Tensor, "layer head two"],
-    counts: Int[Tensor, " fold"],
-    layers: Sequence[int],
+    read: State, counts: Int[Tensor, " fold"], layers: Sequence[int]
 ) -> dict[tuple[int, int], AttentionSplit]:
-    """Return the parts of each head's attention by layer and head, from a run's estimates."""
-    weights = fold_weights(len(counts), counts)
-    splits = {}
+    """Return the parts of each head's attention, from the results of `read_heads`.
+
+    Args:
+        read: of all layers.
+        counts: sequences per fold.
+        layers: their numbers.
+    """
+    weights, splits = fold_weights(len(counts), counts), dict[tuple[int, int], AttentionSplit]()
     for place, layer in enumerate(layers):
-        for head, (of_head, ends) in enumerate(zip(estimates[place], gaps[place], strict=True)):
-            parts = (Estimates(values=part, weights=weights) for part in of_head)
-            first, others = ends.tolist()
-            splits[layer, head] = AttentionSplit(
-                **dict(zip(PARTS, parts, strict=True)), first_gap=first, others_gap=others
-            )
+        of_layer = zip(read["splits"][place], read["gaps"][place].tolist(), strict=True)
+        for head, (values, (first, others)) in enumerate(of_layer):
+            parts = {
+                part: Estimates(values=x, weights=weights)
+                for part, x in zip(PARTS, values, strict=True)
+            }
+            splits[layer, head] = AttentionSplit(**parts, first_gap=first, others_gap=others)
     return splits
 
 
 def table_of_text(read: State, layers: Sequence[int], skip_keys: int) -> pd.DataFrame:
-    """Return the table of attention in a text alone: the means of queries with enough keys.
+    """Return the table of attention in a text alone: no position, and no intervals.
+
+    Its numbers are means over the queries with enough keys.
 
     Args:
-        read: the result of `captured_text`, of all layers.
+        read: the results of `read_heads`, of all layers.
         layers: their numbers.
         skip_keys: how many keys count as first.
     """
     weights, information = read["on_text"], read["content"]
     rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
-    first = weights[..., :skip_keys].sum(-1)
-    nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
-    return text_attention_table(nats, share, layers)
+    numbers = {"information": information, "first_weight": weights[..., :skip_keys].sum(-1)}
+    heads = pd.MultiIndex.from_product([layers, range(weights.shape[1])], names=["layer", "head"])
+    means = {
+        name: x.double().where(rows, torch.nan).nanmean(-1).flatten().tolist()
+        for name, x in numbers.items()
+    }
+    columns = ["layer", "head", *interval_names(*ATTENTION), *GAPS]
+    return pd.DataFrame(means, heads).reset_index().reindex(columns=columns)
 
 
 def with_means(
@@ -334,11 +345,11 @@ def explain(
         >>> terms[3].idxmax()
         'rotation'
     """
-    view, manifest = text_view(run), run.manifest
+    shown, manifest = shown_text(run), run.manifest
     recorded = {k: v for k, v in manifest.settings.items() if k not in UNNAMED}
     of_run = settings_from(Settings, recorded)
     settings = replace(of_run, why=head, query=query, steps=steps)
-    kept, asked = kept_why(run), (head, query_in(query, view.pieces), of_run.steps)
+    kept, asked = kept_why(run), (head, shown.token(query), of_run.steps)
     if kept is not None and (kept.head, kept.query, steps) == asked:
         return kept
     settings.validate()

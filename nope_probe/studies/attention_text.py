@@ -10,27 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
 from math import nan
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from nope_probe.analyses.one_text import Side, moved_terms, query_terms
 from nope_probe.data.sequences import Sequences
-from nope_probe.data.tokenizing import TextReader, first_token
+from nope_probe.data.tokenizing import TextReader, first_token, pieces_of
 from nope_probe.errors import UserError
 from nope_probe.figures.names import OTHERS
 from nope_probe.figures.text_view import mark_of
-from nope_probe.hooks.layers.attention import Attention, repeat_heads, upcast
-from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
-from nope_probe.hooks.layers.model import numbered_layers, read_attention, validate_inputs
+from nope_probe.hooks.layers.model import validate_inputs
+from nope_probe.hooks.reading.moved import Cell, ScoreWithout, score_without
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
@@ -39,7 +35,7 @@ from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.models.info import LoadedModel
 from nope_probe.removal import Writer
 from nope_probe.run.manifest import ShownText
-from nope_probe.studies.attention import ALONE, TEXT_TOKENS, Settings, query_in
+from nope_probe.studies.attention import ALONE, TEXT_TOKENS, Settings
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import Pass, Results, captured
 
@@ -47,8 +43,8 @@ MOST_ROWS = 10  # writers that have a row each in `why.csv`: those whose terms d
 LEAST_WRITTEN, MOST_WRITERS = 0.1, 3  # of a look's score; shown writers of its key, or its query
 LEAST_MOVED, MOST_MOVED = 0.2, 2  # of a writer's term; tokens that the writer moved it from
 SIDES: tuple[Side, ...] = get_args(Side)
+UNMEASURED = ScoreWithout(nan, nan, nan)
 COLUMNS = ["step", "layer", "head", "query", "key", "writer", "side", "moved_from", "nats"]
-MEASURED = ["effect", "weight", "weight_without"]  # of a moved part that is taken out of the model
 
 
 class Text(NamedTuple):
@@ -105,20 +101,6 @@ def read_text(settings: Settings, loaded: LoadedModel) -> Text | None:
     return Text(tokens, shown)
 
 
-def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the part of the text that each token adds; joined, the parts are the text.
-
-    A token that ends within a character adds nothing: the last of its tokens adds the character.
-    """
-    decoded = [
-        tokenizer.decode(tokens[:stop], clean_up_tokenization_spaces=False)
-        for stop in range(1, len(tokens) + 1)
-    ]
-    whole = decoded[-1]
-    ends = [len(text.rstrip("\ufffd")) for text in decoded[:-1]] + [len(whole)]
-    return [whole[start:stop] for start, stop in pairwise([0, *accumulate(ends, max)])]
-
-
 class Look(NamedTuple):
     """A head that looks from a query at a key; without a key, at that of the highest score."""
 
@@ -137,10 +119,15 @@ class Look(NamedTuple):
         """The beginning of the names of its terms, each a tensor over keys."""
         return f"{self.name}/{self.query}/"
 
+    @property
+    def cell(self) -> Cell:
+        """The cell of the head's scores."""
+        assert self.key is not None
+        return Cell(self.layer, self.head, self.query, self.key)
+
     def token(self, side: str) -> int:
         """Return the token into which the writers of its key or query wrote."""
-        assert self.key is not None
-        return self.key if side == "key" else self.query
+        return self.cell.key if side == "key" else self.query
 
     def moved(self, side: str, writer: str) -> str:
         """Return the name of the terms of what a writer moved, a tensor over tokens."""
@@ -186,7 +173,7 @@ class Question:
         Raises:
             UserError: for a token that the text does not have.
         """
-        name, query = Writer(settings.why or ""), query_in(settings.query, text.shown.pieces)
+        name, query = Writer(settings.why or ""), text.shown.token(settings.query)
         look, compared = Look(name.block, name.head or 0, query), settings.reads_corpus
         return cls(first=look, text=text, n_steps=settings.steps, compared=compared)
 
@@ -240,9 +227,9 @@ class Question:
                 for look, state in looks:
                     for row in rows_of(look, state):
                         is_moved = row.moved_from is not None
-                        measured = next(effects) if is_moved else [nan] * len(MEASURED)
+                        measured = next(effects) if is_moved else UNMEASURED
                         rows.append([step, *look, *row, *measured])
-            table = pd.DataFrame(rows, columns=[*COLUMNS, *MEASURED])
+            table = pd.DataFrame(rows, columns=[*COLUMNS, *ScoreWithout._fields])
             tables["why_steps"] = table.astype({"moved_from": "Int64"})
         return tables
 
@@ -275,26 +262,26 @@ def captured_looks(
     looks = [look for look, _ in question.steps(engine.results)[-1]]
     if not looks:
         return {}
-    kept, state, text = engine.kept_positions or 0, dict[str, Tensor](), question.text.tokens
-    options: dict[str, Any] = {"per_head": True, "kept_positions": kept}
-    layers = sorted({look.layer for look in looks})
+    state, text, whole = State(), question.text.tokens, replace(engine, n_folds=1, documents=None)
     read = partial(
-        capture_positions, engine.model, text, n_folds=1, query_rows=text.shape[1], **options
+        capture_positions,
+        layers=sorted({look.layer for look in looks}),
+        per_head=True,
+        kept_positions=engine.kept_positions or 0,
     )
+    of_one = replace(whole, inputs=text, query_rows=text.shape[1])
     try:
-        of_text, others = read(layers=layers), None
-        if question.compared:
-            whole = replace(engine, n_folds=1, documents=None)
-            others = whole.by_fold(capture_positions, stream, layers=layers, **options)
+        sums = [of_one.by_fold(read, None)]
+        sums += [whole.by_fold(read, stream)] if question.compared else []
         for look in looks:
-            pair = _head(of_text, look), None if others is None else _head(others, look)
-            terms = query_terms(*pair, look.query, kept_positions=kept)
-            parts = {"position": terms.position, "key": terms.of_key, "query": terms.of_query}
-            named = {f"{side}/{name}": x for side, of in parts.items() for name, x in of.items()}
-            named["scores"] = terms.scores
-            state |= {f"{look.prefix}{name}": x for name, x in named.items()}
+            of_text, *others = (_head(x, look) for x in sums)
+            pair = of_text, (others[0] if others else None)
+            terms = query_terms(*pair, look.query, kept_positions=engine.kept_positions or 0)
+            state |= {f"{look.prefix}{name}": x for name, x in terms.items()}
             if step < question.n_steps:
-                state |= _moved(look.with_key(state), pair, named, read)
+                state |= _moved(
+                    look.with_key(state), pair, terms, partial(of_one.by_fold, read, None)
+                )
     except NotImplementedError as error:
         raise UserError(f"--why {looks[0].name}: {error}") from error
     return state
@@ -304,18 +291,17 @@ def _moved(
     look: Look,
     pair: tuple[ReaderSums, ReaderSums | None],
     terms: State,
-    read: Callable[..., PositionSums],
+    capture: Callable[..., PositionSums],
 ) -> State:
     """Return the terms of what a look's strongest writers moved, by name."""
-    assert look.key is not None
-    state: State = {}
+    state, (*_, query, key) = State(), look.cell
     for side in SIDES:
-        heads = [name for name in strongest_writers(terms, look.key, side) if name.head is not None]
+        heads = [name for name in strongest_writers(terms, key, side) if name.head is not None]
         if heads:
-            moved = _head(read(layers=[look.layer], moved_to=look.token(side)), look)
+            moved = _head(capture(layers=[look.layer], moved_to=look.token(side)), look)
             parts = moved.first_keys if side == "key" else moved.first_queries
             for writer in heads:
-                of_writer = moved_terms(*pair, look.query, look.key, parts[writer], side)
+                of_writer = moved_terms(*pair, query, key, parts[writer], side)
                 state[look.moved(side, writer)] = of_writer
     return state
 
@@ -367,55 +353,19 @@ def rows_of(look: Look, state: State) -> Iterator[Row]:
 def captured_effects(
     engine: Engine, stream: StreamCheckpoint | None, *, question: Question
 ) -> State:
-    """Return the `MEASURED` of looks without what was moved for them, one moved part at a time.
-
-    What the head moved from the token is taken out of its output at the token that it wrote into,
-    and all later blocks respond. The effect is what the look's score loses, nats.
+    """Return what looks lose without what was moved for them, one moved part at a time.
 
     Args:
         engine: the model, with the results of all steps.
         stream: unused: a text is one batch.
         question: asks about the looks.
     """
-    moves = [move for looks in question.steps(engine.results)[:-1] for move in moves_of(looks)]
-    measured = [_without(engine.model, question.text.tokens, *move) for move in moves]
-    return {"measured": torch.tensor(measured, dtype=torch.float64).view(-1, len(MEASURED))}
-
-
-def _without(
-    model: HookedModel, text: Int[Tensor, "1 pos"], look: Look, before: Look
-) -> list[float]:
-    """Return the `MEASURED` of a look without what the head of the look before moved for it."""
-    [writing] = numbered_layers(model, [before.layer])
-
-    def read(layer: Layer, attention: Attention) -> Tensor | None:
-        if layer.index == writing.index:
-            weight = attention.pattern(slice(before.query, before.query + 1), masked=None)
-            values = repeat_heads(attention.v, attention.n_heads)
-            return weight[0, before.head, 0, before.key] * values[0, before.key, before.head]
-        if layer.index != look.layer:
-            return None
-        row = slice(look.query, look.query + 1)
-        weights = attention.hooked_weights(row)
-        if weights is None:
-            weights = upcast(attention.masked_scores(row)).softmax(-1)
-        cells = upcast(weights), upcast(attention.scores(row))
-        return torch.stack([x[0, look.head, 0, look.key] for x in cells])
-
-    def run(hooks: Sequence[Attachment]) -> list[Tensor]:
-        with torch.inference_mode(), hooks_attached(hooks):
-            readings = read_attention(model, text, read)
-        return [x for x in readings if x is not None]
-
-    def take_out(z: Tensor, hook: HookPoint) -> Tensor:
-        left = writing.by_head(z).clone()
-        left[0, before.query, before.head] -= share.to(left)
-        return left.reshape(z.shape)
-
-    share, intact = run([])
-    _, without = run([(writing.point("attn.hook_z"), take_out)])
-    (weight, score), (weight_without, score_without) = intact.tolist(), without.tolist()
-    return [score - score_without, weight, weight_without]
+    measured = [
+        score_without(engine.model, question.text.tokens, look.cell, before.cell)
+        for looks in question.steps(engine.results)[:-1]
+        for look, before in moves_of(looks)
+    ]
+    return {"measured": torch.tensor(measured, dtype=torch.float64).view(-1, len(UNMEASURED))}
 
 
 def why_table(
@@ -447,16 +397,8 @@ def why_table(
         if rest:
             shown[f"{side}/{OTHERS}"] = torch.stack(rest).sum(0)
     rows = [
-        {
-            "key": key,
-            "token": tokens[key],
-            "weight": float(weights[key]),
-            "score": float(scores[key]),
-            "side": name.partition("/")[0],
-            "term": name.partition("/")[2],
-            "nats": float(values[key]),
-        }
+        (key, tokens[key], float(weights[key]), float(scores[key]), *name.split("/"), float(x[key]))
         for key in np.flatnonzero(seen.numpy()).tolist()
-        for name, values in shown.items()
+        for name, x in shown.items()
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["key", "token", "weight", "score", "side", "term", "nats"])

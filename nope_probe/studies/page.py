@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nope_probe.analyses.verdicts import HeadsVerdict, exceeds_noise, verdict_on_heads
 from nope_probe.errors import UserError, printable
 from nope_probe.figures.image import export
 from nope_probe.figures.intervals import (
@@ -37,7 +38,6 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest
-from nope_probe.studies.verdicts import HeadsVerdict, exceeds_noise, verdict_on_heads
 
 if TYPE_CHECKING:
     from nope_probe.run.session import Session

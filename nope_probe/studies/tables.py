@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import pandas as pd
-from jaxtyping import Float
-from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.analyses.jackknife import Interval, Intervals
@@ -102,27 +100,6 @@ def attention_table(
         gaps = {name: getattr(split, name) for name in GAPS}
         rows.append({"layer": layer, "head": head, **interval_columns(**intervals), **gaps})
     return pd.DataFrame(rows)
-
-
-def text_attention_table(
-    information: Float[Tensor, "layer head"],
-    first_weight: Float[Tensor, "layer head"],
-    layers: Sequence[int],
-) -> pd.DataFrame:
-    """Return the table of attention in one text alone, which knows no position and no intervals.
-
-    Args:
-        information: the information of each head, nats.
-        first_weight: the weight of the first key.
-        layers: the layers' numbers.
-    """
-    rows = [
-        {"layer": layer, "head": head, "information": float(nats), "first_weight": float(weight)}
-        for layer, of_heads, firsts in zip(layers, information, first_weight, strict=True)
-        for head, (nats, weight) in enumerate(zip(of_heads, firsts, strict=True))
-    ]
-    columns = ["layer", "head", *interval_names(*ATTENTION), *GAPS]
-    return pd.DataFrame(rows).reindex(columns=columns)
 
 
 def measures_table(

@@ -86,18 +86,16 @@ def brief(
     *,
     by: str = "",
     style: str = "z.2f",
-    heading: str | None = None,
 ) -> pd.DataFrame:
     """Return a small table as text: a row for each value of a column, a cell for each number.
 
     Args:
-        table: numbers with bounds.
+        table: numbers, with their bounds if they have any.
         first: the column whose values name the rows.
         numbers: the columns that are shown; of a long table the one that is.
         columns: the study's numbers, which give headings and units.
         by: of a long table, the column whose values (keys of `columns`) are the headings.
         style: the format of numbers; percents have no decimals.
-        heading: of the first column; its label by default.
 
     Example:
         >>> costs = pd.DataFrame({"removed": ["mask"], "cost": [1.5], "cost_low": [1.0]})
@@ -115,6 +113,5 @@ def brief(
             of_row[about.title] = column_text(row, name, about, "z.0f" if about.is_share else style)
     names = {value: named(view, first, value) for value in cells}
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
-    heading = known.get(first, Column(first)).label if heading is None else heading
-    frame.insert(0, heading, [names[value] for value in cells])
+    frame.insert(0, known.get(first, Column(first)).label, [names[value] for value in cells])
     return frame.reset_index(drop=True)

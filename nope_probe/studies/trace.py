@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from nope_probe.analyses.verdicts import main_writers, most_of
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import ValueAndBounds, bound_columns
 from nope_probe.figures.maps import term_maps
@@ -30,7 +31,6 @@ from nope_probe.run.paths import validate_memory
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
 from nope_probe.studies.tidy import sections
-from nope_probe.studies.verdicts import main_writers, most_of
 
 MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
 QUESTIONS = {"lead": "first key", "pattern": "other keys"}

@@ -11,7 +11,7 @@ from support.tiny_models import ByName, tokens
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from nope_probe import load
-from nope_probe.analyses.one_text import QueryTerms, Side, moved_terms, query_terms
+from nope_probe.analyses.one_text import Side, moved_terms, query_terms
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import ReaderSums
@@ -28,7 +28,7 @@ def centred_over(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 
 def terms_of(
     model: HookedModel, text: torch.Tensor, inputs: torch.Tensor, head: int, kept: int = 0
-) -> QueryTerms:
+) -> dict[str, torch.Tensor]:
     own, others = (
         dict(
             capture_positions(model, x, layers=[1], per_head=True, n_folds=1, kept_positions=kept)
@@ -40,15 +40,19 @@ def terms_of(
     return query_terms(own, others, QUERY, kept_positions=kept)
 
 
+def assert_adds_up(terms: dict[str, torch.Tensor]) -> None:
+    """Check that the terms add up to the scores of the keys that the query sees."""
+    scores = terms["scores"][SEEN]
+    added = sum(x[SEEN] for name, x in terms.items() if name != "scores")
+    assert (added - scores).abs().max() <= NETWORK * scores.abs().max()
+
+
 @pytest.mark.parametrize("kept", [0, 1])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 def test_the_terms_add_up_to_the_scores(name: str, kept: int, bridge: ByName) -> None:
     terms = terms_of(bridge(name), TEXT, INPUTS, 1, kept)
-    parts = (terms.position, terms.of_key, terms.of_query)
-    added = sum((x for part in parts for x in part.values()), torch.zeros(N_POS))
-    scale = terms.scores[SEEN].abs().max()
-    assert (added - terms.scores)[SEEN].abs().max() <= NETWORK * scale
-    assert terms.scores[~SEEN].isnan().all()
+    assert_adds_up(terms)
+    assert terms["scores"][~SEEN].isnan().all()
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt"])
@@ -56,10 +60,8 @@ def test_with_alibi_its_bias_is_a_term(name: str, tmp_path: Path) -> None:
     tiny = write_decoder(name, tmp_path)
     model, inputs = load(str(tiny.folder)).model, tiny.tokens[:, :N_POS]
     terms = terms_of(model, inputs[:1], inputs[1:], 1)
-    parts = (terms.position, terms.of_key, terms.of_query)
-    added = sum((x for part in parts for x in part.values()), torch.zeros(N_POS))
-    assert (added - terms.scores)[SEEN].abs().max() <= NETWORK * terms.scores[SEEN].abs().max()
-    steps = terms.position["alibi"][SEEN].diff()
+    assert_adds_up(terms)
+    steps = terms["position/alibi"][SEEN].diff()
     assert steps.min() > 0
     torch.testing.assert_close(steps, steps[:1].expand_as(steps), rtol=1e-6, atol=1e-7)
 
@@ -110,9 +112,9 @@ def test_a_writers_term_is_what_its_removal_changes_with_the_norms_scale_held(
         terms = terms_of(bridge("llama"), TEXT, INPUTS, head)
         largest = scores(stream).abs().max()
     whole = centred_over(scores(stream), SEEN)
-    assert (terms.scores - whole)[SEEN].abs().max() <= NETWORK * largest
+    assert (terms["scores"] - whole)[SEEN].abs().max() <= NETWORK * largest
     assert lost.abs().max() > 0.01 * largest
-    assert (terms.of_key["MLP0"] - lost)[SEEN].abs().max() <= NETWORK * largest
+    assert (terms["key/MLP0"] - lost)[SEEN].abs().max() <= NETWORK * largest
 
 
 @pytest.mark.parametrize("side", ["key", "query"])
@@ -187,8 +189,6 @@ def test_an_induction_heads_score_is_the_term_of_the_previous_token_head() -> No
     same[0] = float(text[0, 0] == text[0, QUERY])  # the first token sees itself alone
     expected = centred_over(3 * same, SEEN)
     assert expected[2] > 2, "the token after the earlier 3"
-    for found in (terms.scores, terms.of_key["L0H0"]):
+    for found in (terms.pop("scores"), terms.pop("key/L0H0")):
         assert (found - expected)[SEEN].abs().max() <= 1e-5
-    rest = {**terms.position, **terms.of_query}
-    rest |= {f"key {name}": x for name, x in terms.of_key.items() if name != "L0H0"}
-    assert all(x.abs().max() <= 1e-5 for x in rest.values())
+    assert all(x.abs().max() <= 1e-5 for x in terms.values())

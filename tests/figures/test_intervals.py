@@ -8,10 +8,10 @@ from nope_probe.figures.intervals import (
     FLAT,
     axis_range,
     bound_columns,
+    column_text,
     interval_of,
     interval_text,
     is_noise,
-    percent,
 )
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.views import View, draw
@@ -22,8 +22,12 @@ def test_bounds_have_the_name_of_their_estimate_and_text_its_unit() -> None:
     row = {"share": 0.5, "share_low": 0.4, "share_high": 0.6}
     assert interval_of(pd.Series(row), "share") == (0.5, 0.4, 0.6)
     assert bound_columns("lost") == ("lost_low", "lost_high")
-    assert interval_text((-0.0001, -0.2, 0.3)) == "0.000 [-0.200, 0.300]", "no negative zero"
-    assert interval_text(percent((0.25, -0.125, 0.5)), "z.1f", "%") == "25.0% [-12.5, 50.0]"
+    assert interval_text((-0.0001, -0.2, 0.3), "z.3f") == "0.000 [-0.200, 0.300]", (
+        "no negative zero"
+    )
+    percent = Column("share", unit="share")
+    assert column_text(row | {"share_low": -0.125}, "share", percent) == "50.0% [-12.5, 60.0]"
+    assert column_text({"share": -0.0001}, "share", percent, "z.0f") == "0%", "without an interval"
     assert interval_text((np.nan, np.nan, np.nan), "+.2f", "%") == "no pattern"
 
 

@@ -26,7 +26,8 @@ from nope_probe import (
     split_attention,
 )
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.figures.attention import KINDS, REST, attention_heads, kinds_of
+from nope_probe.analyses.verdicts import kinds_of
+from nope_probe.figures.attention import KINDS, REST, attention_heads
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.reports import notes
@@ -195,7 +196,8 @@ def test_uniform_heads_are_not_classed() -> None:
     assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
     assert lead.table.empty
     assert run.manifest.too_few is None
-    [heads] = attention_heads(run.tables["attention"]).data
+    heads = run.tables["attention"]
+    [heads] = attention_heads(heads, kinds_of(heads)).data
     assert heads.marker.color == REST, "grey"
 
 
@@ -225,7 +227,10 @@ def test_the_map_draws_the_kind_of_each_head_and_its_need() -> None:
     alone = heads.assign(first_position=unknown, others_position=unknown, others_share=unknown)
     assert {*kinds_of(alone)} == {""}
     for table, area in ((heads, "information"), (heads.assign(need_rope=range(6)), "need_rope")):
-        traces = {trace.name.partition(":")[0]: trace for trace in attention_heads(table).data}
+        kinds = kinds_of(table)
+        traces = {
+            trace.name.partition(":")[0]: trace for trace in attention_heads(table, kinds).data
+        }
         assert {name: trace.x.tolist() for name, trace in traces.items()} == {
             **{"sink": [1, 3], "order": [0], "content": [2], "not classed": [4, 5]}
         }
@@ -240,10 +245,10 @@ def test_the_map_draws_the_kind_of_each_head_and_its_need() -> None:
 
 def test_heads_that_never_see_8_keys_are_left_out() -> None:
     heads = made(**{name: [float("nan"), 0.5] for name in HEADS})
-    [drawn] = attention_heads(heads).data
+    [drawn] = attention_heads(heads, kinds_of(heads)).data
     assert drawn.x.tolist() == [1]
     none = heads[:1]
-    assert not attention_heads(none).data
+    assert not attention_heads(none, kinds_of(none)).data
     known = none.dropna(subset=["information"])
     assert "no head is measured" in page.headline("m", known).sentence
 

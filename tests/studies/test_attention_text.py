@@ -18,13 +18,13 @@ from support.tiny_models import ByName
 from transformers import AutoModelForCausalLM
 
 from nope_probe import attention, explain, load, read_run, run_attention, text_view
+from nope_probe.data.tokenizing import pieces_of
 from nope_probe.errors import UserError
 from nope_probe.figures.text_view import TextView
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import path_of
 from nope_probe.run.folder import Run
 from nope_probe.studies.attention import Settings, report
-from nope_probe.studies.attention_text import pieces_of
 
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 61, "folds": 5, "layers": 2}
 TEXT = 'a "<b>" & b\n</script><script>x\u200b =\t\U0001f642 שלום 世\r'

@@ -200,8 +200,12 @@ def test_a_small_table_has_a_row_for_each_value_and_a_cell_for_each_number(by: s
         measure=["loss", "copied"] * 2,
     )
     shown, numbers = (long, ["value"]) if by else (wide, ["loss", "copied"])
-    found = brief(shown, "removed", numbers, COLUMNS, by=by, heading="L3")
+    found = brief(shown, "removed", numbers, COLUMNS, by=by)
     assert found.to_dict("records") == [
-        {"L3": "intact", "mean loss, nats": "1.00 [0.75, 1.50]", "copied": "50% [25, 100]"},
-        {"L3": "without RoPE", "mean loss, nats": "2.00 [1.75, 2.50]", "copied": "25% [0, 75]"},
+        {"removed": "intact", "mean loss, nats": "1.00 [0.75, 1.50]", "copied": "50% [25, 100]"},
+        {
+            "removed": "without RoPE",
+            "mean loss, nats": "2.00 [1.75, 2.50]",
+            "copied": "25% [0, 75]",
+        },
     ]

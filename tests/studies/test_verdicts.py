@@ -8,13 +8,13 @@ from support.dense_patterns import estimates
 from support.fold_products import fold_products
 
 from nope_probe.analyses.jackknife import rms
-from nope_probe.studies.page import hidden_heads, no_pattern, strongest_row
-from nope_probe.studies.verdicts import (
+from nope_probe.analyses.verdicts import (
     exceeds_noise,
     main_writers,
     most_of,
     verdict_on_heads,
 )
+from nope_probe.studies.page import hidden_heads, no_pattern, strongest_row
 
 Estimate = tuple[float, float, float]
 

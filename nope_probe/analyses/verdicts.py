@@ -1,6 +1,7 @@
-"""What intervals settle: rules from estimates with their bounds to one of a few words.
+"""What numbers settle: rules from estimates with their bounds to one of a few words.
 
 A rule asks both bounds, never the estimate alone. What the bounds leave open is `unclear`, or None.
+Pages ask these rules too, so they need no torch.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from nope_probe.figures.intervals import ValueAndBounds
+import numpy as np
+import pandas as pd
 
+ValueAndBounds = tuple[float, float, float]
 MOST = 0.5  # of the pattern; of the strongest writer's share, too
 LEVEL = 0.95  # of the intervals
 EIGHT_FOLDS = (1,) * 8  # the sizes of the default folds, where a run states none
+UNIFORM = 0.01  # nats of information: with less, a head attends uniformly
+MOSTLY = 0.5  # of the information among the other keys, with which a head is one of order
 
 
 def most_of(shares: Mapping[str, ValueAndBounds]) -> str | None:
@@ -106,3 +111,21 @@ def verdict_on_heads(mean: ValueAndBounds, heads: Sequence[ValueAndBounds]) -> H
     if not squares:
         return "none"
     return "opposite" if max(mean[2], 0.0) ** 2 < squares / len(heads) ** 2 else "unclear"
+
+
+def kinds_of(table: pd.DataFrame) -> pd.Series[str]:
+    """Return the kind of each head: sink, order or content; empty if it is not classed.
+
+    A head is a sink if more of its position is about the first key than about the others. Of the
+    others, a head is one of order if half of its information among the other keys, or more, is
+    position. All else looks by content. A head that attends uniformly is not classed, nor one of
+    too few texts or of one text.
+
+    Args:
+        table: `attention.csv`.
+    """
+    share, first = table["others_share"], table["first_position"]
+    is_sink = first > table["others_position"].clip(lower=0)
+    known = (table["information"] >= UNIFORM) & (is_sink | share.notna())
+    kinds = np.select([~known, is_sink, share >= MOSTLY], ["", "sink", "order"], "content")
+    return pd.Series(kinds, table.index)
