@@ -24,7 +24,7 @@ from nope_probe.run.flags import hints_of
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
-SLOW = {"torch", "transformer_lens", "transformers", "scipy"}
+SLOW = {"torch", "transformer_lens", "transformers", "scipy", "pandas", "numpy", "plotly"}
 
 
 def test_every_command_is_found_and_has_a_script_that_is_installed() -> None:

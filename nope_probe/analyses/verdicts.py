@@ -7,10 +7,10 @@ Pages ask these rules too, so they need no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 ValueAndBounds = tuple[float, float, float]
 MOST = 0.5  # of the pattern; of the strongest writer's share, too
@@ -124,6 +124,9 @@ def kinds_of(table: pd.DataFrame) -> pd.Series[str]:
     Args:
         table: `attention.csv`.
     """
+    import numpy as np
+    import pandas as pd
+
     share, first = table["others_share"], table["first_position"]
     is_sink = first > table["others_position"].clip(lower=0)
     known = (table["information"] >= UNIFORM) & (is_sink | share.notna())

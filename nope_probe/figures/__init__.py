@@ -23,7 +23,8 @@ _NAMES = {
     "nope_probe.figures.maps": "score_maps term_maps",
     "nope_probe.figures.panels": "RowMaps",
     "nope_probe.figures.values": "head_values",
-    "nope_probe.figures.views": "View draw",
+    "nope_probe.figures.views": "draw",
+    "nope_probe.figures.words": "View",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

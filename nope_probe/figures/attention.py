@@ -11,7 +11,8 @@ import plotly.graph_objects as go
 from plotly.colors import qualitative
 
 from nope_probe.figures.graph import steps_back
-from nope_probe.figures.intervals import estimates_of, reach_of
+from nope_probe.figures.intervals import estimates_of
+from nope_probe.figures.limits import reach_of
 from nope_probe.figures.names import colour, plain, words
 from nope_probe.figures.style import draw_panels
 from nope_probe.removal import INK

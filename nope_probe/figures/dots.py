@@ -9,13 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.figures.intervals import (
-    FLAT,
-    axis_range,
-    error_bars,
-    is_noise,
-    padded_range,
-)
+from nope_probe.figures.limits import FLAT, axis_range, is_noise, padded_range
 from nope_probe.figures.names import colour, symbol
 from nope_probe.figures.style import (
     BLANK,
@@ -25,6 +19,7 @@ from nope_probe.figures.style import (
     scatter,
 )
 
+BAR = {"thickness": 1.5, "width": 3}  # px, of error bars
 WIDTH = 0.6  # width of a layer's dots, in layers
 MOST_TICKS = 12
 LEGEND_ROW = 26  # px; of six names
@@ -62,10 +57,12 @@ def interval_dots(
         others: further keys of the trace, by plotly's names.
     """
     value, other = ("x", "y") if sideways else ("y", "x")
+    middles, lows, highs = estimates
+    arms = {"array": highs - middles, "arrayminus": middles - lows}
     dots = {
         other: at,
-        value: estimates[0],
-        f"error_{value}": error_bars(*estimates),
+        value: middles,
+        f"error_{value}": {**arms, "type": "data", "symmetric": False, **BAR},
         "customdata": estimates[1:].T,
         "mode": "markers",
         "marker": marker,

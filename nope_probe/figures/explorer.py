@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.figures.intervals import FLOOR, symmetric
+from nope_probe.figures.limits import FLOOR, symmetric
 from nope_probe.figures.names import colour
 from nope_probe.figures.packed import PackedMaps, asset, encoded, pack, quantise, script
 from nope_probe.figures.panels import RowMaps, pool

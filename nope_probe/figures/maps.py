@@ -15,13 +15,11 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.errors import UserError, kind_of
-from nope_probe.figures.intervals import (
-    CLIPPED,
+from nope_probe.figures.limits import (
     FLAT_WORDS,
     NOISE_ERRORS,
     NOISE_NATS,
     PALE,
-    WITHIN,
     flattened,
     percentiles,
     symmetric,
@@ -52,6 +50,7 @@ from nope_probe.figures.style import (
     colour_limits,
     plot_height,
 )
+from nope_probe.figures.words import CLIPPED, WITHIN
 
 if TYPE_CHECKING:
     from nope_probe.maps.maps import ScoreMaps

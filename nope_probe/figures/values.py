@@ -10,13 +10,13 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.figures.dots import BOUNDS, interval_cells
-from nope_probe.figures.intervals import bound_columns, interval_of, interval_text, padded_range
+from nope_probe.figures.intervals import bound_columns, interval_of, interval_text
+from nope_probe.figures.limits import padded_range
 from nope_probe.figures.names import row_name, words
 from nope_probe.figures.style import BLANK, GUIDE, PlotlyTrace, colour_axis, draw_panels, scatter
-from nope_probe.figures.words import reader_of
+from nope_probe.figures.words import QUESTIONS, reader_of
 from nope_probe.removal import SOURCES, Condition
 
-QUESTIONS = {"lead": "first key's lead", "kept": "order of other keys"}
 DASHES = ("solid", "dash", "dot", "dashdot")  # of the lines of several replacements
 CELL, MOST = 18, 1400  # px: a head's row at most, and all rows
 FEW = 4  # bands whose names are written along the axis

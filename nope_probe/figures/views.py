@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,11 +21,8 @@ from nope_probe.figures.dots import (
     interval_cells,
     interval_dots,
 )
-from nope_probe.figures.intervals import (
-    bound_columns,
-    estimates_of,
-    reach_of,
-)
+from nope_probe.figures.intervals import bound_columns, estimates_of
+from nope_probe.figures.limits import reach_of
 from nope_probe.figures.names import TABLE, colour, row_name, symbol, words
 from nope_probe.figures.style import (
     BLANK,
@@ -40,72 +37,15 @@ from nope_probe.figures.style import (
     layer_colours,
     scatter,
 )
-from nope_probe.figures.words import Column
+from nope_probe.figures.words import PLACES, Column, Columns, View
 from nope_probe.removal import INK, NO_REPLACEMENT, parts_of
 
-Columns = Mapping[str, Column]
-PLACES: Columns = {  # columns that name rows, in the tables of all studies
-    "layer": Column("layer", "The layer, from 0."),
-    "head": Column("head", "The query head, from 0."),
-    "removed": Column("removed", "What is removed, joined by `+`; `intact` where nothing is."),
-    "replacement": Column(
-        "replacement", "What removed weights are replaced by; `none` without removed weights."
-    ),
-    "of": Column("of", "`lead`: of the first key's lead; `pattern`: of the other keys' pattern."),
-    "term": Column("term", "The part of an exact sum."),
-    "position": Column("position", "The position in the sequence, from 0.", "positions"),
-    "tokens": Column("tokens", "`text`, or `shuffled` tokens."),
-}
 SPREAD = 0.6  # width of the dots of a layer or another value of x
 MOST_TICKS = 12  # of layers
 LEGEND_ROW = 26  # px; of six names
 CELL, MOST = 26, 1400  # px: a row of cells at most, and all rows of a panel
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x", "cross", "star")
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """A table on the page, and how it is drawn.
-
-    Attributes:
-        table: the name of its file.
-        title: of its section, at most 8 words.
-        caption: how to read it, and how it misleads, at most 40 words.
-        y: the columns that are drawn, with their bounds, a panel each; a tuple of columns shares a
-            panel, where all but the first have open markers or other dashes. Without y, the
-            section shows the table alone.
-        x: the column along the axis; of rows, the column down the axis.
-        by: the columns whose values are series. The first gives colour and marker, the second
-            dashes or open markers. Of cells, the column of the rows.
-        panels: the column whose values are panels.
-        kind: `dots` have error bars and stand side by side; `rows` are dots on their sides, a row
-            for each value of x; `lines` show intervals when they are touched, for many series;
-            `curves` have bands; `cells` are a heat map.
-        names: what values of `by`, `panels` and `x` are called, where `words` does not say.
-        rows: which rows are drawn, as `pandas.DataFrame.query` takes it. The table has all.
-        marked: of cells, a column that says which ones get a dot.
-        folded: whether only the heading shows until it is opened.
-        across: panels in a row, at most.
-        same_scale: whether panels of one unit share a scale.
-        scale: of x; `binned` is logarithmic where rows are bins, with a column of their last x.
-    """
-
-    table: str
-    title: str
-    caption: str = ""
-    y: tuple[str | tuple[str, ...], ...] = ()
-    x: str = "layer"
-    by: tuple[str, ...] = ("removed",)
-    panels: str = ""
-    kind: Literal["dots", "rows", "lines", "curves", "cells"] = "dots"
-    names: Mapping[str, str] = field(default_factory=dict)
-    rows: str = ""
-    marked: str = ""
-    folded: bool = False
-    across: int = 3
-    same_scale: bool = False
-    scale: Literal["linear", "log", "binned"] = "linear"
 
 
 def is_drawn(view: View, table: pd.DataFrame) -> bool:

@@ -1,16 +1,18 @@
-"""The names of measures, layers and heads, and the words of their figures."""
+"""Columns and views of tables, as studies declare them; names of measures, layers and heads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 BOTH_WAYS, SHARE = "-1 to 1", "share"
 NO_PATTERN, WITHIN, NO_SHARE = "no pattern", "within noise", "no share"  # instead of numbers
+CLIPPED = 0.5  # percent of a map's cells beyond each limit of its colours
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,66 @@ class Column:
         return ", ".join(filter(None, (self.label, self.shown_unit)))
 
 
+Columns = Mapping[str, Column]
+PLACES: Columns = {  # columns that name rows, in the tables of all studies
+    "layer": Column("layer", "The layer, from 0."),
+    "head": Column("head", "The query head, from 0."),
+    "removed": Column("removed", "What is removed, joined by `+`; `intact` where nothing is."),
+    "replacement": Column(
+        "replacement", "What removed weights are replaced by; `none` without removed weights."
+    ),
+    "of": Column("of", "`lead`: of the first key's lead; `pattern`: of the other keys' pattern."),
+    "term": Column("term", "The part of an exact sum."),
+    "position": Column("position", "The position in the sequence, from 0.", "positions"),
+    "tokens": Column("tokens", "`text`, or `shuffled` tokens."),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A table on the page, and how it is drawn.
+
+    Attributes:
+        table: the name of its file.
+        title: of its section, at most 8 words.
+        caption: how to read it, and how it misleads, at most 40 words.
+        y: the columns that are drawn, with their bounds, a panel each; a tuple of columns shares a
+            panel, where all but the first have open markers or other dashes. Without y, the
+            section shows the table alone.
+        x: the column along the axis; of rows, the column down the axis.
+        by: the columns whose values are series. The first gives colour and marker, the second
+            dashes or open markers. Of cells, the column of the rows.
+        panels: the column whose values are panels.
+        kind: `dots` have error bars and stand side by side; `rows` are dots on their sides, a row
+            for each value of x; `lines` show intervals when they are touched, for many series;
+            `curves` have bands; `cells` are a heat map.
+        names: what values of `by`, `panels` and `x` are called, where `words` does not say.
+        rows: which rows are drawn, as `pandas.DataFrame.query` takes it. The table has all.
+        marked: of cells, a column that says which ones get a dot.
+        folded: whether only the heading shows until it is opened.
+        across: panels in a row, at most.
+        same_scale: whether panels of one unit share a scale.
+        scale: of x; `binned` is logarithmic where rows are bins, with a column of their last x.
+    """
+
+    table: str
+    title: str
+    caption: str = ""
+    y: tuple[str | tuple[str, ...], ...] = ()
+    x: str = "layer"
+    by: tuple[str, ...] = ("removed",)
+    panels: str = ""
+    kind: Literal["dots", "rows", "lines", "curves", "cells"] = "dots"
+    names: Mapping[str, str] = field(default_factory=dict)
+    rows: str = ""
+    marked: str = ""
+    folded: bool = False
+    across: int = 3
+    same_scale: bool = False
+    scale: Literal["linear", "log", "binned"] = "linear"
+
+
+QUESTIONS = {"lead": "first key's lead", "kept": "order of other keys"}
 MEASURES = {
     "lead": Column(
         "lead of the first key",
@@ -125,6 +187,8 @@ ATTENTION = {  # measures of a head's attention
         bounded=True,
     ),
 }
+UNIFORM = 0.01  # nats of information: with less, a head attends uniformly
+MOSTLY = 0.5  # of the information among the other keys, with which a head is one of order
 INFORMATION = {  # of a head's attention weights
     "information": Column("information", "How far attention is from uniform.", "nats"),
     "first_position": Column(

@@ -23,13 +23,6 @@ from urllib.request import Request, urlopen
 
 import huggingface_hub  # it imports its parts when they are asked for
 from huggingface_hub import constants
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
-from huggingface_hub.utils import validate_repo_id
 
 from nope_probe.errors import UserError
 from nope_probe.files import (
@@ -219,9 +212,11 @@ def is_hub_id(name: str) -> bool:
         >>> is_hub_id("Qwen/Qwen3-8B"), is_hub_id("nope-tiny/")
         (True, False)
     """
+    from huggingface_hub.utils import validate_repo_id
+
     try:
         validate_repo_id(name)
-    except HFValidationError:
+    except ValueError:
         return False
     return True
 
@@ -372,6 +367,12 @@ def reading_model(source: str, part: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
+            from huggingface_hub.errors import (  # it waits for a client of HTTP
+                GatedRepoError,
+                LocalEntryNotFoundError,
+                RepositoryNotFoundError,
+            )
+
             causes = list(_chain(error))
             if any(isinstance(cause, GatedRepoError) for cause in causes):
                 owner, _, name = source.partition("/")  # Unsloth has ungated copies of Meta's

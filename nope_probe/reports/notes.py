@@ -7,7 +7,6 @@ from importlib import resources
 from pathlib import Path
 
 from nope_probe.figures import names, words
-from nope_probe.figures.intervals import CLIPPED
 from nope_probe.run.manifest import Manifest
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
@@ -32,7 +31,7 @@ def how_to_read(page: str | Sequence[str], **numbers: object) -> list[str]:
     texts = {name[1:-1]: lines for name, *lines in chapters}
     lines = dict(line.split(": ", 1) for line in texts["words"])
     lines_of_page = texts[page] if isinstance(page, str) else page
-    limits = {"clipped": 100 / CLIPPED, **numbers}
+    limits = {"clipped": 100 / words.CLIPPED, **numbers}
     return [lines.get(line, line).format_map(limits) for line in lines_of_page]
 
 

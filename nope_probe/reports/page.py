@@ -12,21 +12,22 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from string import Template
+from typing import TYPE_CHECKING
 
-import pandas as pd
-import plotly.graph_objects as go
-from plotly.io.json import to_json_plotly
-from plotly.offline import get_plotlyjs
-
-from nope_probe.figures.explorer import Explorer
-from nope_probe.figures.image import without_controls
+from nope_probe.errors import UserError
 from nope_probe.figures.intervals import is_number, numbers_as_text
-from nope_probe.figures.maps import MAX_POSITIONS
-from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT, Layout
 from nope_probe.figures.words import Column
 from nope_probe.reports import notes
 from nope_probe.run.manifest import Manifest
 
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from nope_probe.figures.explorer import Explorer
+    from nope_probe.figures.style import Layout
+
+MOST_ROWS = 8  # of a lead's table
 PAGE_BYTES = 14_000_000
 PLOTLY_BYTES = 5_000_000
 CELL_BYTES = 16 / 3  # a float32 in base64
@@ -96,7 +97,7 @@ class Headline:
     """
 
     sentence: str
-    table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    table: pd.DataFrame | None = None
     caption: str = ""
     also: str = ""
 
@@ -109,8 +110,8 @@ class Headline:
         return f"{sentence}{_headline_table(self.table)}{caption}{also}"
 
 
-def _headline_table(table: pd.DataFrame) -> str:
-    if table.empty:
+def _headline_table(table: pd.DataFrame | None) -> str:
+    if table is None or table.empty:
         return ""
     kinds = ["" if all(map(is_number, table[name])) else ' class="words"' for name in table]
     head = "".join(
@@ -160,6 +161,55 @@ class Section:
         return self.figure() if callable(self.figure) else self.figure
 
 
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A run's findings.
+
+    Attributes:
+        title: of the page.
+        headline: the result: one sentence and one small table.
+        sections: figures with captions and tables, in the page's order.
+        how_to_read: how to read the figures, a sentence or two each.
+    """
+
+    title: str
+    headline: Headline
+    sections: Sequence[Section]
+    how_to_read: Sequence[str] = ()
+
+    def html(self, manifest: Manifest) -> str:
+        """Return the page of a run, given its manifest."""
+        return page(self.title, self.headline, self.sections, manifest, self.how_to_read)
+
+    def image(self) -> go.Figure:
+        """Return the first figure, all layers of its maps, with its section's title.
+
+        Raises:
+            UserError: if the report has no figure.
+        """
+        for section in self.sections:
+            figure = section.drawn()
+            if figure is not None:
+                return _titled(figure, section.title)
+        raise UserError("there is no figure on the page to draw as an image")
+
+
+def _titled(figure: go.Figure, title: str) -> go.Figure:
+    import plotly.graph_objects as go
+
+    from nope_probe.figures.maps import unfold_layers
+    from nope_probe.figures.style import TITLE_HEIGHT
+
+    unfolded = unfold_layers(figure)
+    if unfolded is figure:
+        # A figure that has a title has that height already.
+        room = 0 if figure.layout.title.text else TITLE_HEIGHT
+        unfolded = go.Figure(figure)
+        unfolded.layout.height += room
+        unfolded.layout.margin.t += room
+    return unfolded.update_layout(title={"text": title})
+
+
 def explorer_section(explorer: Explorer | None) -> Iterator[Section]:
     """Yield a page's section with the explorer, if there is one."""
     if explorer is not None:
@@ -186,6 +236,10 @@ def page(
         manifest: the run's; the page shows all of it at the end.
         how_to_read: what is the same for all figures, a sentence or two each, at the end.
     """
+    from plotly.offline import get_plotlyjs
+
+    from nope_probe.figures.style import ON_DARK
+
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(title),
@@ -217,6 +271,8 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
         n_layers: layers.
         n_points: numbers per layer that are drawn as lines or dots.
     """
+    from nope_probe.figures.maps import MAX_POSITIONS
+
     layer = LAYER_BYTES + MAP_BYTES * n_maps + CELL_BYTES * n_points
     room = PAGE_BYTES - PLOTLY_BYTES - n_layers * layer
     cells = max(0.0, room / CELL_BYTES / (n_maps * n_layers))
@@ -235,6 +291,8 @@ def _section(index: int, section: Section) -> str:
 
 
 def _figure(section: Section) -> str:
+    from plotly.io.json import to_json_plotly
+
     caption = escape(section.caption)
     figure = section.drawn()
     if figure is None:
@@ -254,6 +312,9 @@ def _figure(section: Section) -> str:
 
 def _for_page(figure: go.Figure) -> Layout:
     """Return a figure without its title and controls, which the page has as HTML."""
+    from nope_probe.figures.image import without_controls
+    from nope_probe.figures.style import TITLE_HEIGHT
+
     spec = without_controls(figure)
     layout = spec["layout"]
     for name in ("title", "paper_bgcolor"):

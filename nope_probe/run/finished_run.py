@@ -12,8 +12,8 @@ from pathlib import Path
 
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, file_checksum, json_checksum, read_json
-from nope_probe.run.folder import check_output_dir, read_manifest
-from nope_probe.run.manifest import FileRecord
+from nope_probe.run.folder import check_output_dir
+from nope_probe.run.manifest import FileRecord, read_manifest
 from nope_probe.run.paths import checkpoint_dir, default_output_dir, output_folder, remove
 from nope_probe.run.processes import print_line
 from nope_probe.run.settings import SessionSettings

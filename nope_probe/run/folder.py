@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.files import JsonObject, file_checksum, json_checksum, local_path, read_json
-from nope_probe.run.manifest import Manifest
+from nope_probe.files import JsonObject, file_checksum, json_checksum, local_path
+from nope_probe.run.manifest import Manifest, not_as_written, read_manifest
 from nope_probe.run.paths import checkpoint_dir, reason, remove, validate_folder_place
 from nope_probe.run.settings import FORMAT
 
@@ -212,38 +212,6 @@ def check_output_dir(out: Path, settings: JsonObject) -> bool:
     return False
 
 
-def read_manifest(out: Path) -> Manifest:
-    """Read a run's manifest, and check that it is as the run wrote it.
-
-    Raises:
-        UserError: if no manifest can be read, it was changed, or the run has another format.
-    """
-    try:
-        manifest = read_json(out / "manifest.json")
-        rest = {name: value for name, value in manifest.items() if name != "checksum"}
-    except FileNotFoundError as error:
-        unfinished = f"the run in {out} is unfinished; run its command again to finish it"
-        no_run = f"{out} holds no run: it has no manifest.json"
-        raise UserError(unfinished if checkpoint_dir(out).is_dir() else no_run) from error
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{out} holds no run: its manifest cannot be read; remove {out} and run again"
-        ) from error
-    if "checksum" not in manifest:
-        raise UserError(
-            f"{out} holds a run of an older version, or an edited one; remove it and run again"
-        )
-    if manifest["checksum"] != json_checksum(rest):
-        raise _not_as_written(out, "manifest.json")
-    if manifest.get("format") != FORMAT:
-        of = f"format {manifest['format']}" if "format" in manifest else "an earlier format"
-        raise UserError(
-            f"{out} holds a run of {of}, and this version of nope_probe reads format {FORMAT}: "
-            "numbers of the same name may mean other things; remove it and run its command again"
-        )
-    return Manifest.of_json(manifest)
-
-
 def validate_files(out: Path, manifest: Manifest) -> None:
     """Check every file of a run against the checksum in its manifest.
 
@@ -252,11 +220,7 @@ def validate_files(out: Path, manifest: Manifest) -> None:
     """
     for name, checksum in manifest.checksums.items():
         if not (out / name).is_file() or file_checksum(out / name) != checksum:
-            raise _not_as_written(out, name)
-
-
-def _not_as_written(out: Path, name: str) -> UserError:
-    return UserError(f"{out / name} is not the file that the run wrote; remove {out} and run again")
+            raise not_as_written(out, name)
 
 
 class StoredArrays(Mapping[str, np.ndarray]):

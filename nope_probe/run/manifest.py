@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from nope_probe.errors import UserError
-from nope_probe.files import JsonObject
+from nope_probe.files import JsonObject, json_checksum, read_json
 from nope_probe.models.info import ModelInfo
+from nope_probe.run.paths import checkpoint_dir
+from nope_probe.run.settings import FORMAT
 
 FileRecord: TypeAlias = dict[str, dict[str, str | int]]  # a source's files, their hash or size
 Record = TypeVar("Record")
@@ -235,3 +237,40 @@ def _typed(hint: Any, value: Any) -> Any:
         if get_origin(kind) is tuple and isinstance(value, list | tuple):
             return tuple(_typed(get_args(kind)[0], item) for item in value)
     return value
+
+
+def read_manifest(out: Path) -> Manifest:
+    """Read a run's manifest, and check that it is as the run wrote it.
+
+    Raises:
+        UserError: if no manifest can be read, it was changed, or the run has another format.
+    """
+    try:
+        manifest = read_json(out / "manifest.json")
+        rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    except FileNotFoundError as error:
+        unfinished = f"the run in {out} is unfinished; run its command again to finish it"
+        no_run = f"{out} holds no run: it has no manifest.json"
+        raise UserError(unfinished if checkpoint_dir(out).is_dir() else no_run) from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{out} holds no run: its manifest cannot be read; remove {out} and run again"
+        ) from error
+    if "checksum" not in manifest:
+        raise UserError(
+            f"{out} holds a run of an older version, or an edited one; remove it and run again"
+        )
+    if manifest["checksum"] != json_checksum(rest):
+        raise not_as_written(out, "manifest.json")
+    if manifest.get("format") != FORMAT:
+        of = f"format {manifest['format']}" if "format" in manifest else "an earlier format"
+        raise UserError(
+            f"{out} holds a run of {of}, and this version of nope_probe reads format {FORMAT}: "
+            "numbers of the same name may mean other things; remove it and run its command again"
+        )
+    return Manifest.of_json(manifest)
+
+
+def not_as_written(out: Path, name: str) -> UserError:
+    """Return the error for a file of a run that is not as the run wrote it."""
+    return UserError(f"{out / name} is not the file that the run wrote; remove {out} and run again")

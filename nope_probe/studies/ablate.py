@@ -8,58 +8,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import pandas as pd
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import (
     column_text,
     interval_of,
     interval_text,
 )
 from nope_probe.figures.names import row_name
-from nope_probe.figures.values import QUESTIONS
-from nope_probe.figures.views import View
 from nope_probe.figures.words import (
     ATTENTION,
     HEAD_MEASURES,
     INFORMATION,
     MEASURES,
+    QUESTIONS,
     SHARE,
     Column,
+    View,
 )
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import INTACT, NO_REPLACEMENT, SOURCES, Condition
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Section, explorer_section
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, explorer_section
 from nope_probe.run.flags import Bounds
-from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.settings import OFFSET_BINS
-from nope_probe.studies.ablate_page import (
-    head_sections,
-    intact_map_sections,
-    intact_rows,
-    lengths_of,
-    score_section,
-    term_section,
-)
-from nope_probe.studies.page import (
-    MOST_ROWS,
-    Report,
+from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
+from nope_probe.studies.tidy import (
     above_noise,
     nats,
     no_pattern,
     preferred_keys,
+    sections,
     shown_layer,
     strongest_row,
 )
-from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
-from nope_probe.studies.tidy import sections
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nope_probe.figures.explorer import Explorer
+    from nope_probe.run.folder import Run
 
 _arg = tyro.conf.arg
 MOST_BANDS = 128  # rotary pairs of the widest heads
@@ -279,6 +272,8 @@ def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Repor
         explorer: the patterns of all conditions, if the page shows them.
         heads: the patterns of all heads of a run that removes nothing, if the page shows them.
     """
+    from nope_probe.studies.ablate_page import intact_map_sections, lengths_of
+
     manifest = run.manifest
     if not manifest.results.get("positional_sources"):
         views = [*BY_PLACE, replace(SHAPE, folded=False), *HEADS]
@@ -307,6 +302,8 @@ def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Repor
 
 def headline(run: Run) -> Headline:
     """Return the values of the shown layer, or the means over all, in every condition."""
+    from nope_probe.studies.ablate_page import intact_rows
+
     tables, manifest = run.tables, run.manifest
     intact, sizes = intact_rows(tables["pattern"]), manifest.fold_sizes
     layer = shown_layer(intact, sizes)
@@ -395,6 +392,8 @@ class Answer:
 
     def table(self) -> pd.DataFrame:
         """Return the values of every condition with their intervals, nats."""
+        import pandas as pd
+
         first = f"{'mean of ' * self.is_mean}{self.place} at {self.seq_len:,} tokens, nats"
         cells = {first: self.names}
         for name in self.questions:
@@ -411,6 +410,15 @@ class Answer:
 
 def removal_sections(run: Run) -> Iterator[Section]:
     """Yield the sections of a run that removes components."""
+    import pandas as pd
+
+    from nope_probe.studies.ablate_page import (
+        head_sections,
+        lengths_of,
+        score_section,
+        term_section,
+    )
+
     tables = {name: table for name, table in run.tables.items() if len(table)}
     pattern, sources = tables["pattern"], run.manifest.results.get("positional_sources", ())
     yield from head_sections(run)
@@ -430,6 +438,8 @@ def removal_sections(run: Run) -> Iterator[Section]:
 
 def headline_of_intact(run: Run) -> Headline:
     """Return the layer with the strongest pattern, and the strongest layers with their keys."""
+    import pandas as pd
+
     manifest, pattern, heads = run.manifest, run.tables["pattern"], run.tables.get("heads")
     folds, name = manifest.fold_sizes, manifest.model_name
     best = strongest_row(pattern, folds)

@@ -15,12 +15,12 @@ from nope_probe.figures.intervals import bound_columns, excludes_zero, interval_
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, row_name
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
-from nope_probe.figures.values import QUESTIONS, head_bands, head_values
-from nope_probe.figures.words import reader_of
+from nope_probe.figures.values import head_bands, head_values
+from nope_probe.figures.words import QUESTIONS, reader_of
 from nope_probe.removal import INTACT, SOURCES, Condition, parts_of
-from nope_probe.reports.page import Section, positions
+from nope_probe.reports.page import MOST_ROWS, Section, positions
 from nope_probe.run.folder import Run
-from nope_probe.studies.page import MOST_ROWS, shown_layer
+from nope_probe.studies.tidy import shown_layer
 
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 

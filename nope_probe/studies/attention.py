@@ -6,20 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-import numpy as np
-import pandas as pd
-from jaxtyping import Float
+from typing import TYPE_CHECKING, Annotated
 
 from nope_probe.analyses.verdicts import MOSTLY, UNIFORM, kinds_of
 from nope_probe.data.documents import read_text, validate_text
 from nope_probe.errors import UserError
-from nope_probe.figures.attention import Why, attention_heads
-from nope_probe.figures.explorer import HEADS_BYTES, head_maps
 from nope_probe.figures.names import phrase
-from nope_probe.figures.panels import RowMaps
-from nope_probe.figures.text_view import TextView
 from nope_probe.figures.words import (
     INFORMATION,
     NO_SHARE,
@@ -34,14 +26,20 @@ from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Section
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import COUNT, LAYERS, Bounds
-from nope_probe.run.folder import Run
 from nope_probe.run.manifest import ShownText
 from nope_probe.run.settings import LAYERS_ARG, MIN_KEYS
-from nope_probe.studies.page import MOST_ROWS, Report
 from nope_probe.studies.removing import RemovingSettings
 from nope_probe.studies.tidy import brief
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jaxtyping import Float
+
+    from nope_probe.figures.attention import Why
+    from nope_probe.figures.text_view import TextView
+    from nope_probe.run.folder import Run
 
 ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all layers
 MAP_BYTES = 2**30  # of the heads' maps that are in memory at once
@@ -292,6 +290,8 @@ def text_view(run: Run) -> TextView:
         >>> len(view.pieces), view.weights.shape  # layer, head, query, key
         (7, (1, 4, 7, 7))
     """
+    from nope_probe.figures.text_view import TextView
+
     text, weights = shown_text(run), run.maps["text_weights"]
     n = weights.shape[-1]
     return TextView(
@@ -308,6 +308,8 @@ def text_view(run: Run) -> TextView:
 
 def kept_why(run: Run) -> Why | None:
     """Return the terms that a run was asked for and keeps; None if it was asked nothing."""
+    from nope_probe.figures.attention import Why
+
     if "why" not in run.tables:
         return None
     asked, tables = run.manifest.settings, run.tables
@@ -376,7 +378,7 @@ def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1, text: str = 
     ordered = informed.dropna(subset=["others_share"]).sort_values(
         "others_share", ascending=False, kind="stable"
     )
-    ends = pd.concat((ordered[:AT_AN_END], ordered[AT_AN_END:][-AT_AN_END:]))
+    ends = ordered.drop(index=ordered.index[AT_AN_END:-AT_AN_END])
     return Headline(
         sentence=f"{first * bool(skip_keys)}Among the other keys, "
         f"{mean['others_position'] / mean['others']:z.0%} of the information "
@@ -397,7 +399,7 @@ def sinks_line(table: pd.DataFrame) -> str:
     Args:
         table: `attention.csv`.
     """
-    if not table.get("sink_weight", pd.Series(dtype=float)).any():
+    if "sink_weight" not in table or not table["sink_weight"].any():
         return ""
     most = table.iloc[int(table["sink_weight"].argmax())]
     return (
@@ -409,6 +411,8 @@ def sinks_line(table: pd.DataFrame) -> str:
 
 def _head_sections(run: Run) -> Iterator[Section]:
     """Yield the map of all heads; of a text alone, if a query sees 8 keys."""
+    from nope_probe.figures.attention import attention_heads
+
     table, compared = run.tables["attention"], has_other_texts(run)
     if not compared and table["information"].isna().all():
         return
@@ -465,6 +469,11 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
 
 def _maps(run: Run) -> Iterator[Section]:
     """Yield every head's mean weights, as log ratios to uniform weights."""
+    import numpy as np
+
+    from nope_probe.figures.explorer import HEADS_BYTES, head_maps
+    from nope_probe.figures.panels import RowMaps
+
     if not has_other_texts(run):
         return
     weights: Float[np.ndarray, "layer head row key_pos"] = run.maps["weights"]

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-import pandas as pd
 import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.names import phrase, words
-from nope_probe.figures.views import View
-from nope_probe.figures.words import Column, capitalised
+from nope_probe.figures.words import Column, View, capitalised
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.models.names import CHECKPOINTS, trained_length
@@ -27,16 +25,17 @@ from nope_probe.removal import (
     spelled,
 )
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Section
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import COUNT, LARGEST, LAYERS, SEQ_LEN, Bounds, validate_effects
-from nope_probe.run.folder import Run
 from nope_probe.run.settings import LAYERS_ARG
-from nope_probe.studies.page import MOST_ROWS, Report
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 from nope_probe.studies.tidy import brief, sections
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from nope_probe.analyses.behaviour import PerDocument, Predictions
+    from nope_probe.run.folder import Run
 
 _arg = tyro.conf.arg
 Measure = Literal["loss", "in-context", "copy", "order", "bos", "extrapolation", "position"]
@@ -370,6 +369,8 @@ def report(run: Run) -> Report:
         run: tables `behaviour`, `loss_by_position`, `extrapolation`, `decodability`,
             where those of measures that were not taken are empty.
     """
+    import pandas as pd
+
     behaviour, results = run.tables["behaviour"], run.manifest.results
     marks = {"extrapolation": {"trained context": float(results["trained_len"])}}
     shown = [
@@ -428,6 +429,8 @@ def headline(name: str, behaviour: pd.DataFrame) -> Headline:
 
 def as_text(behaviour: pd.DataFrame, measures: Sequence[str] = tuple(QUANTITIES)) -> pd.DataFrame:
     """Return a row per condition: the intact model's values, the others' differences to them."""
+    import pandas as pd
+
     is_intact, by = behaviour["removed"] == INTACT.name, behaviour["replacement"]
     labels = behaviour["removed"].map(words).where(~is_intact, "(intact)")
     rows = behaviour.assign(without=labels + (", " + by).where(by != NO_REPLACEMENT, ""))

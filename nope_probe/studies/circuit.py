@@ -6,31 +6,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import numpy as np
-import pandas as pd
-import plotly.graph_objects as go
 import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.names import phrase
-from nope_probe.figures.panels import Panel, panel_groups
-from nope_probe.figures.stages import circuit, limits
-from nope_probe.figures.style import Layout
-from nope_probe.figures.views import View
-from nope_probe.figures.words import MEASURES, Column, listed
+from nope_probe.figures.words import MEASURES, Column, View, listed
 from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Section
+from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.flags import COUNT, LAYERS, SEQ_LEN, Bounds
-from nope_probe.run.folder import Run
 from nope_probe.run.processes import validate_one_process
 from nope_probe.stages import SCORE_STAGES
-from nope_probe.studies.page import Report, preferred_keys
 from nope_probe.studies.removing import RemovingSettings
-from nope_probe.studies.tidy import sections
+from nope_probe.studies.tidy import preferred_keys, sections
+
+if TYPE_CHECKING:
+    import numpy as np
+    import plotly.graph_objects as go
+
+    from nope_probe.figures.style import Layout
+    from nope_probe.run.folder import Run
 
 STAGES = {  # in words, in the order of the data flow
     "a": "block's input, normed",
@@ -151,12 +149,16 @@ def _maps(run: Run) -> Iterator[Section]:
 
 def stages_of(run: Run, kind: str) -> dict[str, np.ndarray]:
     """Return the maps of a kind, such as `gram`, by the letter of the stage."""
+    import numpy as np
+
     named = [name.partition("/") for name in run.maps]
     return {letter: np.asarray(run.maps[f"{of}/{letter}"]) for of, _, letter in named if of == kind}
 
 
 def circuit_figure(run: Run) -> go.Figure:
     """Draw the circuit figure of a run from its maps and manifest."""
+    from nope_probe.figures.stages import circuit
+
     return circuit(
         stages_of(run, "gram"),
         reference=stages_of(run, "reference"),
@@ -170,6 +172,9 @@ def circuit_figure(run: Run) -> go.Figure:
 
 def side_by_side(run: Run) -> go.Figure:
     """Draw each stage of the intact model, of the ablated one, and their difference."""
+    from nope_probe.figures.panels import Panel, panel_groups
+    from nope_probe.figures.stages import limits
+
     reference, shown, groups = stages_of(run, "reference"), stages_of(run, "gram"), []
     for letter in sorted(shown):
         models = {"intact": reference[letter], "ablated": shown[letter]}
@@ -200,6 +205,8 @@ def headline(run: Run) -> Headline:
     Args:
         run: its table `stages`.
     """
+    import pandas as pd
+
     removed, absent = run.manifest.removed or (), run.manifest.results["absent"]
     models = {
         str(name): {row["stage"]: interval_of(row, "locality") for row in rows.to_dict("records")}

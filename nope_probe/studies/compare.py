@@ -6,27 +6,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import bound_columns, interval_of, interval_text
-from nope_probe.figures.words import INFORMATION, Column, listed, reader_of
+from nope_probe.figures.words import INFORMATION, Column, View, listed, reader_of
 from nope_probe.files import JsonObject
 from nope_probe.models.names import resolve
 from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Link, Listing, Section
-from nope_probe.run.folder import Run, read_manifest, read_run
-from nope_probe.run.manifest import Manifest
+from nope_probe.reports.page import MOST_ROWS, Headline, Link, Listing, Report, Section
+from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import checkpoint_dir, default_output_dir
 from nope_probe.run.settings import SessionSettings
 from nope_probe.studies.ablate import Answer
 from nope_probe.studies.attention import text_view
-from nope_probe.studies.page import MOST_ROWS, Report, shown_layer
-from nope_probe.studies.tidy import View, declared, sections
+from nope_probe.studies.tidy import declared, sections, shown_layer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nope_probe.run.folder import Run
 
 COMPARED = ("ablate", "attention", "behaviour", "circuit", "trace")
 # Settings that choose the tokens and their folds.
@@ -236,6 +238,8 @@ def share_sequences(manifests: Sequence[Manifest]) -> bool:
 
 def report(run: Run) -> Report:
     """Return the report of a comparison, which reads the compared runs again."""
+    from nope_probe.run.folder import read_run
+
     table, compared = run.tables["differences"], run.manifest.results_as(Comparison)
     runs = dict(zip(compared.labels, map(read_run, compared.folders), strict=True))
     sentence, *method = compared.headline
@@ -297,6 +301,8 @@ def ordered_heads(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     Returns:
         By label: layer, head, information, position and content (differences in nats), and changed.
     """
+    import pandas as pd
+
     heads = {}
     for label, rows in table[table["table"] == "attention"].groupby("run", sort=False):
         wide = rows.pivot(index=["layer", "head"], columns="number", values="difference")
@@ -338,6 +344,8 @@ def changed_heads(label: str, heads: pd.DataFrame) -> str:
 
 def _most_changed(heads: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the heads of each run that changed most, as text."""
+    import pandas as pd
+
     rows = [
         {"run": label, "head": reader_of(row)}
         | {name: f"{row[name]:+.2f}" for name in ("information", "position", "content")}
@@ -359,6 +367,8 @@ def answer_of(run: Run) -> Answer | None:
 
 def side_by_side(runs: Mapping[str, Run]) -> pd.DataFrame:
     """Return the values of each run, of its shown layer; empty for other runs than `ablate`'s."""
+    import pandas as pd
+
     tables = []
     for label, run in runs.items():
         answer = answer_of(run)
@@ -385,6 +395,8 @@ def _item(row: Mapping[Any, Any], names: Sequence[str]) -> str:
 
 def _brief(table: pd.DataFrame) -> pd.DataFrame:
     """Return the clearest differences as text."""
+    import pandas as pd
+
     numbers = {*COLUMNS, *bound_columns("difference")}
     names = [str(name) for name in table if name not in numbers]
     clear = table[table["differs"]].sort_values("p_holm", kind="stable")

@@ -19,8 +19,7 @@ from nope_probe.analyses.pattern import Measures, measure_pattern
 from nope_probe.analyses.pattern_changes import pattern_difference
 from nope_probe.errors import UserError, kind_of
 from nope_probe.figures.intervals import bound_columns, interval_of
-from nope_probe.figures.views import PLACES
-from nope_probe.figures.words import MEASURES, Column
+from nope_probe.figures.words import MEASURES, PLACES, Column
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import shared_patterns
 from nope_probe.maps.maps import AttentionMaps, ScoreMaps

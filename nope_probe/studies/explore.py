@@ -29,9 +29,9 @@ from nope_probe.run.processes import Progress
 from nope_probe.run.sources import as_sequences, folds_for_intervals
 from nope_probe.studies.ablate_plan import INTACT_ROW, Row, plan_of
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.page import shown_layer
 from nope_probe.studies.study import run_passes
 from nope_probe.studies.tables import columns_of
+from nope_probe.studies.tidy import shown_layer
 
 PAGE_BYTES = 900_000  # next to all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.names import phrase
-from nope_probe.figures.words import Column, listed, with_readers
+from nope_probe.figures.words import Column, View, listed, with_readers
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline
+from nope_probe.reports.page import Headline, Report
 from nope_probe.run.flags import COUNT, LARGEST, LAYERS, Bounds
-from nope_probe.run.folder import Run
 from nope_probe.run.processes import validate_one_process
 from nope_probe.run.settings import LAYERS_ARG, RunSettings
-from nope_probe.studies.page import Report
-from nope_probe.studies.tidy import View, sections
+from nope_probe.studies.tidy import sections
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nope_probe.run.folder import Run
 
 ORDERS: Mapping[str, str] = {  # and their names in a sentence
     "need": "need of it",
@@ -266,6 +267,8 @@ def sentence(run: Run, found: pd.DataFrame) -> str:
 
 def as_text(tests: pd.DataFrame) -> pd.DataFrame:
     """Return the costs of every removal, order and k, as text."""
+    import pandas as pd
+
     rows = []
     for (removed, order, k), group in tests.groupby(["removed", "order", "k"], sort=False):
         cells = {"removed": removed, "order": order, "k": str(k)}
@@ -290,6 +293,8 @@ def against_chance(costs: pd.DataFrame, single: pd.DataFrame) -> pd.DataFrame:
         lowest and highest cost; the cost's rank among `of` costs, 1 being the highest; and
         whether it is beyond all others with its 95% interval.
     """
+    import pandas as pd
+
     rows = list[dict[str, object]]()
     names = ["removed", "order", "k", "measure"]
     for keys, group in costs.groupby(names, sort=False):

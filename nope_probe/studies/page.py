@@ -1,13 +1,10 @@
-"""The report of a finished run, declared once for its page, the terminal and images.
-
-What several commands ask of their tables comes last: what exceeds the noise, the strongest row.
-"""
+"""A finished run in the terminal, as an image, and its page's figures in a notebook."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
@@ -20,22 +17,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nope_probe.analyses.verdicts import HeadsVerdict, exceeds_noise, verdict_on_heads
-from nope_probe.errors import UserError, printable
+from nope_probe.errors import printable
 from nope_probe.figures.image import export
-from nope_probe.figures.intervals import (
-    ValueAndBounds,
-    bound_columns,
-    column_text,
-    interval_of,
-    is_number,
-    numbers_as_text,
-)
-from nope_probe.figures.maps import unfold_layers
-from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.figures.words import MEASURES, Column, reader_of
+from nope_probe.figures.intervals import bound_columns, is_number, numbers_as_text
+from nope_probe.figures.words import Column
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Section, page
+from nope_probe.reports.page import Headline, Report
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest
 
@@ -43,44 +30,6 @@ if TYPE_CHECKING:
     from nope_probe.run.session import Session
 
 WIDTH, GAP, NAMES = 80, 2, 44  # of a terminal, between columns, and of a line in the first
-MOST_ROWS = 8  # of a lead's table
-HIDDEN: Mapping[HeadsVerdict, str] = {
-    "opposite": "Heads of opposite sign cancel in their mean.",
-    "unclear": "Single heads have a pattern that their mean does not show.",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """A run's findings.
-
-    Attributes:
-        title: of the page.
-        headline: the result: one sentence and one small table.
-        sections: figures with captions and tables, in the page's order.
-        how_to_read: how to read the figures, a sentence or two each.
-    """
-
-    title: str
-    headline: Headline
-    sections: Sequence[Section]
-    how_to_read: Sequence[str] = ()
-
-    def html(self, manifest: Manifest) -> str:
-        """Return the page of a run, given its manifest."""
-        return page(self.title, self.headline, self.sections, manifest, self.how_to_read)
-
-    def image(self) -> go.Figure:
-        """Return the first figure, all layers of its maps, with its section's title.
-
-        Raises:
-            UserError: if the report has no figure.
-        """
-        for section in self.sections:
-            figure = section.drawn()
-            if figure is not None:
-                return _titled(figure, section.title)
-        raise UserError("there is no figure on the page to draw as an image")
 
 
 def of_run(run: Run) -> dict[str, go.Figure]:
@@ -103,17 +52,6 @@ def of_run(run: Run) -> dict[str, go.Figure]:
 def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report]) -> Run:
     """Return a run with its page, but where its folder is removed at the end of a Python call."""
     return replace(run, page=report_of(run).html(run.manifest) if session.is_kept else "")
-
-
-def _titled(figure: go.Figure, title: str) -> go.Figure:
-    unfolded = unfold_layers(figure)
-    if unfolded is figure:
-        # A figure that has a title has that height already.
-        room = 0 if figure.layout.title.text else TITLE_HEIGHT
-        unfolded = go.Figure(figure)
-        unfolded.layout.height += room
-        unfolded.layout.margin.t += room
-    return unfolded.update_layout(title={"text": title})
 
 
 def show(
@@ -189,7 +127,8 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
 def print_headline(console: Console, headline: Headline) -> None:
     """Print a result: its sentence, its table, how to read it, and a second result."""
     console.print(headline.sentence, end="\n\n")
-    print_table(console, headline.table)
+    if headline.table is not None:
+        print_table(console, headline.table)
     if headline.caption:
         console.print(headline.caption, style="dim")
     if headline.also:
@@ -265,106 +204,3 @@ def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
         else:
             groups[-1].append(place)
     return groups
-
-
-def above_noise(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series[bool]:
-    """Return which rows have an amplitude that exceeds the noise of all rows.
-
-    Args:
-        rows: one model's layers, or its heads.
-        fold_sizes: sequences per fold.
-    """
-    ends = zip(rows["amplitude"], rows["amplitude_low"], strict=True)
-    clear = [exceeds_noise(value, low, len(rows), fold_sizes) for value, low in ends]
-    return pd.Series(clear, rows.index, dtype=bool)
-
-
-def strongest_row(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series | None:
-    """Return the row with the largest lead and pattern together, if a pattern exceeds the noise.
-
-    See `above_noise`. Rows without a lead are compared by their patterns.
-    """
-    above = rows[above_noise(rows, fold_sizes)]
-    if above.empty:
-        return None
-    sizes = above["amplitude"] + (above["lead"].abs().fillna(0.0) if "lead" in above else 0.0)
-    return above.iloc[int(sizes.argmax())]
-
-
-def shown_layer(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> int | None:
-    """Return the layer that pages, terminals and explorers show first, of all commands.
-
-    It is the layer whose lead (its size) and amplitude together are largest, of the layers whose
-    pattern exceeds the noise; None if no pattern does.
-
-    Args:
-        rows: the intact model's `layer`, `lead` and `amplitude` (nats) with their bounds.
-        fold_sizes: sequences per fold.
-    """
-    row = strongest_row(rows, fold_sizes)
-    return None if row is None else int(row["layer"])
-
-
-def no_pattern(
-    name: str,
-    pattern: pd.DataFrame,
-    heads: pd.DataFrame | None = None,
-    fold_sizes: Sequence[int] = (),
-) -> Headline:
-    """Return the headline of a model without a pattern above the noise: the heads that have one.
-
-    Args:
-        name: the model's.
-        pattern: the measures of the means over heads, a row per layer.
-        heads: the amplitude of each head, a row per layer and head, if heads were measured.
-        fold_sizes: sequences per fold.
-    """
-    sentence = f"{name} shows no positional pattern in its mean over heads that exceeds the noise."
-    verdict, rows = ("none", None) if heads is None else hidden_heads(pattern, heads, fold_sizes)
-    if heads is None:
-        sentence += " Single heads may have one: --per-head shows them."
-    if rows is None:
-        return Headline(sentence=sentence)
-    table = pd.DataFrame(
-        {
-            "head": [reader_of(row) for row in rows.to_dict("records")],
-            "its pattern, nats": [nats(row, "amplitude") for row in rows.to_dict("records")],
-        }
-    )
-    return Headline(sentence=sentence, table=table, caption=HIDDEN[verdict])
-
-
-def hidden_heads(
-    pattern: pd.DataFrame, heads: pd.DataFrame, fold_sizes: Sequence[int] = ()
-) -> tuple[HeadsVerdict, pd.DataFrame | None]:
-    """Return the strongest heads of a layer whose mean has no pattern, and how they hide.
-
-    Args:
-        pattern: the measures of the means over heads, a row per layer.
-        heads: the amplitude of each head, a row per layer and head.
-        fold_sizes: sequences per fold.
-    """
-    flat = pattern[~above_noise(pattern, fold_sizes)]
-    clear = above_noise(heads, fold_sizes)
-    hidden = heads[clear & heads["layer"].isin(flat["layer"])].sort_values("amplitude")
-    if hidden.empty:
-        return "none", None
-    lows = heads["amplitude_low"].where(clear, 0.0)
-    mean, of_heads, named = (
-        table[table["layer"] == hidden.iloc[-1]["layer"]]
-        for table in (flat, heads.assign(amplitude_low=lows), hidden)
-    )
-    ends = [interval_of(row, "amplitude") for row in of_heads.to_dict("records")]
-    verdict = verdict_on_heads(interval_of(mean.iloc[0], "amplitude"), ends)
-    return verdict, named.iloc[: -MOST_ROWS - 1 : -1]
-
-
-def nats(row: Mapping[Any, Any] | pd.Series, column: str) -> str:
-    """Return an amplitude of a table's row with its interval, nats, unless it is noise."""
-    return column_text(row, column, MEASURES[column], "z.2f")
-
-
-def preferred_keys(locality: ValueAndBounds) -> str:
-    """Return which keys a pattern of some locality prefers: `near`, `far` or `neither`."""
-    _, low, high = locality
-    return "near" if low > 0 else "far" if high < 0 else "neither"

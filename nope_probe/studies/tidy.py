@@ -29,15 +29,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pandas as pd
+from nope_probe.analyses.verdicts import HeadsVerdict, exceeds_noise, verdict_on_heads
+from nope_probe.figures.intervals import ValueAndBounds, column_text, interval_of
+from nope_probe.figures.words import MEASURES, PLACES, Column, Columns, View, reader_of
+from nope_probe.reports.page import MOST_ROWS, Headline, Section
 
-from nope_probe.figures.intervals import column_text
-from nope_probe.figures.views import PLACES, Columns, View, draw, is_drawn, named
-from nope_probe.figures.words import Column
-from nope_probe.reports.page import Section
+if TYPE_CHECKING:
+    import pandas as pd
 
-Tables = Mapping[str, pd.DataFrame]
+HIDDEN: Mapping[HeadsVerdict, str] = {
+    "opposite": "Heads of opposite sign cancel in their mean.",
+    "unclear": "Single heads have a pattern that their mean does not show.",
+}
+Tables: TypeAlias = "Mapping[str, pd.DataFrame]"
 
 
 def declared(settings: type) -> dict[str, Column]:
@@ -62,10 +68,12 @@ def sections(
         columns: the study's numbers.
         marks: by table, named places on x to mark with lines, such as the trained context.
     """
+    from nope_probe.figures.views import draw, is_drawn
+
     for view in views:
-        table = tables.get(view.table, pd.DataFrame())
-        drawn = table.query(view.rows) if view.rows and len(table) else table
-        if len(table):
+        table = tables.get(view.table)
+        if table is not None and len(table):
+            drawn = table.query(view.rows) if view.rows else table
             yield Section(
                 title=view.title,
                 caption=view.caption,
@@ -98,11 +106,16 @@ def brief(
         style: the format of numbers; percents have no decimals.
 
     Example:
+        >>> import pandas as pd
         >>> costs = pd.DataFrame({"removed": ["mask"], "cost": [1.5], "cost_low": [1.0]})
         >>> nats = {"cost": Column("cost", unit="nats")}
         >>> brief(costs.assign(cost_high=2.0), "removed", ["cost"], nats).to_dict("records")
         [{'removed': 'without the causal mask', 'cost, nats': '1.50 [1.00, 2.00]'}]
     """
+    import pandas as pd
+
+    from nope_probe.figures.views import named
+
     known = {**PLACES, **columns}
     view = View(table="", title="")
     cells: dict[str, dict[str, str]] = {}
@@ -115,3 +128,110 @@ def brief(
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
     frame.insert(0, known.get(first, Column(first)).label, [names[value] for value in cells])
     return frame.reset_index(drop=True)
+
+
+def above_noise(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series[bool]:
+    """Return which rows have an amplitude that exceeds the noise of all rows.
+
+    Args:
+        rows: one model's layers, or its heads.
+        fold_sizes: sequences per fold.
+    """
+    import pandas as pd
+
+    ends = zip(rows["amplitude"], rows["amplitude_low"], strict=True)
+    clear = [exceeds_noise(value, low, len(rows), fold_sizes) for value, low in ends]
+    return pd.Series(clear, rows.index, dtype=bool)
+
+
+def strongest_row(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series | None:
+    """Return the row with the largest lead and pattern together, if a pattern exceeds the noise.
+
+    See `above_noise`. Rows without a lead are compared by their patterns.
+    """
+    above = rows[above_noise(rows, fold_sizes)]
+    if above.empty:
+        return None
+    sizes = above["amplitude"] + (above["lead"].abs().fillna(0.0) if "lead" in above else 0.0)
+    return above.iloc[int(sizes.argmax())]
+
+
+def shown_layer(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> int | None:
+    """Return the layer that pages, terminals and explorers show first, of all commands.
+
+    It is the layer whose lead (its size) and amplitude together are largest, of the layers whose
+    pattern exceeds the noise; None if no pattern does.
+
+    Args:
+        rows: the intact model's `layer`, `lead` and `amplitude` (nats) with their bounds.
+        fold_sizes: sequences per fold.
+    """
+    row = strongest_row(rows, fold_sizes)
+    return None if row is None else int(row["layer"])
+
+
+def no_pattern(
+    name: str,
+    pattern: pd.DataFrame,
+    heads: pd.DataFrame | None = None,
+    fold_sizes: Sequence[int] = (),
+) -> Headline:
+    """Return the headline of a model without a pattern above the noise: the heads that have one.
+
+    Args:
+        name: the model's.
+        pattern: the measures of the means over heads, a row per layer.
+        heads: the amplitude of each head, a row per layer and head, if heads were measured.
+        fold_sizes: sequences per fold.
+    """
+    import pandas as pd
+
+    sentence = f"{name} shows no positional pattern in its mean over heads that exceeds the noise."
+    verdict, rows = ("none", None) if heads is None else hidden_heads(pattern, heads, fold_sizes)
+    if heads is None:
+        sentence += " Single heads may have one: --per-head shows them."
+    if rows is None:
+        return Headline(sentence=sentence)
+    table = pd.DataFrame(
+        {
+            "head": [reader_of(row) for row in rows.to_dict("records")],
+            "its pattern, nats": [nats(row, "amplitude") for row in rows.to_dict("records")],
+        }
+    )
+    return Headline(sentence=sentence, table=table, caption=HIDDEN[verdict])
+
+
+def hidden_heads(
+    pattern: pd.DataFrame, heads: pd.DataFrame, fold_sizes: Sequence[int] = ()
+) -> tuple[HeadsVerdict, pd.DataFrame | None]:
+    """Return the strongest heads of a layer whose mean has no pattern, and how they hide.
+
+    Args:
+        pattern: the measures of the means over heads, a row per layer.
+        heads: the amplitude of each head, a row per layer and head.
+        fold_sizes: sequences per fold.
+    """
+    flat = pattern[~above_noise(pattern, fold_sizes)]
+    clear = above_noise(heads, fold_sizes)
+    hidden = heads[clear & heads["layer"].isin(flat["layer"])].sort_values("amplitude")
+    if hidden.empty:
+        return "none", None
+    lows = heads["amplitude_low"].where(clear, 0.0)
+    mean, of_heads, named = (
+        table[table["layer"] == hidden.iloc[-1]["layer"]]
+        for table in (flat, heads.assign(amplitude_low=lows), hidden)
+    )
+    ends = [interval_of(row, "amplitude") for row in of_heads.to_dict("records")]
+    verdict = verdict_on_heads(interval_of(mean.iloc[0], "amplitude"), ends)
+    return verdict, named.iloc[: -MOST_ROWS - 1 : -1]
+
+
+def nats(row: Mapping[Any, Any] | pd.Series, column: str) -> str:
+    """Return an amplitude of a table's row with its interval, nats, unless it is noise."""
+    return column_text(row, column, MEASURES[column], "z.2f")
+
+
+def preferred_keys(locality: ValueAndBounds) -> str:
+    """Return which keys a pattern of some locality prefers: `near`, `far` or `neither`."""
+    _, low, high = locality
+    return "near" if low > 0 else "far" if high < 0 else "neither"

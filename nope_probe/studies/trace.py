@@ -7,30 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan
-from typing import Annotated, Literal
-
-import numpy as np
-import pandas as pd
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from nope_probe.analyses.verdicts import main_writers, most_of
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import ValueAndBounds, bound_columns
-from nope_probe.figures.maps import term_maps
 from nope_probe.figures.names import OTHERS
-from nope_probe.figures.panels import RowMaps
-from nope_probe.figures.views import View
-from nope_probe.figures.words import MEASURES, SHARE, Column, listed, with_readers
+from nope_probe.figures.words import MEASURES, SHARE, Column, View, listed, with_readers
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Section
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import LARGEST, Bounds
-from nope_probe.run.folder import Run
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.settings import RunSettings
-from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
-from nope_probe.studies.tidy import sections
+from nope_probe.studies.tidy import sections, strongest_row
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from nope_probe.run.folder import Run
 
 MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
 QUESTIONS = {"lead": "first key", "pattern": "other keys"}
@@ -270,6 +267,11 @@ def report(run: Run) -> Report:
 
 def draw_terms(run: Run, reader: str) -> go.Figure:
     """Draw the terms of a reader's lead and pattern that count, on one scale."""
+    import numpy as np
+
+    from nope_probe.figures.maps import term_maps
+    from nope_probe.figures.panels import RowMaps
+
     rows = with_readers(run.tables["terms"])
     rows = rows[rows["reader"] == reader]
     sizes = rows.pivot(index="term", columns="of", values="size").abs()
@@ -292,6 +294,8 @@ def written_parts(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     The parts in keys and in queries are added up, with bounds that hold however they are
     correlated.
     """
+    import pandas as pd
+
     whole = with_readers(tables["terms"].query("term == 'all'"))
     readers = whole["size"].abs().groupby(whole["reader"]).max().nlargest(MOST_READERS).index
     numbers = [end for name in ("part", "from_first_key") for end in (name, *bound_columns(name))]
@@ -313,6 +317,8 @@ def made_of(tables: Mapping[str, pd.DataFrame], reader: str, question: str) -> p
         attention whose heads write one by one: `part`, and `total`, what is lost on all paths, with
         their bounds. No rows where the lead or pattern does not exceed its noise.
     """
+    import pandas as pd
+
     terms, writers, effects = (
         rows[(rows["reader"] == reader) & (rows["of"] == question)]
         for rows in (with_readers(tables[name]) for name in ("terms", "writers", "effects"))
@@ -349,6 +355,8 @@ def strengths(rows: pd.DataFrame) -> pd.Series[float]:
 
     Only what has a clear sign counts.
     """
+    import pandas as pd
+
     clear = [
         rows[name].abs().where(rows[low] * rows[high] > 0, 0.0)
         for name in ("part", "total")
@@ -415,6 +423,8 @@ def _table(name: str, made: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, i
 
     Its rows but those of heads under their attention add up to the whole.
     """
+    import pandas as pd
+
     sizes = [(rows["part"] / rows["part"]["whole"]).abs() for rows in made.values()]
     shown = pd.concat(sizes, axis=1).max(axis=1)
     encodings = [term for term in (ROTATION, ALIBI) if shown.get(term, 0.0) >= LEAST / 10]
@@ -436,6 +446,8 @@ def _table(name: str, made: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, i
 
 def _shown_writers(made: Mapping[str, pd.DataFrame], n_rows: int) -> tuple[list[str], int]:
     """Return the strongest writers, heads after their attention, and how many others there are."""
+    import pandas as pd
+
     strongest = pd.concat([strengths(rows) for rows in made.values()], axis=1).max(axis=1)
     heads: dict[str, list[str]] = {}
     n_shown = 0

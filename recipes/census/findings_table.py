@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pandas as pd
 
 from nope_probe.figures.words import layer_names, listed
-from nope_probe.reports.page import Headline
-from nope_probe.studies.page import MOST_ROWS, PlainConsole, print_headline, print_table
+from nope_probe.reports.page import MOST_ROWS, Headline
+from nope_probe.studies.page import PlainConsole, print_headline, print_table
 from nope_probe.studies.tables import TableRow
 from probe import LayerFindings, ModelFindings
 from recover import FOLLOWS

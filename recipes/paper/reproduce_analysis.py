@@ -18,9 +18,9 @@ import pandas as pd
 
 from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Headline, Link, Listing, Section, page
-from nope_probe.run.folder import Run, read_manifest, read_run
+from nope_probe.run.folder import Run, read_run
 from nope_probe.run.identity import versions
-from nope_probe.run.manifest import Manifest
+from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import atomic_write
 from nope_probe.run.processes import program
 from nope_probe.run.session import Session

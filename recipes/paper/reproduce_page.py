@@ -15,10 +15,10 @@ from nope_probe.figures.image import export
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import capitalised
 from nope_probe.reports import notes
-from nope_probe.reports.page import Cell, Headline, Link, Listing, Section
-from nope_probe.run.folder import Run, read_manifest, read_run
-from nope_probe.run.manifest import Manifest
-from nope_probe.studies.page import MOST_ROWS, PlainConsole, Report, print_headline, print_lines
+from nope_probe.reports.page import MOST_ROWS, Cell, Headline, Link, Listing, Report, Section
+from nope_probe.run.folder import Run, read_run
+from nope_probe.run.manifest import Manifest, read_manifest
+from nope_probe.studies.page import PlainConsole, print_headline, print_lines
 from paper_claims import Reproduction
 from published_panels import Pair, agreements, pairs_of
 from reproduce_settings import title_of

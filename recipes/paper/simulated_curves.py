@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import sample_colorscale
 
-from nope_probe.figures.intervals import FLAT_WORDS, NOISE_ERRORS, NOISE_NATS, finite, widened
+from nope_probe.figures.limits import FLAT_WORDS, NOISE_ERRORS, NOISE_NATS, finite, widened
 from nope_probe.figures.style import PlotlyTrace, draw_panels, scatter
 
 MOST_COLUMNS = 4

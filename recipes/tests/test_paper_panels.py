@@ -14,8 +14,9 @@ from support.manifests import manifest_of
 
 import reproduce
 from nope_probe import read_run
-from nope_probe.run.folder import Run, read_manifest, write_run
-from nope_probe.studies.page import Report
+from nope_probe.reports.page import Report
+from nope_probe.run.folder import Run, write_run
+from nope_probe.run.manifest import read_manifest
 from paper_claims import Claim
 from published_panels import (
     Pair,

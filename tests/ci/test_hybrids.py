@@ -33,10 +33,10 @@ from nope_probe import (
     run_ablations,
 )
 from nope_probe.maps.maps import packed_tensors, stored_layers
+from nope_probe.reports.page import Report
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import report
 from nope_probe.studies.behaviour import report as behaviour_report
-from nope_probe.studies.page import Report
 
 N_SEQS, N_POS = 16, 29
 ATTENDING = [1, 3]

@@ -4,18 +4,11 @@ import numpy as np
 import pandas as pd
 from support.maps import text_of
 
-from nope_probe.figures.intervals import (
-    FLAT,
-    axis_range,
-    bound_columns,
-    column_text,
-    interval_of,
-    interval_text,
-    is_noise,
-)
+from nope_probe.figures.intervals import bound_columns, column_text, interval_of, interval_text
+from nope_probe.figures.limits import FLAT, axis_range, is_noise
 from nope_probe.figures.maps import term_maps
-from nope_probe.figures.views import View, draw
-from nope_probe.figures.words import Column
+from nope_probe.figures.views import draw
+from nope_probe.figures.words import Column, View
 
 
 def test_bounds_have_the_name_of_their_estimate_and_text_its_unit() -> None:

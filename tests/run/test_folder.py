@@ -9,14 +9,8 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.files import json_checksum
-from nope_probe.run.folder import (
-    Run,
-    check_output_dir,
-    read_manifest,
-    read_run,
-    write_run,
-)
-from nope_probe.run.manifest import Manifest
+from nope_probe.run.folder import Run, check_output_dir, read_run, write_run
+from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import default_output_dir
 from nope_probe.run.settings import FORMAT
 from nope_probe.studies.compare import Settings

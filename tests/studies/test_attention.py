@@ -194,7 +194,7 @@ def test_uniform_heads_are_not_classed() -> None:
     assert (run.tables["attention"]["information"] < 1e-6).all()
     lead = page.report(run).headline
     assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
-    assert lead.table.empty
+    assert lead.table is None
     assert run.manifest.too_few is None
     heads = run.tables["attention"]
     [heads] = attention_heads(heads, kinds_of(heads)).data

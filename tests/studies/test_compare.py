@@ -20,7 +20,8 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.cli import find_commands
 from nope_probe.errors import UserError
-from nope_probe.run.folder import Run, read_manifest, read_run, write_run
+from nope_probe.run.folder import Run, read_run, write_run
+from nope_probe.run.manifest import read_manifest
 from nope_probe.run.session import Session
 from nope_probe.studies.compare import Settings, columns_of
 from nope_probe.studies.tables import measures_table

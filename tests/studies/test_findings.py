@@ -6,7 +6,7 @@ import pytest
 
 from nope_probe.studies import behaviour
 from nope_probe.studies.circuit import inversion
-from nope_probe.studies.page import preferred_keys
+from nope_probe.studies.tidy import preferred_keys
 
 Estimate = tuple[float, float, float]
 CLEAR = (0.9, 0.8, 1.0)

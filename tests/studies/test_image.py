@@ -10,10 +10,9 @@ from support.command_line import run_command
 from nope_probe import attention
 from nope_probe.errors import UserError
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.reports.page import Headline, Section
-from nope_probe.run.folder import read_manifest
+from nope_probe.reports.page import Headline, Report, Section
+from nope_probe.run.manifest import read_manifest
 from nope_probe.studies import page
-from nope_probe.studies.page import Report
 
 
 def image_of(*sections: Section) -> go.Figure:

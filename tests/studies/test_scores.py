@@ -334,7 +334,7 @@ def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer()
     ]
     unclear = layers((0.5, 0.1, 0.9))
     assert "shows no positional pattern" in lead(pattern=unclear, heads=unclear).sentence
-    assert lead(pattern=unclear, heads=unclear).table.empty
+    assert lead(pattern=unclear, heads=unclear).table is None
     flat, cancelling = layers((0.0, 0.1, 0.1)), layers((0.37, 0.1, 0.01), (0.37, 0.1, 0.01))
     cancelling = cancelling.assign(layer=0, head=[0, 1])
     hidden = lead(pattern=flat, heads=cancelling)

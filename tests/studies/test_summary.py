@@ -143,7 +143,7 @@ def test_noise_is_not_called_a_pattern() -> None:
     given["pattern"]["amplitude_low"] = -1.0
     result = lead(given)
     assert "some-model shows no positional pattern" in result.sentence
-    assert result.table.empty
+    assert result.table is None
 
 
 def test_the_terminal_shows_sentence_table_and_path_and_all_else_if_asked(

@@ -15,12 +15,11 @@ from support.finished_runs import Finished
 
 from nope_probe import ablate
 from nope_probe.errors import printable
-from nope_probe.reports.page import Headline
+from nope_probe.reports.page import Headline, Report
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.behaviour import QUANTITIES, as_text
 from nope_probe.studies.page import (
     PlainConsole,
-    Report,
     columns_that_fit,
     print_lines,
     print_report,

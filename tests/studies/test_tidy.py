@@ -10,8 +10,8 @@ import pytest
 
 from nope_probe.figures.intervals import bound_columns, numbers_as_text
 from nope_probe.figures.views import draw
-from nope_probe.figures.words import NO_PATTERN, SHARE, WITHIN
-from nope_probe.studies.tidy import Column, View, brief, sections
+from nope_probe.figures.words import NO_PATTERN, SHARE, WITHIN, Column, View
+from nope_probe.studies.tidy import brief, sections
 
 COLUMNS = {
     "lead": Column("lead of the first key", "", "nats", signed=True),

@@ -357,11 +357,11 @@ def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
 def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_none() -> None:
     noise = traced.terms_table("rope").assign(size_low=-1.0)
     assert sentence(noise) == page.NO_PATTERN
-    assert page.headline(run_of(noise)).table.empty
+    assert page.headline(run_of(noise)).table is None
     undefined = noise.assign(part=np.nan)
     lead = page.headline(run_of(undefined, reader="L1"))
     assert lead.sentence == "L1 shows no lead or pattern that exceeds the noise."
-    assert lead.table.empty
+    assert lead.table is None
 
 
 def with_shares(terms: pd.DataFrame, reader: int, half: float, **shares: float) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from nope_probe.analyses.verdicts import (
     most_of,
     verdict_on_heads,
 )
-from nope_probe.studies.page import hidden_heads, no_pattern, strongest_row
+from nope_probe.studies.tidy import hidden_heads, no_pattern, strongest_row
 
 Estimate = tuple[float, float, float]
 
@@ -154,4 +154,4 @@ def test_heads_that_cancel_in_their_mean_are_named_the_strongest_first() -> None
     wide = pattern.assign(amplitude_low=-0.5, amplitude_high=0.5).query("layer != 2")
     assert hidden_heads(wide, heads)[0] == "unclear"
     assert hidden_heads(pattern, heads.query("layer == 2")) == ("none", None)
-    assert no_pattern("m", pattern, heads.query("layer == 2")).table.empty
+    assert no_pattern("m", pattern, heads.query("layer == 2")).table is None
