@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from jaxtyping import Bool, Float
 
 from nope_probe.figures.names import plain
 from nope_probe.figures.style import GRID, ZERO, PlotlyTrace, draw_panels
@@ -22,14 +21,13 @@ LEVEL = 60  # px between two rows of nodes
 BELOW, BOW = 0.55, 0.03  # rows from a node to what stands under it; tokens, of an upward edge
 NAME, NEXT = 46, 0.3  # px of a node with its name inside, and between nodes at one place, tokens
 HALF = 12  # of the points of an edge
-Dash = Literal["solid", "dash"]
-Point = tuple[float, float]
-Node = tuple[str, int]  # a writer (or nothing: the token itself), and the token
-KINDS: list[tuple[str, str, Dash]] = [
+LEGEND = (
     ("raises the score", WITH, "solid"),
     ("lowers it", AGAINST, "solid"),
     ("moved from a token", ZERO, "dash"),
-]
+)
+Point = tuple[float, float]
+Node = tuple[str, int]  # a writer (or nothing: the token itself), and the token
 
 
 class Edge(NamedTuple):
@@ -41,83 +39,11 @@ class Edge(NamedTuple):
     nats: float
 
 
-def edge(
-    start: Point, end: Point, value: float, width: float, bend: Point, dash: Dash, hover: str
-) -> PlotlyTrace:
-    """Return a curve between two nodes: orange for positive values, blue for negative ones.
-
-    Args:
-        start: the writer's place.
-        end: the reader's place.
-        value: whose sign is shown.
-        width: of the curve, px.
-        bend: how far its middle is right of and above the straight line.
-        dash: the kind of line.
-        hover: what a pointer shows; its first line is the edge's name.
-    """
-    (x0, y0), (x1, y1), (right, up), t = start, end, bend, np.linspace(0, 1, 1 + 2 * HALF)
-    return {
-        "type": "scatter",
-        "x": x0 + (x1 - x0) * t + 4 * right * t * (1 - t),
-        "y": y0 + (y1 - y0) * t + 4 * up * t * (1 - t),
-        "mode": "lines",
-        "line": {"color": WITH if value > 0 else AGAINST, "width": width, "dash": dash},
-        "name": hover.partition("<br>")[0],
-        "hovertemplate": f"{hover}<extra></extra>",
-        "showlegend": False,
-    }
-
-
-def nodes(
-    x: Float[np.ndarray, " node"],
-    y: Float[np.ndarray, " node"],
-    names: Sequence[str],
-    texts: Sequence[str],
-    readers: Bool[np.ndarray, " node"],
-) -> PlotlyTrace:
-    """Return nodes, readers as squares, with texts inside.
-
-    Args:
-        x: their places.
-        y: their places, rows.
-        names: what a pointer shows.
-        texts: what is written inside.
-        readers: which nodes are readers.
-    """
-    return {
-        "type": "scatter",
-        "x": x,
-        "y": y,
-        "mode": "markers+text",
-        "text": texts,
-        "textfont": {"size": 10, "color": INK},
-        "marker": {
-            "size": NAME,
-            "symbol": np.where(readers, "square", "circle"),
-            "color": GRID,
-            "opacity": 1,
-            "line": {"color": ZERO, "width": 1},
-        },
-        "hovertext": names,
-        "hovertemplate": "%{hovertext}<extra></extra>",
-        "showlegend": False,
-    }
-
-
-def legend() -> list[PlotlyTrace]:
-    """Return the legend's entries of edges."""
-    nowhere = {"type": "scatter", "x": [None], "y": [None], "mode": "lines"}
-    return [
-        {**nowhere, "name": label, "line": {"color": colour, "dash": dash, "width": 4}}
-        for label, colour, dash in KINDS
-    ]
-
-
 def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go.Figure:
     """Draw the steps back from a look: heads at the tokens of their queries, layers upwards.
 
     Edges are the terms of a head's score, in nats, from what wrote its key or its query, and what
-    a head moved from a token (dashed). Terms of position are under the head.
+    a head moved from a token (dashed). Readers are squares. Terms of position are under the head.
 
     Args:
         table: `why_steps.csv`.
@@ -130,28 +56,17 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
     places = _places([*looking, *(node for term in edges for node in (term.end, term.start))])
     tokens = sorted({token for _, token in places})
     widest = max((abs(term.nats) for term in edges), default=1.0)
-    traces = [
-        edge(
-            places[term.start],
-            places[term.end],
-            term.nats,
-            max(1.0, WIDEST * abs(term.nats) / widest),
-            (-_bow(places[term.start], places[term.end]), BENDS[term.kind]),
-            "dash" if term.kind == "moved" else "solid",
-            f"{term.start[0]} {term.kind} to {term.end[0]}<br>{term.nats:+.2f} nats".strip(),
-        )
-        for term in edges
+    curves = [_curve(term, places, widest) for term in edges]
+    nowhere = {"type": "scatter", "x": [None], "y": [None], "mode": "lines"}
+    legend = [
+        {**nowhere, "name": name, "line": {"color": ink, "dash": dash, "width": 4}}
+        for name, ink, dash in LEGEND
     ]
-    drawn = {node: place for node, place in places.items() if node[0]}
-    across, up = np.array([*drawn.values()]).T
-    names = [f"{name}, token {token}" for name, token in drawn]
-    is_reader = np.array([node in looking for node in drawn])
-    shown = nodes(across, up, names, [name for name, _ in drawn], is_reader)
-    top = max(up)
-    labels = _labels(table, edges, traces, places)
+    top = max(y for _, y in places.values())
+    labels = _labels(table, edges, curves, places)
     figure = draw_panels(
         title,
-        {"": [*traces, *legend(), shown, labels]},
+        {"": [*curves, *legend, _nodes(places, looking), labels]},
         panel=int(LEVEL * (top + 1.5)),
         bottom=110,
         x_title="token",
@@ -164,6 +79,52 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
         range=[-0.6, len(tokens) - 0.4],
     )
     return figure.update_yaxes(visible=False, range=[-0.3, top + 0.7])
+
+
+def _curve(term: Edge, places: Mapping[Node, Point], widest: float) -> PlotlyTrace:
+    """Return an edge; if it goes upwards, it passes left of the nodes between its ends."""
+    (x0, y0), (x1, y1) = places[term.start], places[term.end]
+    left = BOW * (1 + abs(y1 - y0)) if abs(x0 - x1) < NEXT else 0.0
+    t = np.linspace(0, 1, 1 + 2 * HALF)
+    bow = 4 * t * (1 - t)
+    name = f"{term.start[0]} {term.kind} to {term.end[0]}".strip()
+    return {
+        "type": "scatter",
+        "x": x0 + (x1 - x0) * t - left * bow,
+        "y": y0 + (y1 - y0) * t + BENDS[term.kind] * bow,
+        "mode": "lines",
+        "line": {
+            "color": WITH if term.nats > 0 else AGAINST,
+            "width": max(1.0, WIDEST * abs(term.nats) / widest),
+            "dash": "dash" if term.kind == "moved" else "solid",
+        },
+        "name": name,
+        "hovertemplate": f"{name}<br>{term.nats:+.2f} nats<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def _nodes(places: Mapping[Node, Point], looking: Sequence[Node]) -> PlotlyTrace:
+    """Return the writers as circles and the readers as squares, with their names inside."""
+    drawn = {node: place for node, place in places.items() if node[0]}
+    return {
+        "type": "scatter",
+        "x": [x for x, _ in drawn.values()],
+        "y": [y for _, y in drawn.values()],
+        "mode": "markers+text",
+        "text": [name for name, _ in drawn],
+        "textfont": {"size": 10, "color": INK},
+        "marker": {
+            "size": NAME,
+            "symbol": ["square" if node in looking else "circle" for node in drawn],
+            "color": GRID,
+            "opacity": 1,
+            "line": {"color": ZERO, "width": 1},
+        },
+        "hovertext": [f"{name}, token {token}" for name, token in drawn],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "showlegend": False,
+    }
 
 
 def _labels(
@@ -192,12 +153,6 @@ def _labels(
         "hoverinfo": "skip",
         "showlegend": False,
     }
-
-
-def _bow(start: Point, end: Point) -> float:
-    """Return how far left an edge that goes upwards passes the nodes between its ends, tokens."""
-    rows = abs(end[1] - start[1])
-    return BOW * (1 + rows) if abs(start[0] - end[0]) < NEXT else 0.0
 
 
 def _edges(table: pd.DataFrame) -> list[Edge]:

@@ -14,8 +14,8 @@ from nope_probe.files import NO_BROWSER, local_path, validate_image_name, valida
 WIDTH, SCALE = 1200, 2  # px, and a PNG's pixels per px
 
 
-def save(figure: go.Figure, path: str | Path, *, title: bool = False) -> Path:
-    """Draw a figure into a file for print, on white, without menus and sliders.
+def save(figure: go.Figure, path: str | Path) -> Path:
+    """Draw a figure into a file for print, on white, without title, menus and sliders.
 
     A slider over layers becomes a panel for each layer. Each panel has a separate colour scale.
 
@@ -23,7 +23,6 @@ def save(figure: go.Figure, path: str | Path, *, title: bool = False) -> Path:
         figure: any figure of `nope_probe.figures`; it is not changed.
         path: a .pdf, .png or .svg file, 1200 px wide (a PNG has twice as many pixels), which is
             overwritten.
-        title: whether to draw the figure's title; a paper has a caption instead.
 
     Returns:
         The path.
@@ -34,7 +33,7 @@ def save(figure: go.Figure, path: str | Path, *, title: bool = False) -> Path:
     """
     spec = without_controls(unfold_layers(figure))
     layout = spec["layout"]
-    if not title and layout.get("title", {}).pop("text", None):
+    if layout.get("title", {}).pop("text", None):
         layout["margin"]["t"] -= TITLE_HEIGHT
         layout["height"] -= TITLE_HEIGHT
     return export(go.Figure(spec), Path(path))

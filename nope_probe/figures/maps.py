@@ -7,7 +7,6 @@ axis to the right; both count positions from 0. Cells without a number stay blan
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -244,9 +243,10 @@ def _layered(
         titles[first],
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
         row_gap=64,
-        bars=partial(_bar, units[first]),
     )
-    figure.update_coloraxes(colorscale=colours, **colour_limits(limits[first]))
+    bar = colour_bar(units[first], (0.35, 0.65), -(BAR_DROP + AXES) / plot_height(figure))
+    axis = {"colorbar": {**bar, "nticks": 6}, "colorscale": colours}
+    figure.update_layout(coloraxis=axis | colour_limits(limits[first]))
     texts: list[Layout] = [
         {f"annotations[{i}].text": t for i, t in enumerate(of_layer)}
         | ({"coloraxis.colorbar.title.text": unit} if has_leads else {})
@@ -254,12 +254,6 @@ def _layered(
     ]
     add_slider(figure, layers, len(traces) // len(layers), first, limits, texts)
     return figure.add_traces(traces)
-
-
-def _bar(unit: str, figure: go.Figure, columns: int) -> Layout:
-    """Return the layout keys of the colour bar of all maps, below them."""
-    below = colour_bar(unit, (0.35, 0.65), -(BAR_DROP + AXES) / plot_height(figure))
-    return {"coloraxis": {"colorbar": {**below, "nticks": 6}}}
 
 
 def lead_divisor(pooled: Sequence[Pooled], place: int, limit: float) -> float:

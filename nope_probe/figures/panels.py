@@ -6,9 +6,8 @@ map and their difference. Maps with more cells than can be drawn are pooled firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import floor, log10
 
 import numpy as np
@@ -83,13 +82,12 @@ def panel_groups(
     panels, size = [panel for group in groups for panel in group], len(groups[0])
     scales = [[panel.scale for panel in group] for group in groups]
     shared = len(groups) > 1 and all(group == scales[0] for group in scales)
-    figure = place_squares(
-        title,
-        [panel.name for panel in panels],
-        columns=max(size, size * min(len(groups), ACROSS // size)),
-        row_gap=52 if shared else 52 + BAR,
-        bars=partial(_bars, panels, size, shared),
-    ).update_annotations(font_size=12)
+    columns = max(size, size * min(len(groups), ACROSS // size))
+    names, row_gap = [panel.name for panel in panels], 52 if shared else 52 + BAR
+    figure = place_squares(title, names, columns=columns, row_gap=row_gap)
+    figure.update_annotations(font_size=12).update_layout(
+        _bars(figure, panels, columns, size, shared)
+    )
     for index, panel in enumerate(panels):
         coloraxis = f"coloraxis{axis(index)}"
         colours = {"colorscale": DIVERGING if panel.diverging else SEQUENTIAL}
@@ -172,14 +170,7 @@ def heat_map(
     return [of_map, of_map | of_leads]
 
 
-def place_squares(
-    title: str,
-    names: Sequence[str],
-    *,
-    columns: int,
-    row_gap: int,
-    bars: Callable[[go.Figure, int], Layout],
-) -> go.Figure:
+def place_squares(title: str, names: Sequence[str], *, columns: int, row_gap: int) -> go.Figure:
     """Return empty panels of square maps, with queries downwards; all zoom and pan together.
 
     Args:
@@ -187,8 +178,6 @@ def place_squares(
         names: the maps' titles.
         columns: maps in a row.
         row_gap: height between two rows, px.
-        bars: returns the layout keys of the colour bars, from the figure and the number of maps in
-            a row.
     """
     largest = 400 if len(names) == 1 else 330
     figure = place_panels(
@@ -209,12 +198,11 @@ def place_squares(
     figure.update_xaxes(same)
     figure.update_yaxes(same, autorange="reversed", constraintoward="top")
     # All maps are square, because they match the first, which is square.
-    layout: Layout = {"yaxis": {"scaleanchor": "x"}, "plot_bgcolor": BLANK}
-    return figure.update_layout(layout | bars(figure, columns))
+    return figure.update_layout(yaxis={"scaleanchor": "x"}, plot_bgcolor=BLANK)
 
 
 def _bars(
-    panels: Sequence[Panel], size: int, shared: bool, figure: go.Figure, columns: int
+    figure: go.Figure, panels: Sequence[Panel], columns: int, size: int, shared: bool
 ) -> Layout:
     """Return the layout keys of the colour bars: below each scale's first map in its row."""
     keys: Layout = {}

@@ -55,14 +55,3 @@ def test_a_slider_over_layers_becomes_a_panel_for_each(drawn: Drawn, tmp_path: P
     [(terms, _)] = drawn
     names = [f"L{layer}, {term}" for layer in range(3) for term in ("causal mask", "RoPE")]
     assert [panel.name for panel in terms.data] == names
-
-
-def test_a_title_is_drawn_where_it_is_asked_for_and_makes_the_image_higher(
-    drawn: Drawn, tmp_path: Path
-) -> None:
-    figure = figures.score_maps(MAPS, title="Scores")
-    for title in (True, False):
-        figures.save(figure, tmp_path / "x.png", title=title)
-    (titled, high), (_, low) = drawn
-    assert titled.layout.title.text == "Scores"
-    assert high["height"] == low["height"] + 16
