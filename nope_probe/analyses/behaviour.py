@@ -162,7 +162,7 @@ class Predictions:
     """
 
     losses: Losses
-    text: Losses
+    text: Float[Tensor, "document text_target"]
     prefix: int
     first: int
     segment: int

@@ -116,7 +116,7 @@ def flat_layers(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
     return {term: [layer for of, layer in flat if of == term] for term in sizes["term"].unique()}
 
 
-def lengths_of(run: Run) -> dict[str, float]:
+def lengths_of(run: Run) -> dict[str, int]:
     """Return the lengths that queries reach of those the model states: its context, its windows."""
     results = run.manifest.results
     windows = sorted({*results.get("windows", {}).values()})

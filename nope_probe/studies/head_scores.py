@@ -178,7 +178,7 @@ def captured_induction(
 
 
 def head_columns(
-    *parts: tuple[Mapping[str, Float[Tensor, "fold layer head"]], Int[Tensor, " seq"]],
+    *parts: tuple[Mapping[str, Float[Tensor, "_fold layer head"]], Int[Tensor, " _seq"]],
 ) -> pd.DataFrame:
     """Return the columns of heads' measures, with 95% intervals; a row for each layer and head.
 

@@ -44,8 +44,16 @@ class HasModel(Protocol):
     def model(self) -> Any: ...
 
 
+@runtime_checkable
+class HasModule(Protocol):
+    """A model in nnsight."""
+
+    @property
+    def _module(self) -> Any: ...
+
+
 # A HookedTransformer or TransformerBridge, what `load` returns, or what `load` takes in memory.
-Model: TypeAlias = HookedModel | HasModel | nn.Module
+Model: TypeAlias = HookedModel | HasModel | HasModule | nn.Module
 TAKEN = (
     "a transformers model with a head for text (also in torch.compile, peft or nnsight), a "
     "HookedTransformer, a TransformerBridge, or what load(name) returns"

@@ -74,7 +74,7 @@ OBJECTS: dict[str, Callable[[Any], Any]] = {
     "on devices by accelerate": dispatched,
     "compiled": lambda hf: torch.compile(hf, backend="eager"),
     "compiled in place": compiled_in_place,
-    "in parallel": lambda hf: SimpleNamespace(module=hf),
+    "in parallel": nn.DataParallel,
     "nnsight": of_nnsight,
     "LoRA": adapted,
     "DoRA": lambda hf: adapted(hf, use_dora=True),
@@ -189,6 +189,7 @@ def test_a_run_of_a_model_is_that_of_its_folder(tiny: ByName) -> None:
     assert run_attention(loaded, **options).tables["attention"].equals(folder)
 
 
+@pytest.mark.usefixtures("unenforced")
 def test_an_error_lists_what_is_taken(tiny: ByName) -> None:
     for given in (nn.Linear(2, 3), "rope-tiny", None):
         with pytest.raises(TypeError, match=r"expected a transformers model .*, or what load\("):
