@@ -99,7 +99,7 @@ def draw(
     view: View,
     table: pd.DataFrame,
     columns: Columns,
-    marks: Mapping[str, float] | None = None,
+    marks: Mapping[str, int] | None = None,
 ) -> go.Figure:
     """Draw a table as a view says: series of dots, rows, lines or curves, or cells.
 
@@ -284,7 +284,7 @@ def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
     return (first + rows[last].to_numpy(int)) / 2 if last in rows else first
 
 
-def _marks(panel: Panel, x: pd.Series, marks: Mapping[str, float]) -> list[PlotlyTrace]:
+def _marks(panel: Panel, x: pd.Series, marks: Mapping[str, int]) -> list[PlotlyTrace]:
     """Return vertical lines at the named places that x reaches, as traces for the legend."""
     _, lows, highs = panel.ends
     reach = [min(0.0, float(np.nanmin(lows))), float(np.nanmax(highs))]

@@ -372,7 +372,7 @@ def report(run: Run) -> Report:
     import pandas as pd
 
     behaviour, results = run.tables["behaviour"], run.manifest.results
-    marks = {"extrapolation": {"trained context": float(results["trained_len"])}}
+    marks = {"extrapolation": {"trained context": results["trained_len"]}}
     shown = [
         *sections(VIEWS[:1], run.tables, {**COLUMNS, **QUANTITIES}),
         *sections(VIEWS[1:], run.tables, COLUMNS, marks),

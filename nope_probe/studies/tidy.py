@@ -58,7 +58,7 @@ def sections(
     views: Sequence[View],
     tables: Tables,
     columns: Columns,
-    marks: Mapping[str, Mapping[str, float]] | None = None,
+    marks: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Iterator[Section]:
     """Yield the sections of a page, a section for each view whose table has rows.
 
