@@ -48,8 +48,12 @@ def own_weight(weight: Tensor, place: Place) -> Tensor:
 
 
 @st.composite
-def ablations(draw: st.DrawFn, model: Any, tiny: Tiny) -> Ablation:
-    """Draw some of a model's components, in any order and place, and what weights become."""
+def ablations(draw: st.DrawFn, model: Any, tiny: Tiny, n_pos: int | None = None) -> Ablation:
+    """Draw some of a model's components, in any order and place, and what weights become.
+
+    A prefix has n_pos positions at most, by default as many as the tiny model's tokens.
+    """
+    n_pos = n_pos or tiny.tokens.shape[1]
     kind = draw(st.sampled_from(("everywhere", "layers", "heads")))
     has = [*components(model), "norms"]
     if kind == "heads":
@@ -72,7 +76,7 @@ def ablations(draw: st.DrawFn, model: Any, tiny: Tiny) -> Ablation:
         replacement=replacement,
         gain=draw(st.sampled_from(GAINS)) if named else None,
         seed=draw(st.sampled_from((0, 3))),
-        prefix=draw(st.none() | st.integers(1, tiny.tokens.shape[1])) if has_mask else None,
+        prefix=draw(st.none() | st.integers(1, n_pos)) if has_mask else None,
     )
 
 

@@ -114,7 +114,8 @@ def test_maps_do_not_depend_on_batch_size_folds_and_processes_whatever_is_remove
     enough = numbers.filter(lambda item: len(set(item)) >= n_folds)
     documents = data.draw(st.none() | enough.map(torch.tensor))
     given: dict[str, Any] = {"per_head": True, "n_folds": n_folds, "documents": documents}
-    ablation, totals = data.draw(ablations(model, tiny("smollm3"))), list[list[Tensor]]()
+    drawn = ablations(model, tiny("smollm3"), n_pos=tokens.shape[1])
+    ablation, totals = data.draw(drawn), list[list[Tensor]]()
     with ablated(model, ablation, calibration_of(model, tiny("smollm3"), ablation.seed)):
         expected = capture_scores(model, tokens, batch_size=N_SEQS, **given)
         in_one_fold = capture_scores(model, tokens, n_folds=1).mean
