@@ -319,7 +319,7 @@ def add_terms(figure: go.Figure, panel: int, rows: pd.DataFrame) -> None:
     """Draw the RMS of the intact pattern and of its terms by query."""
     rms = rows[(rows["removed"] == INTACT) & (rows["measure"] == "rms")]
     for name, label in {"all": "whole pattern", **{name: words(name) for name in TERMS}}.items():
-        ink = {"all": "intact", "covariance": "covariance_term"}.get(name, name)
+        ink = "intact" if name == "all" else name
         of_name = rms[(rms["name"] == name) & (rms["first"] >= EDGES[0])]
         add_curve(figure, panel, of_name, label, {"color": colour(ink), "width": 2})
 

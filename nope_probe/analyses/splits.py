@@ -1,21 +1,7 @@
-"""Splits of a score map without any ablation: bands of RoPE, mean and covariance.
+"""A score map split into bands of RoPE's pairs, without any ablation.
 
 A score is a sum over RoPE's pairs of coordinates and the coordinates that do not turn. A score map
 is therefore the sum of the maps of bands of pairs, and of the unrotated rest.
-
-Song and Zhong (arXiv 2310.04861) split a vector h of sequence c at position t into the global mean,
-a positional part pos_t (the mean over sequences, less the global mean), a context part ctx_c (the
-mean over positions, less the global mean), and a residual. Put into queries and keys, a mean score
-has four blocks, with mean_t = global mean + pos_t and rest = ctx_c + residual:
-
-    mean . mean    the mean term <E q_i, E k_j>, of the mean vectors of positions
-    mean . rest    0 by construction: <E q_i, E rest_j>, and E rest_j = 0 over sequences
-    rest . mean    0 by construction, likewise
-    rest . rest    the covariance term, of q_i and k_j over sequences: tokens that share their past
-                   resemble each other
-
-The cross terms vanish cell by cell for any model, so the score map is the first block plus the
-last. No block depends on the basis.
 """
 
 from __future__ import annotations

@@ -28,12 +28,7 @@ TABLE: dict[str, Words] = {
     **CIRCUITS,
     **{UNION.join(circuit.parts): circuit for circuit in CIRCUITS.values()},
     "interaction": Words(label="interaction", colour="#ab3e98", marker="cross"),
-    "mean_term": Words(
-        label="mean term", phrase="the mean term", colour="#535dba", marker="square"
-    ),
-    "covariance_term": Words(
-        label="covariance term", phrase="the covariance term", colour="#8d6620"
-    ),
+    "covariance": Words(label="covariance", phrase="the covariance term", colour="#8d6620"),
     "rotation": Words(
         label="rotation", phrase="RoPE's rotation alone", colour="#0070e3", marker="diamond"
     ),

@@ -38,7 +38,6 @@ class LayerMaps:
         counts: sequences per fold.
         skip_keys: how many keys count as first: 1 for tokens, 0 for vectors.
         stored_mean: [row, key_pos], the mean over all sequences, if it is stored next to the folds.
-        mean_term: the mean term <E q_i, E k_j>, if it was kept.
         heads: the maps of the layer's heads, if they were kept.
     """
 
@@ -46,7 +45,6 @@ class LayerMaps:
     counts: Int[Tensor, " fold"]
     skip_keys: int = 0
     stored_mean: Stored | None = None
-    mean_term: LayerMaps | None = None
     heads: tuple[LayerMaps, ...] = ()
 
     @classmethod

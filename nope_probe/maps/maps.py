@@ -33,8 +33,6 @@ class ScoreMaps(TensorRecord):
         visible: the cells that the model does not mask.
         counts: sequences per fold.
         layers: the number of each layer's block, in the order of the maps.
-        mean_term: per fold, an unbiased estimate of <E q_i, E k_j> times the scale, the part of a
-            score that comes from the mean query and key of each position; or None.
         per_head: the fold means for each query head; or None.
         bos: whether all sequences begin with the same token.
         skip_keys: how many first keys patterns leave out; captures set 1 for tokens.
@@ -45,7 +43,6 @@ class ScoreMaps(TensorRecord):
     visible: Bool[Tensor, "layer row key_pos"]
     counts: Int[Tensor, " fold"]
     layers: tuple[int, ...]
-    mean_term: Float[Tensor, "fold layer row key_pos"] | None = None
     per_head: Float[Tensor, "fold layer head row key_pos"] | None = None
     bos: bool = False
     skip_keys: int = 0
@@ -91,8 +88,6 @@ class ScoreMaps(TensorRecord):
         layers: Layers = {}
         for place, number in enumerate(self.layers):
             layer = self._layer(self.folds[:, place])
-            if self.mean_term is not None:
-                layer = replace(layer, mean_term=self._layer(self.mean_term[:, place]))
             if self.per_head is not None:
                 heads = map(self._layer, self.per_head[:, place].unbind(1))
                 layer = replace(layer, heads=tuple(heads))
@@ -148,8 +143,6 @@ def packed_tensors(maps: ScoreMaps) -> State:
         for name, folds in named.items():
             tensors[f"{name}/folds"] = where.pack(folds)
             tensors[f"{name}/mean"] = pooled(folds, maps.counts)
-        if maps.mean_term is not None:
-            tensors[f"{layer}/mean_term"] = where.pack(maps.mean_term[:, place])
     return tensors
 
 
@@ -175,9 +168,6 @@ def stored_layers(stored: Mapping[str, Stored]) -> Layers:
         layer = layers[number] if head else maps_of(f"{number}")
         if head:
             layer = replace(layer, heads=(*layer.heads, maps_of(f"{number}/{head[0]}")))
-        elif (mean_term := stored.get(f"{number}/mean_term")) is not None:
-            folds = PackedFolds(mean_term, layer.folds.where)
-            layer = replace(layer, mean_term=replace(layer, folds=folds, stored_mean=None))
         layers[number] = layer
     return layers
 

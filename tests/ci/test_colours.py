@@ -16,7 +16,6 @@ TOGETHER = (
     ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp"),
     ("mask", "pos_embed", "w_q", "w_k", "w_o", "w_v", "mlp"),
     ("mask", "rope", "qk", "ov", "mlp"),
-    ("mean_term", "covariance_term"),
 )
 # Machado, Oliveira, Fernandes 2009, full severity, on linear RGB.
 SIGHT = {

@@ -56,9 +56,9 @@ def test_each_block_is_on_its_device_of_process_and_mixing_two_devices_is_an_err
 
 def test_maps_of_scores_and_stages_are_the_same_on_several_devices(pair: tuple[Any, Any]) -> None:
     one, several = pair
-    options: dict[str, Any] = {"n_folds": 3, "batch_size": 5, "per_head": True, "mean_term": True}
+    options: dict[str, Any] = {"n_folds": 3, "batch_size": 5, "per_head": True}
     actual, theirs = (capture_scores(model, WINDOWS, **options) for model in (several, one))
-    for name in ("folds", "mean_term", "per_head"):
+    for name in ("folds", "per_head"):
         assert agree(getattr(actual, name), getattr(theirs, name)), name
     actual, theirs = (capture_stages(model, WINDOWS, n_folds=3).folds for model in (several, one))
     assert set(actual) == set("abcdefghi")

@@ -43,9 +43,8 @@ def reference_maps() -> dict[str, Tensor]:
 def _trained(tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
     for name in TRAINED:
         model = load(name).model
-        maps = capture_scores(model, tokens, n_folds=3, mean_term=True, per_head=True)
+        maps = capture_scores(model, tokens, n_folds=3, per_head=True)
         yield f"{name}/folds", maps.folds
-        yield f"{name}/mean_term", maps.mean_term
         yield f"{name}/per_head", maps.per_head.mean(0)
         gains = calibrate(model, tokens)
         for remove in (
@@ -61,7 +60,7 @@ def _trained(tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
 def _parameter_free(vectors: Tensor) -> Iterator[tuple[str, Tensor]]:
     for name, options in VARIANTS.items():
         model = build(parameter_free(n_layers=3, d_model=vectors.shape[-1], **options))
-        maps = capture_scores(model, vectors, n_folds=3, mean_term=True)
+        maps = capture_scores(model, vectors, n_folds=3)
         yield f"{name}/scores", maps.mean
         yield from _stages(f"{name}/stage", model, vectors)
     with ablated(model, Ablation(remove=["w_q", "w_v"], gain="identity")):

@@ -369,57 +369,24 @@ class ScoreAccumulator(MapAccumulator):
     Where q.k gives the scores, their mean over heads and sequences is one matrix product.
 
     Attributes:
-        flags: `visible`: the cells that the model does not mask; `scale`: the factor between the
-            sum of q.k over heads and the mean of their scores.
+        flags: `visible`: the cells that the model does not mask.
     """
 
     reads_attention = True
 
-    def __init__(self, layer: Layer, cut: Cut, mean_term: bool = False) -> None:
-        super().__init__(layer, cut)
-        self.keeps_means = mean_term
-
     def read(self, attention: Attention) -> None:
-        """Add one batch's scores.
-
-        Raises:
-            NotImplementedError: for the mean term of scores that are not q.k.
-        """
+        """Add one batch's scores."""
         attention, scale = self.part_of(attention), attention.scale / attention.n_heads
         self.see(attention.mask)
-        self.flags.setdefault("scale", torch.tensor(scale, dtype=torch.float64))
-        folds = self.fold_of, self.n_folds
-        if not (attention.is_product or self.keeps_means):
-            parts = {}
+        if not attention.is_product:
+            folds, parts = (self.fold_of, self.n_folds), {}
             for name, scores in self.scores_by_group(attention):
                 parts[name] = sum_parts(scores.mean(dim=1, dtype=torch.float64), *folds)
             self.add(**parts)
             return
-        if not attention.equals_product():
-            raise NotImplementedError(
-                f"the scores of L{self.layer.index} are not q.k: they have no mean term"
-            )
         q = sum_query_groups(attention.q, attention.k.shape[2]).flatten(2)
         k = attention.k.flatten(2)
-        parts = self.products(self.total, q * scale, k)
-        if self.keeps_means:
-            parts |= {"q": sum_parts(q, *folds), "k": sum_parts(k, *folds)}
-        self.add(**parts)
-
-    def mean_term(self) -> Float[Tensor, "fold row key_pos"]:
-        """Return M = (N qbar.kbar - S) / (N - 1), without bias in each fold.
-
-        Call this before `fold_means`, which forgets the sums of scores.
-        """
-        return self.joined(self._mean_terms())
-
-    def _mean_terms(self) -> Iterator[Float[Tensor, "fold row key_pos"]]:
-        n, scale = self.cut.counts[:, None, None].double(), self.flags["scale"].cpu()
-        q, k = (self.totals[name].cpu() / n for name in ("q", "k"))
-        for group in self.groups:
-            scores = self.totals[f"scores{group.name}"].cpu()
-            product = torch.einsum("fqw,fkw->fqk", q[:, group.queries], k[:, : group.stop])
-            yield (n * (product * scale) - scores / n) / (n - 1)
+        self.add(**self.products(self.total, q * scale, k))
 
 
 class HeadAccumulator(MapAccumulator):

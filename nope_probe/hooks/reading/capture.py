@@ -62,7 +62,6 @@ def capture_scores(
     batch_size: int = 32,
     n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
-    mean_term: bool = False,
     per_head: bool = False,
     query_rows: int | None = None,
     band: str | None = None,
@@ -81,7 +80,6 @@ def capture_scores(
             many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
             fold; by default the documents of `Sequences`, else every sequence is independent.
-        mean_term: whether to keep the mean term too (needs 2 sequences in every fold).
         per_head: whether to keep each head's map too (n_heads times the memory).
         query_rows: how many rows (queries) the maps have: evenly spread, and a run at the end; by
             default all rows up to 2,048 positions, and 512 rows above.
@@ -95,10 +93,9 @@ def capture_scores(
 
     Raises:
         IndexError: for a layer that the model does not have.
-        ValueError: for a token that the model lacks, an empty fold, more rows than positions, the
-            mean term of a fold of one sequence, or a band that a layer does not have.
-        NotImplementedError: for the mean term or a band of scores that are not q.k (soft-capped
-            ones).
+        ValueError: for a token that the model lacks, an empty fold, more rows than positions, or a
+            band that a layer does not have.
+        NotImplementedError: for a band of scores that are not q.k (soft-capped ones).
 
     Example:
         >>> from nope_probe import load, capture_scores
@@ -115,15 +112,12 @@ def capture_scores(
         queries=chosen_rows(inputs.shape[1], query_rows),
         coordinates=None if band is None else _coordinates(model, blocks, band, inputs.shape[1]),
     )
-    if mean_term and cut.counts.min() < 2:
-        raise ValueError("the mean term needs 2 sequences in every fold: a fold has only 1")
-    scores = [ScoreAccumulator(layer, cut, mean_term) for layer in blocks]
+    scores = [ScoreAccumulator(layer, cut) for layer in blocks]
     heads = [HeadAccumulator(layer, cut) for layer in blocks] if per_head else []
     sums = [*scores, *heads, *also]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint)
     n = len(blocks)
     return ScoreMaps(
-        mean_term=_stacked((score.mean_term() for score in scores), n) if mean_term else None,
         per_head=_stacked((head.fold_means() for head in heads), n) if heads else None,
         visible=torch.stack([score.flags["visible"].cpu() for score in scores]),
         folds=_stacked((score.fold_means() for score in scores), n),

@@ -111,16 +111,6 @@ def test_a_capture_leaves_the_model_as_it_was_also_when_it_fails(
     assert torch.equal(cached_scores(model, inputs), before)
 
 
-def test_rewritten_scores_have_no_mean_term(bridge: ByName, inputs: torch.Tensor) -> None:
-    model = bridge("llama")
-    point = layers_of(model)[1].point("attn.hook_attn_scores")
-    with (
-        hooks_attached([(point, lambda scores, hook: 2 * scores)]),
-        pytest.raises(NotImplementedError, match="L1 are not q"),
-    ):
-        capture_scores(model, inputs, mean_term=True)
-
-
 def plain_losses(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return -log softmax of each next token, by indexing."""
     log_p = logits.double().log_softmax(-1)[:, :-1]

@@ -37,21 +37,6 @@ def close(values: Tensor, expected: Tensor) -> None:
     assert_same(values.double(), expected.double(), NETWORK, size=size)
 
 
-def mean_over_pairs(plain: PlainAttention, n_folds: int) -> Tensor:
-    """Return the mean of q of one sequence times k of another over all pairs within a fold."""
-    assert plain.q is not None
-    assert plain.k is not None
-    products = torch.einsum("ahqd,bhkd->abqk", plain.q.double(), plain.k.double())
-    products = products * plain.scaling / plain.q.shape[1]
-    means = []
-    for fold in range(n_folds):
-        of_fold = products[fold::n_folds, fold::n_folds]
-        n = len(of_fold)
-        same = of_fold.diagonal(dim1=0, dim2=1).sum(-1)
-        means.append((of_fold.sum((0, 1)) - same) / (n * (n - 1)))
-    return torch.stack(means)
-
-
 def assert_attention(maps: Any, plain: list[PlainAttention], n_folds: int, rows: Tensor) -> None:
     for place, layer in enumerate(plain):
         scores = layer.scores.double()[:, :, rows]
@@ -101,9 +86,7 @@ def test_captures_of_an_ablated_model_are_those_of_plain_transformers_edited(
     plain = [*plain_attention(hf, INPUTS).values()]
     calibration = calibration_of(model, tiny(name), ablation.seed)
     with ablated(model, ablation, calibration), leave:
-        maps = capture_scores(
-            model, INPUTS, **options, batch_size=4, per_head=True, mean_term=is_product
-        )
+        maps = capture_scores(model, INPUTS, **options, batch_size=4, per_head=True)
         attention = capture_attention(model, INPUTS, **options, batch_size=5)
         stages = capture_stages(model, INPUTS, layer=layer, **options, batch_size=7)
         losses = capture_losses(model, INPUTS, batch_size=6)
@@ -114,9 +97,6 @@ def test_captures_of_an_ablated_model_are_those_of_plain_transformers_edited(
         hidden = per_head.isnan().any(1) | later
         close(maps.per_head[:, place], per_head.masked_fill(hidden[:, None], torch.nan))
         close(maps.folds[:, place], per_head.mean(1).masked_fill(later, torch.nan))
-        if is_product:
-            expected = mean_over_pairs(of_layer, n_folds)[:, rows]
-            close(maps.mean_term[:, place], expected.masked_fill(hidden, torch.nan))
     if not (ablation.heads and {"mask", "window"} & {*ablation.remove}):  # heads see alike
         assert_attention(attention, plain, n_folds, rows)
     scores = {"b": layer, "i": layer + 1}
