@@ -50,14 +50,12 @@ def main(settings: Settings) -> None:
     tokens = data.inputs
     plan = make_plan(components(model), None)
     engine = Engine(model=model, inputs=tokens, batch_size=settings.batch_size)
-    engine = engine.calibrated("gains", plan.calibrated)
+    engine = engine.calibrated("gains", [*plan.rows.values()])
     plain = partial(fused_passes, fused, tokens.split(settings.batch_size))
     plain()
     ratios = []
-    timed = [*plan.plain, *plan.replacing][:: settings.every]
-    for condition in timed:
+    for ablation in [*plan.rows.values()][:: settings.every]:
         before = seconds(plain)
-        ablation = plan.ablations[0].without(condition)
         ours = seconds(partial(engine.scores, "score", ablation))
         ratios.append(2 * ours / (before + seconds(plain)))
     sizes = f"{len(tokens)} × {settings.seq_len} tokens"

@@ -70,6 +70,7 @@ COMMANDS = {
 VALUES = ("pattern", ("removed", "replacement"), ("lead", "kept"))
 MEANS = ("lead", "kept", "lead_layers", "lead_below_half", "kept_layers", "kept_below_half")
 OVER_LAYERS = ("over_layers", ("removed", "replacement"), MEANS)
+BEYOND_DISTANCE = ("non_relative", "mask_adds")
 EFFECTS = ("effects", ("of", "writer"), ("predicted", "held", "direct", "total"))
 TRACED = [
     ("terms", ("of", "term"), ("size", "part")),
@@ -81,7 +82,10 @@ NEED = [("tests", ("measure", "k"), ("cost", "chance"))]
 STORED_OF = {
     **{run: [OVER_LAYERS] for run in ("code", "prose", "im_start", "endoftext")},
     **{run: [VALUES] for run in ("free", *TWINS)},
-    "first layers": [("non_relative", ("tokens",), ("with_mask", "without_mask", "difference"))],
+    "first layers": [
+        ("pattern", ("removed",), BEYOND_DISTANCE),
+        ("controls", ("tokens", "removed"), BEYOND_DISTANCE),
+    ],
     "trace": TRACED,
     "trace nope-tiny": TRACED,
     "trace rope-tiny": TRACED,
@@ -334,18 +338,19 @@ def of_models(stored: pd.DataFrame, question: str) -> str:
 def non_relative(rows: pd.DataFrame) -> str:
     """Return the table of the part that is no function of distance, with and without the mask."""
     columns = {
-        "with_mask": "intact",
-        "without_mask": "without the mask",
-        "difference": "the mask's",
+        "intact": ("intact", "non_relative"),
+        "without the mask": ("mask", "non_relative"),
+        "the mask's": ("mask", "mask_adds"),
     }
     lines = {
         f"L{layer}, {tokens}": [
-            estimate(of(rows, layer=layer, name=tokens), measure) for measure in columns
+            estimate(of(rows, layer=layer, name=f"{control}{removed}"), measure)
+            for removed, measure in columns.values()
         ]
         for layer in (2, 3)
-        for tokens in ("text", "shuffled")
+        for tokens, control in (("text", ""), ("shuffled", "shuffled "))
     }
-    return markdown("part that is not relative, nats", list(columns.values()), lines)
+    return markdown("part that is not relative, nats", [*columns], lines)
 
 
 def written(rows: pd.DataFrame) -> str:

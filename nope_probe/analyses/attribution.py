@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import Grams, contrast_grams, source_terms
+from nope_probe.analyses.contrasts import ContrastGram, Grams, contrast_grams, source_terms
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife
 from nope_probe.errors import UserError, closed_choices, kind_of
 from nope_probe.maps.estimates import Estimates
@@ -157,7 +157,7 @@ def values_of_layer(grams: Grams[Condition], layer: int, head: int | None = None
         layer=layer,
         head=head,
         conditions={name.name: values_in(grams, name, INTACT) for name in conditions},
-        terms={question: sizes_of_terms(grams, question) for question in grams},
+        terms={question: sizes_of_terms(gram) for question, gram in grams.items()},
     )
 
 
@@ -171,11 +171,9 @@ def values_in(grams: Grams[Named], name: Named, intact: Named) -> Values:
     )
 
 
-def sizes_of_terms(grams: Grams[Condition], question: Question) -> dict[str, Interval]:
+def sizes_of_terms(gram: ContrastGram[Condition]) -> dict[str, Interval]:
     """Return the sizes of the exact sum of the sources, nats; empty without all its conditions."""
-    gram = grams[question]
-    sources = sources_of(gram.row)
-    terms = {**source_terms(sources), "without_sources": {Condition(sources): 1.0}}
+    terms = source_terms(sources_of(gram.row))
     needed = {condition for term in terms.values() for condition in term}
     return {name: gram.size(term) for name, term in terms.items()} if needed <= {*gram.row} else {}
 

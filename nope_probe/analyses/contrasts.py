@@ -24,25 +24,24 @@ from nope_probe.removal import INTERACTION, Condition
 
 GRAM_BYTES = 1 << 26
 Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
-Other = TypeVar("Other", bound=Hashable)
 Contrast = Mapping[Condition, float]
 
 
 def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
-    """Return the terms of the sources: each source, and the interactions of sources.
+    """Return the terms of the exact sum of the sources; without sources there are none.
 
-    With what is left without any source they add up to the intact map. The trained weights are
-    kept. The term of a source is what this source adds to a model without any source. An
-    interaction is what sources add only together (the paper's section 5).
+    They add up to the intact map. The trained weights are kept. The term of a source is what this
+    source adds to a model without any source. An interaction is what sources add only together
+    (the paper's section 5). `without_sources` is what is left without any source.
 
     Args:
         sources: the sources that the model has: the mask, and a window or position encodings.
 
     Example:
         >>> list(source_terms(["mask", "rope"]))
-        ['mask', 'rope', 'mask_x_rope']
+        ['mask', 'rope', 'mask_x_rope', 'without_sources']
     """
-    return {
+    terms: dict[str, Contrast] = {
         INTERACTION.join(term): {
             Condition({*sources} - {*kept}): (-1.0) ** (size - len(kept))
             for n_kept in range(size, -1, -1)
@@ -51,6 +50,7 @@ def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
         for size in range(1, len(sources) + 1)
         for term in combinations(sources, size)
     }
+    return {**terms, "without_sources": {Condition(sources): 1.0}} if sources else {}
 
 
 def contrast_map(
@@ -88,20 +88,6 @@ class ContrastGram(Generic[Name]):
     def of(cls, patterns: Mapping[Name, Pattern]) -> ContrastGram[Name]:
         """Return the inner products of patterns on shared cells."""
         return contrast_grams(patterns)["pattern"]
-
-    def renamed(self, names: Mapping[Other, Name]) -> ContrastGram[Other]:
-        """Return the inner products of some maps under other names.
-
-        Args:
-            names: the present name of each map, by its new name.
-        """
-        return ContrastGram(
-            row={new: self.row[old] for new, old in names.items()},
-            products=self.products,
-            weights=self.weights,
-            score_squares=self.score_squares,
-            means=self.means,
-        )
 
     def product(self, one: Mapping[Name, float], other: Mapping[Name, float]) -> Estimates:
         """Return <one, other>, in squared nats.

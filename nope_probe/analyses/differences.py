@@ -1,7 +1,9 @@
-"""Differences of a number between two models or runs: intervals, and tests over folds.
+"""Differences of numbers and patterns between two models or runs: intervals, and tests over folds.
 
-A difference is tested by t with the folds' degrees of freedom, and many tests together by the rule
-of Holm (1979): the chance of naming any number that does not differ is at most 5%.
+If both ran on the same sequences, dealt to the same folds, differences are taken fold by fold
+(paired), so the sequences' common noise cancels. Otherwise variances add up. A difference is tested
+by t with the folds' degrees of freedom, and many tests together by the rule of Holm (1979): the
+chance of naming any number that does not differ is at most 5%.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ from nope_probe.analyses.jackknife import (
     Interval,
     error_of,
     freedom,
+    jackknife,
+    rms,
     rms_difference,
+    signed_root,
+    squared,
 )
-from nope_probe.analyses.pattern_changes import independent_difference
+from nope_probe.maps.layers import Pattern
 
 LEVEL = 0.05  # of the chance to name any number that does not differ
 ROUNDING = 2**-20  # absolute and relative: what float32 numbers of two equal models may differ by
@@ -68,7 +74,7 @@ def compare_numbers(
         return Difference(interval=without, p=nan, is_paired=False)
     paired = paired and x.weights.equal(y.weights)
     if is_rms:
-        x, y = (z.with_values(z.values * z.values.abs()) for z in (x, y))
+        x, y = squared(x), squared(y)
     if paired:
         error, degrees = error_of(x - y), freedom(x.weights)
     else:
@@ -88,6 +94,51 @@ def compare_numbers(
         t = (abs(change) - toward_zero) / error if error else inf
         p = float(2 * stdtr(degrees, -t))
     return Difference(interval=interval, p=p, is_paired=paired)
+
+
+def pattern_difference(one: Pattern, other: Pattern, *, paired: bool) -> Interval:
+    """Return the RMS of the difference of two patterns, nats, with noise subtracted.
+
+    Args:
+        one: the pattern of one layer.
+        other: the pattern of the model to compare with, of the same cells.
+        paired: whether fold f holds the same sequences in both.
+    """
+    x, y = (pattern.dense()[:, pattern.cells.mask] for pattern in (one, other))
+    if paired:
+        return rms(one.estimates((x - y) @ (x - y).T))
+    squares = one.estimates(x @ x.T), other.estimates(y @ y.T)
+    x_means, y_means = one.maps.without_each(x), other.maps.without_each(y)
+    x_y, y_x = (x_means * y_means[0]).mean(-1), (y_means * x_means[0]).mean(-1)
+    # <x, x> - 2 <x, y> + <y, y>: the folds of x and of y vary independently.
+    arms = [
+        jackknife(square.with_values(square.values - 2 * crossed))
+        for square, crossed in zip(squares, (x_y, y_x), strict=True)
+    ]
+    half = hypot(*(arm.high - arm.value for arm in arms))
+    square = float(squares[0].values[0] - 2 * x_y[0] + squares[1].values[0])
+    return Interval(
+        value=signed_root(square), low=signed_root(square - half), high=signed_root(square + half)
+    )
+
+
+def independent_difference(one: Interval, other: Interval) -> Interval:
+    """Return the difference of estimates from independent data.
+
+    The interval keeps asymmetric arms, as those of an RMS or a ratio are (Zou and Donner 2008). Its
+    lower arm adds, in squares, the lower arm of `one` and the upper arm of `other`; its upper arm
+    adds the opposite arms.
+
+    Example:
+        >>> one = Interval(value=5.0, low=2.0, high=17.0)
+        >>> other = Interval(value=1.0, low=-4.0, high=5.0)
+        >>> independent_difference(one, other)
+        4 [-1, 17]
+    """
+    value = one.value - other.value
+    down = hypot(one.value - one.low, other.high - other.value)
+    up = hypot(one.high - one.value, other.value - other.low)
+    return Interval(value=value, low=value - down, high=value + up)
 
 
 def _too_high(interval: Interval) -> float:

@@ -162,6 +162,11 @@ def signed_root(x: float) -> float:
     return abs(x) ** 0.5 if x >= 0 else -(abs(x) ** 0.5)
 
 
+def squared(roots: Estimates) -> Estimates:
+    """Return the mean squares of RMS, the inverse of `signed_root`."""
+    return roots.with_values(roots.values * roots.values.abs())
+
+
 def rms(squares: Estimates) -> Interval:
     """Return the RMS with its interval, from estimates of the mean square."""
     square, values = jackknife(squares), squares.values

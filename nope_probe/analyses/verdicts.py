@@ -7,7 +7,7 @@ Pages ask these rules too, so they need no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,32 +85,6 @@ def exceeds_noise(
     freedom = sum(sizes) ** 2 / sum(size**2 for size in sizes) - 1
     wider = stdtrit(freedom, 1 - beyond / n_patterns) / stdtrit(freedom, 1 - beyond)
     return bool(square > wider * (square - lowest))
-
-
-HeadsVerdict = Literal["opposite", "unclear", "none"]
-
-
-def verdict_on_heads(mean: ValueAndBounds, heads: Sequence[ValueAndBounds]) -> HeadsVerdict:
-    """Return whether a layer's mean over heads hides patterns of its heads.
-
-    `opposite`: some heads surely have patterns of opposite sign. If no two of n heads had, the
-    mean's square would be the heads' squares over n^2 or more. `none`: no head has a pattern.
-
-    Args:
-        mean: amplitude of the mean over the layer's heads, nats.
-        heads: amplitude of each of its heads that exceeds the noise, and of the others 0.
-
-    Example:
-        >>> head = (0.37, 0.36, 0.38)
-        >>> verdict_on_heads((0.01, -0.02, 0.02), [head, head])
-        'opposite'
-        >>> verdict_on_heads((0.2, -0.2, 0.4), [head, head])
-        'unclear'
-    """
-    squares = sum(max(low, 0.0) ** 2 for _, low, _ in heads)
-    if not squares:
-        return "none"
-    return "opposite" if max(mean[2], 0.0) ** 2 < squares / len(heads) ** 2 else "unclear"
 
 
 def kinds_of(table: pd.DataFrame) -> pd.Series[str]:

@@ -1,9 +1,9 @@
-"""The maps and heads on the page of `ablate`: what no view of a table draws."""
+"""The page of `ablate`: its sentence and first table, its sections, maps and heads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,36 @@ from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, row_name
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.values import head_bands, head_values
-from nope_probe.figures.words import QUESTIONS, reader_of
+from nope_probe.figures.words import HEAD_MEASURES, MEASURES, QUESTIONS, reader_of, with_readers
 from nope_probe.removal import INTACT, SOURCES, Condition, parts_of
-from nope_probe.reports.page import MOST_ROWS, Section, positions
+from nope_probe.reports import notes
+from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
 from nope_probe.run.folder import Run
-from nope_probe.studies.tidy import shown_layer
+from nope_probe.studies.ablate import (
+    BANDS,
+    BY_PLACE,
+    COLUMNS,
+    CONTROL,
+    HEADS,
+    LEAD_AND_ORDER,
+    SHAPE,
+)
+from nope_probe.studies.tidy import (
+    above_noise,
+    brief,
+    preferred_keys,
+    sections,
+    shown_layer,
+    strongest_row,
+)
 
+KEYS = {"near": "near keys", "far": "far keys", "neither": "neither near nor far keys"}
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
+LEADS = " The column on the left is the first key's lead over the others."
+INTACT_MAPS = {
+    "pattern": "The positional pattern",
+    "normalised": "Mean scores less the mean of each diagonal",
+}
 
 
 def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
@@ -30,68 +53,225 @@ def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["removed"] == INTACT.name]
 
 
-class Maps:
-    """The maps of a run as its page draws them: pooled, the shown layer first.
+def headline(run: Run) -> Headline:
+    """Return the values of the shown layer, or the means over all, in every condition."""
+    answer = Answer.of(run)
+    if answer is None:
+        return no_pattern(run)
+    caption = "Order: how much of the intact model's pattern among the other keys is there."
+    if answer.is_mean:
+        caption += " Below half: the layers with less than half of their intact value."
+    elif len(run.manifest.layers) > 1:
+        layers = notes.layers_of_run(run.manifest)
+        caption += f" {answer.place} has the largest lead and pattern of {layers}."
+    return Headline(sentence=answer.sentence(), table=answer.table(), caption=caption)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The lead and the order of the other keys in every condition, of a layer or over layers.
+
+    Attributes:
+        place: of which layer, such as `L3`, or `30 layers`.
+        seq_len: tokens in a sequence.
+        rows: a row per condition and replacement, the intact model first: `removed`,
+            `replacement`, `lead` and `kept` with their bounds (nats); of means over layers also in
+            how many layers less than half of the intact value is left (`lead_below_half`).
+    """
+
+    place: str
+    seq_len: int
+    rows: list[dict[Any, Any]]
+
+    @classmethod
+    def of(cls, run: Run) -> Answer | None:
+        """Return the answer of the shown layer, or over all layers of a run of `--layers all`.
+
+        None where no pattern exceeds the noise, and of a run that removes no sources.
+        """
+        manifest = run.manifest
+        if not manifest.results.get("positional_sources"):
+            return None
+        table = run.tables["pattern"]
+        layer = shown_layer(intact_rows(table), manifest.fold_sizes)
+        if layer is None:
+            return None
+        if manifest.settings.get("layers") == "all" and "over_layers" in run.tables:
+            table, place = run.tables["over_layers"], f"{len(manifest.layers)} layers"
+        else:
+            table, place = table[table["layer"] == layer], f"L{layer}"
+        return cls(place=place, seq_len=manifest.seq_len, rows=table.to_dict("records"))
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the rows are means over layers."""
+        return "layer" not in self.rows[0]
+
+    @property
+    def questions(self) -> list[str]:
+        """`lead` where the first key has one, and `kept`."""
+        intact = self.rows[0]
+        return [name for name in QUESTIONS if name in intact and intact[name] == intact[name]]
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each row in words."""
+        removed = [row["removed"] for row in self.rows]
+        return [row_name(row["removed"], row["replacement"], removed) for row in self.rows]
+
+    def sentence(self) -> str:
+        """Return the values without each source and without all, in words."""
+        rows = zip(self.rows, self.names, strict=True)
+        of_sources = [(x, name) for x, name in rows if Condition.parse(x["removed"]) <= {*SOURCES}]
+        (intact, _), *others = of_sources
+        has_lead, parts = "lead" in self.questions, []
+        if has_lead:
+            lead = intact["lead"]
+            has = f"leads by {lead:.1f}" if lead > 0 else f"has a lead of {lead:.1f}"
+            mean, single = f"In the mean of {self.place}, the first", f"{self.place}'s first"
+            left = ", ".join(f"{row['lead']:z.1f} {name}" for row, name in others)
+            parts.append(f"{mean if self.is_mean else single} key {has} nats: {left}.")
+        if "kept" in self.questions:
+            left = ", ".join(f"{row['kept']:z.2f} {name}" for row, name in others)
+            left = left.replace(" ", " is there ", 1)
+            whose = "the" if self.is_mean else "its" if has_lead else f"{self.place}'s"
+            keys = f"{whose} {'other ' * has_lead}keys"
+            parts.append(f"Of the order of {keys}, {intact['kept']:.2f} nats strong, {left}.")
+        return " ".join(parts)
+
+    def table(self) -> pd.DataFrame:
+        """Return the values of every condition with their intervals, nats."""
+        place = f"{'mean of ' * self.is_mean}{self.place}"
+        cells = {f"{place} at {self.seq_len:,} tokens, nats": self.names}
+        for name in self.questions:
+            cells[QUESTIONS[name]] = [
+                interval_text(interval_of(row, name), "z.2f") for row in self.rows
+            ]
+            if self.is_mean:
+                cells[f"{'order' if name == 'kept' else name} below half"] = [
+                    f"{row[f'{name}_below_half']:.0f} of {row[f'{name}_layers']:.0f}"
+                    for row in self.rows
+                ]
+        return pd.DataFrame(cells)
+
+
+def removal_sections(run: Run) -> Iterator[Section]:
+    """Yield the sections of a run that removes components."""
+    tables = {name: table for name, table in run.tables.items() if len(table)}
+    pattern, sources = tables["pattern"], run.manifest.results.get("positional_sources", ())
+    yield from head_sections(run)
+    yield from sections([LEAD_AND_ORDER], tables, COLUMNS)
+    yield replace(term_section(run), columns=COLUMNS)
+    shown = [INTACT.name, *sources, Condition(sources).name]
+    if "controls" in tables:
+        compared = {*tables["controls"]["removed"]}
+        in_order = pattern[pattern["removed"].isin(compared)].assign(tokens="in order")
+        in_order = in_order.reindex(columns=tables["controls"].columns)
+        tables["controls"] = pd.concat([in_order, tables["controls"]], ignore_index=True)
+    shape = replace(SHAPE, rows=f"removed in {shown}")
+    folded = [shape, CONTROL, *(replace(view, folded=True) for view in BY_PLACE)]
+    yield from sections(folded, tables, COLUMNS, {"queries": lengths_of(run)})
+    yield score_section(run)
+
+
+def headline_of_intact(run: Run) -> Headline:
+    """Return the layer with the strongest pattern, and the strongest layers with their keys."""
+    manifest, pattern = run.manifest, run.tables["pattern"]
+    best = strongest_row(pattern, manifest.fold_sizes)
+    if best is None:
+        return no_pattern(run)
+    above = pattern[above_noise(pattern, manifest.fold_sizes)].nlargest(MOST_ROWS, "amplitude")
+    rows = with_readers(above.sort_values("layer"))
+    lead = best["lead"]
+    leads = f"the first key {'leads' if lead > 0 else 'trails'} by {abs(lead):.2g}, the others'"
+    return Headline(
+        sentence=f"In {manifest.model_name} ({notes.layers_of_run(manifest)}), L"
+        f"{best['layer']:.0f} is strongest: {leads if lead == lead else 'its'} pattern is "
+        f"{best['amplitude']:.2g} nats, for {KEYS[preferred_keys(interval_of(best, 'locality'))]}.",
+        table=brief(rows, "reader", HEAD_MEASURES, COLUMNS, heading="layer"),
+        caption=f"Pattern: RMS among the other keys. {COLUMNS['locality'].meaning}",
+    )
+
+
+def pooled_map(run: Run, name: str, n_drawn: int) -> Pooled:
+    """Return a map with as many positions as the page has room for.
 
     Args:
         run: the run.
+        name: of its map.
         n_drawn: how many maps of a layer the page shows.
     """
+    skip_keys = 0 if name.startswith("normalised") else run.manifest.skip_keys
+    values, queries = np.asarray(run.maps[name]), run.query_positions
+    maps = RowMaps(values=values, queries=queries, skip_keys=skip_keys)
+    pooling = pool if name.startswith("score") else pool_with_leads
+    return pooling(maps, positions(n_drawn, len(values)))
 
-    def __init__(self, run: Run, n_drawn: int) -> None:
-        rows, sizes = intact_rows(run.tables["pattern"]), run.manifest.fold_sizes
-        shown = shown_layer(rows, sizes)
-        self.run, self.n_drawn, self.layers = run, n_drawn, rows["layer"].tolist()
-        self.of_figure: dict[str, Any] = {
-            "layer": self.layers[0] if shown is None else shown,
-            "layers": self.layers,
-        }
 
-    def rows(self, name: str, first: bool = True) -> RowMaps:
-        """Return a map; `first` says whether its first key is one."""
-        skip_keys = self.run.manifest.skip_keys if first else 0
-        values, queries = np.asarray(self.run.maps[name]), self.run.query_positions
-        return RowMaps(values=values, queries=queries, skip_keys=skip_keys)
+def of_figure(run: Run) -> dict[str, Any]:
+    """Return what figures of maps have in common: the shown layer, all layers, the maps' noise."""
+    rows = intact_rows(run.tables["pattern"])
+    layers, shown = rows["layer"].tolist(), shown_layer(rows, run.manifest.fold_sizes)
+    drawn: dict[str, Any] = {"layer": layers[0] if shown is None else shown, "layers": layers}
+    if (errors := run.arrays.get("maps", {}).get("se/intact")) is not None:
+        drawn["noise"] = [float(np.sqrt(np.nanmean(of_layer**2))) for of_layer in errors]
+    return drawn
 
-    def pooled(self, name: str) -> Pooled:
-        """Return a map with as many positions as the page has room for."""
-        pooling = pool if name.startswith("score") else pool_with_leads
-        return pooling(self.rows(name), positions(self.n_drawn, len(self.layers)))
+
+def no_pattern(run: Run) -> Headline:
+    """Return the headline of a model without a pattern above the noise: the heads that have one."""
+    manifest, heads = run.manifest, run.tables.get("head_pattern")
+    sentence = (
+        f"{manifest.model_name} shows no positional pattern in its mean over heads that exceeds "
+        "the noise."
+    )
+    if heads is None:
+        sentence += " Single heads may have one: --per-head shows them."
+        return Headline(sentence=sentence)
+    heads = intact_rows(heads)
+    above = heads[above_noise(heads, manifest.fold_sizes)].nlargest(MOST_ROWS, "amplitude")
+    if above.empty:
+        return Headline(sentence=sentence)
+    return Headline(
+        sentence=sentence,
+        table=brief(with_readers(above), "reader", ("amplitude",), MEASURES, heading="head"),
+        caption="These heads have a pattern that their mean does not show.",
+    )
 
 
 def term_section(run: Run) -> Section:
     """Return the section with the maps of the exact sum: the intact pattern and its terms."""
-    named, pattern = run.arrays.get("maps", {}), run.tables["pattern"]
-    terms = sorted((name for name in named if name.startswith("term/")), key=_order)
-    maps, has_lead = Maps(run, len(terms) + 2), bool(pattern["lead"].notna().any())
+    maps = run.arrays.get("maps", {})
+    terms = sorted((name for name in maps if name.startswith("term/")), key=_order)
+    named = {"intact": "pattern/intact", **{name.removeprefix("term/"): name for name in terms}}
+    has_lead = bool(run.tables["pattern"]["lead"].notna().any())
     return Section(
         title="The pattern, and what each source makes",
         figure=lambda: term_maps(
-            {
-                "intact": maps.pooled("pattern/intact"),
-                **{name.removeprefix("term/"): maps.pooled(name) for name in terms},
-            },
+            {title: pooled_map(run, name, len(terms) + 2) for title, name in named.items()},
             title="The positional pattern and what each source makes",
             flat=flat_layers(run.tables),
-            **maps.of_figure,
+            **of_figure(run),
         ),
         caption="The intact map is the sum of the others: what each source makes alone, what they "
-        "make only together, and what is left without sources."
-        + " The column on the left is the first key's lead."
-        * has_lead,
+        "make only together, and what is left without sources." + LEADS * has_lead,
         table=run.tables["terms"],
     )
 
 
 def score_section(run: Run) -> Section:
     """Return the section with the mean scores of the intact model."""
-    n_terms = sum(name.startswith("term/") for name in run.arrays.get("maps", {}))
-    maps = Maps(run, n_terms + 2)
+    maps = run.arrays.get("maps", {})
+    n_drawn = 2 + max(1, sum(name.startswith("term/") for name in maps))
+    left_out = " Colours leave out the first key." if run.manifest.skip_keys else ""
     return Section(
-        title="Scores of the intact model",
-        figure=lambda: score_maps(maps.pooled("score/intact"), **maps.of_figure),
-        caption="The mean score that each query gives each key, over sequences and heads. "
-        "Brighter keys of a row are attended to more.",
+        title="Mean scores",
+        figure=lambda: score_maps(
+            pooled_map(run, "score/intact", n_drawn), multiples=1, clipped=PERCENT, **of_figure(run)
+        ),
+        caption="The mean score that each query gives each key in the intact model, over sequences "
+        "and heads. Softmax ignores the level of a row. Colours run between the 1% and the 99% "
+        f"quantile.{left_out}",
         folded=True,
     )
 
@@ -168,42 +348,28 @@ def largest_heads(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def intact_map_sections(run: Run, heads: str) -> Iterator[Section]:
-    """Yield the sections with maps of a run that removes nothing.
+def intact_sections(run: Run, heads: str) -> Iterator[Section]:
+    """Yield the sections of a run that removes nothing, maps first.
 
     Args:
-        run: maps `score/intact`, `se/intact` (standard errors) and `normalised/intact`.
+        run: the run, whose standard errors `se/intact` say what is noise.
         heads: the positional patterns of all heads, if the page shows them.
     """
-    maps, skip_keys = Maps(run, 3), run.manifest.skip_keys
-    drawn = maps.of_figure | {
-        "max_positions": positions(3, len(maps.layers)),
-        "noise": [float(np.sqrt(np.nanmean(errors**2))) for errors in run.maps["se/intact"]],
+    captions = {
+        "pattern": "Mean scores less each row's mean over the keys before the query: softmax sees "
+        "nothing else. Red keys get more attention than the row's mean."
+        + LEADS
+        * bool(run.manifest.skip_keys),
+        "normalised": "What depends on distance alone is taken away; the rest depends on the "
+        "positions of query and key. Red is above the diagonal's mean, blue below.",
     }
-    has_lead = " The column on the left is the first key's lead over the others." * bool(skip_keys)
-    left_out = " Colours leave out the first key." if skip_keys else ""
-    yield Section(
-        title="The positional pattern",
-        figure=partial(_pattern_maps, maps.rows("score/intact"), **drawn),
-        caption="Mean scores less each row's mean over the keys before the query: softmax sees "
-        f"nothing else. Red keys get more attention than the row's mean.{has_lead}",
+    pattern, normalised = (
+        Section(title=INTACT_MAPS[name], figure=partial(intact_map, run, name), caption=caption)
+        for name, caption in captions.items()
     )
-    yield Section(
-        title="Mean scores",
-        figure=partial(
-            score_maps, maps.rows("score/intact"), multiples=1, clipped=PERCENT, **drawn
-        ),
-        caption="The mean score that each query gives each key, over sequences and heads. Softmax "
-        f"ignores the level of a row. Colours run between the 1% and the 99% quantile.{left_out}",
-    )
-    title = "Mean scores less the mean of each diagonal"
-    normalised = {"less diagonal means": maps.rows("normalised/intact", first=False)}
-    yield Section(
-        title=title,
-        figure=partial(term_maps, normalised, title=title, **drawn),
-        caption="What depends on distance alone is taken away; the rest depends on the positions "
-        f"of query and key. Red is above the diagonal's mean, blue below.{left_out}",
-    )
+    yield pattern
+    yield replace(score_section(run), folded=False)
+    yield normalised
     if heads:
         yield Section(
             title="The positional pattern of each head",
@@ -211,19 +377,11 @@ def intact_map_sections(run: Run, heads: str) -> Iterator[Section]:
             caption="In nats: red is above the row's mean, blue below. Below each map: its RMS. A "
             "click or Enter enlarges a map, arrow keys go to the next head, Esc closes.",
         )
+    views = [BANDS, *BY_PLACE, replace(SHAPE, folded=False), *HEADS]
+    yield from sections(views, run.tables, COLUMNS, {"queries": lengths_of(run)})
 
 
-def _pattern_maps(score: RowMaps, **drawn: Any) -> go.Figure:
-    import torch  # a finished run is shown without it; only pages and images draw maps
-
-    from nope_probe.maps.layers import LayerMaps
-
-    queries = None if score.queries is None else torch.from_numpy(score.queries)
-    layers = [
-        LayerMaps.of(layer[None], None, queries, score.skip_keys)
-        for layer in torch.from_numpy(score.values).double()
-    ]
-    patterns = torch.stack([layer.pattern.mean_with_lead() for layer in layers])
-    maps = replace(score, values=patterns.float().numpy())
-    title = "Positional pattern"
-    return term_maps({title.lower(): maps}, title=title, **drawn)
+def intact_map(run: Run, name: str) -> go.Figure:
+    """Draw the positional patterns, or the scores less their diagonals' means, of all layers."""
+    maps = {name: pooled_map(run, f"{name}/intact", 3)}
+    return term_maps(maps, title=INTACT_MAPS[name], **of_figure(run))

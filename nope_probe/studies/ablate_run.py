@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attribution import (
-    MeanValue,
     Values,
     conditions_of,
     mean_over_layers,
     patterns_of,
-    sizes_of_terms,
     values_in,
 )
 from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
-from nope_probe.analyses.jackknife import jackknife, mean_intervals, rms
+from nope_probe.analyses.jackknife import jackknife, mean_intervals, rms, rms_difference, squared
 from nope_probe.analyses.offsets import OffsetBins, bin_means, mean_squares_by_query, offset_bins
-from nope_probe.analyses.pattern import edge_contrast, measure, query_stride
-from nope_probe.analyses.pattern_changes import mask_effect
+from nope_probe.analyses.pattern import Measures, edge_contrast, measure, query_stride
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.splits import Band
 from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.values import QUESTIONS
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import named_bands, wavelengths_of
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN
@@ -37,40 +36,44 @@ from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers, heads_of
 from nope_probe.models.context import stated_lengths
-from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition
-from nope_probe.run.checkpoint import write_folds
+from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT
+from nope_probe.run.checkpoint import tensor_writer, write_folds
 from nope_probe.run.folder import Run, StoredArrays
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
 from nope_probe.studies.ablate import Settings, report
-from nope_probe.studies.ablate_maps import head_patterns, intact_maps, name_of, write_maps
-from nope_probe.studies.ablate_plan import (
-    INTACT_ROW,
-    Maps,
-    Plan,
+from nope_probe.studies.ablate_intact import (
     Reading,
-    Row,
     bands_of_layers,
     bands_table,
     capture_band_folds,
+    head_patterns,
     heads_table,
+    intact_maps,
+    read_intact,
+)
+from nope_probe.studies.ablate_plan import (
+    INTACT_ROW,
+    QUERIES,
+    Maps,
+    Plan,
+    Row,
+    name_of,
     named,
     plan_of,
-    read_intact,
 )
 from nope_probe.studies.engine import Engine, validate_first_sequence
 from nope_probe.studies.explore import PAGE_BYTES, explorer_of
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
-from nope_probe.studies.head_scores import (
-    captured_induction,
-    random_copies,
-)
+from nope_probe.studies.head_scores import captured_induction, random_copies
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
-from nope_probe.studies.tables import columns_of, interval_columns, mean_columns
+from nope_probe.studies.tables import TableRow, columns_of, interval_columns, mean_columns
 
 Tables = dict[str, pd.DataFrame]
 LayerGrams = Grams[Row]
+UNMASKED_ROW: Row = (MASK, NO_REPLACEMENT)
+MAPS_BYTES = 1 << 26
 
 
 class Ablate(Study[Settings]):
@@ -137,21 +140,17 @@ class Ablate(Study[Settings]):
         maps, place = plan.maps(results), session.checkpoint.scratch("maps")
         grams = [contrast_grams(patterns_of(maps, layer)) for layer in plan.layers]
         values = [{row: values_in(of, row, INTACT_ROW) for row in maps} for of in grams]
-        by_tokens, shuffled = {str(self.inputs.kind): maps}, shuffled_maps(results)
-        if shuffled:
-            by_tokens["shuffled"] = shuffled
         tables = {
             "offsets": offsets_table(plan, maps, self.settings.offset_bins),
             "queries": queries_table(maps[INTACT_ROW]),
             "pattern": pattern_table(maps, plan.layers, values),
             "terms": terms_table(plan, grams),
-            "non_relative": non_relative_table(by_tokens, plan.layers),
         }
-        if shuffled:
+        if shuffled := shuffled_maps(results):
             tables["controls"] = pattern_table(shuffled, plan.layers)
             tables["controls"].insert(1, "tokens", "shuffled")
         if len(plan.layers) > 1:
-            tables["over_layers"] = means_table(maps, grams)
+            tables["over_layers"] = means_table(values)
         if self.settings.per_head:
             tables["head_pattern"] = head_pattern_table(plan, maps)
         write_maps(place, plan, maps)
@@ -178,12 +177,12 @@ class Ablate(Study[Settings]):
         }
         band_maps = results["bands"]["folds"] if self.bands else None
         if band_maps is not None:
-            tables["bands"] = bands_table(reading.maps, band_maps, self.bands)
+            tables["terms"] = bands_table(reading.maps, band_maps, self.bands)
         heads = ""
         if self.settings.per_head:
             fold_of = self.engine.fold_of, self._copies()[0].fold_of
-            tables["heads"] = heads_table(reading, results["induction"], *fold_of)
-            heads = head_patterns(reading.maps, tables["heads"])
+            tables["head_pattern"] = heads_table(reading, results["induction"], *fold_of)
+            heads = head_patterns(reading.maps, tables["head_pattern"])
         arrays = intact_maps(reading.maps, self.bands, band_maps)
         run = self._run(maps, tables, results, arrays)
         return with_page(self.session, run, partial(report, heads=heads))
@@ -211,7 +210,7 @@ class Ablate(Study[Settings]):
                 "windows": windows_of(intact),
                 "lengths": {} if session.in_memory else stated_lengths(model, revision),
                 "replacements": plan.replacements,
-                "conditions": [condition.name for condition in (*plan.plain, *plan.replacing)],
+                "conditions": [*dict.fromkeys(condition.name for condition, _ in plan.rows)],
                 "positional_sources": plan.sources,
                 "left_out": dict(plan.left_out),
                 "wavelengths": wavelengths_of(
@@ -240,11 +239,15 @@ def pattern_table(
 ) -> pd.DataFrame:
     """Return the measures of lead and pattern of each layer and row, and what is kept, nats.
 
+    `mask_adds` of the row without the mask is the non-relative part (RMS) with the mask less that
+    without it, paired (the paper's section 5).
+
     Args:
         maps: of each row.
         layers: the layers' numbers.
         values: of each layer, for what is kept; without them it is left out.
     """
+    measured = {row: measure(of_row) for row, of_row in maps.items()}
     kept = values or [{}] * len(layers)
     return pd.DataFrame(
         {
@@ -252,67 +255,57 @@ def pattern_table(
             **named(row),
             **interval_columns(**vars(measures)),
             **(columns_of(of_layer[row], ("kept",)) if of_layer else {}),
+            **(mask_adds(intact, measures) if row == UNMASKED_ROW else {}),
         }
-        for row, of_row in maps.items()
-        for layer, measures, of_layer in zip(layers, measure(of_row), kept, strict=True)
+        for row, of_row in measured.items()
+        for layer, measures, intact, of_layer in zip(
+            layers, of_row, measured[INTACT_ROW], kept, strict=True
+        )
     )
+
+
+def mask_adds(intact: Measures, unmasked: Measures) -> TableRow:
+    """Return the columns of the difference of a layer's non-relative part, paired."""
+    parts = [of.non_relative.replicates for of in (intact, unmasked)]
+    with_mask, without = (squared(part) for part in parts if part is not None)
+    return interval_columns(mask_adds=rms_difference(with_mask, without))
 
 
 def terms_table(plan: Plan, grams: Sequence[LayerGrams]) -> pd.DataFrame:
-    """Return the sizes of the exact sum of each layer's lead and pattern: of, term, size, nats.
-
-    The terms' maps add up to the intact map; `without_sources` is what is left without any source.
-    """
-    names = {condition: (condition, NO_REPLACEMENT) for condition in conditions_of(plan.sources)}
+    """Return the sizes of the exact sum of each layer's lead and pattern: of, term, size, nats."""
+    terms = {
+        name: {(condition, NO_REPLACEMENT): times for condition, times in contrast.items()}
+        for name, contrast in source_terms(plan.sources).items()
+    }
     return pd.DataFrame(
-        {"layer": layer, "of": question, "term": term, **interval_columns(size=size)}
+        {"layer": layer, "of": question, "term": name, **interval_columns(size=gram.size(term))}
         for layer, of_layer in zip(plan.layers, grams, strict=True)
         for question, gram in of_layer.items()
-        for term, size in sizes_of_terms({question: gram.renamed(names)}, question).items()
+        for name, term in terms.items()
     )
 
 
-def means_table(maps: Maps, grams: Sequence[LayerGrams]) -> pd.DataFrame:
-    """Return the means over layers of lead and kept in each row.
+def means_table(values: Sequence[Mapping[Row, Values]]) -> pd.DataFrame:
+    """Return the means over layers of lead and kept in each row, where layers have any.
 
     A row has the mean with its bounds (nats), the number of layers that have one, and of those in
     which less than half of the intact value is left (`lead_below_half`).
+
+    Args:
+        values: of each layer.
     """
-    return pd.DataFrame(
-        {
-            **named(row),
-            **{
-                column: value
-                for name, of in means_of_row(grams, row).items()
-                for column, value in (
-                    *interval_columns(**{name: of.mean}).items(),
-                    (f"{name}_layers", of.n_layers),
-                    (f"{name}_below_half", of.n_below_half),
-                )
-            },
-        }
-        for row in maps
-    )
-
-
-def means_of_row(grams: Sequence[LayerGrams], row: Row) -> dict[str, MeanValue]:
-    """Return the means over layers of lead and kept in one row, where layers have any."""
-    leads = [gram for of_layer in grams if (gram := of_layer.get("lead")) is not None]
-    patterns = [of_layer["pattern"] for of_layer in grams]
-    values = {
-        "lead": [(gram.mean({row: 1.0}), gram.mean({INTACT_ROW: 1.0})) for gram in leads],
-        "kept": [
-            (kept, whole)
-            for gram in patterns
-            if (kept := gram.kept(row, INTACT_ROW)) is not None
-            and (whole := gram.kept(INTACT_ROW, INTACT_ROW)) is not None
-        ],
-    }
-    return {
-        name: mean_over_layers(*map(list, zip(*pairs, strict=True)))
-        for name, pairs in values.items()
-        if pairs
-    }
+    rows = list[TableRow]()
+    for row in values[0]:
+        rows.append({**named(row)})
+        for name in QUESTIONS:
+            pairs = [[getattr(of[x], name).replicates for x in (row, INTACT_ROW)] for of in values]
+            known = [(left, whole) for left, whole in pairs if left is not None]
+            if known:
+                mean = mean_over_layers(*map(list, zip(*known, strict=True)))
+                rows[-1] |= interval_columns(**{name: mean.mean})
+                rows[-1] |= {f"{name}_layers": mean.n_layers}
+                rows[-1] |= {f"{name}_below_half": mean.n_below_half}
+    return pd.DataFrame(rows)
 
 
 def head_pattern_table(plan: Plan, maps: Maps) -> pd.DataFrame:
@@ -332,33 +325,15 @@ def head_pattern_table(plan: Plan, maps: Maps) -> pd.DataFrame:
     )
 
 
-def non_relative_table(by_tokens: Mapping[str, Maps], layers: Sequence[int]) -> pd.DataFrame:
-    """Return the RMS of each layer's non-relative part with and without the mask, nats, paired.
-
-    Args:
-        by_tokens: the maps on the run's tokens and on shuffled tokens, if there are any.
-        layers: the layers' numbers.
-    """
-    both = [(condition, NO_REPLACEMENT) for condition in (INTACT, MASK)]
-    return pd.DataFrame(
-        {"layer": layer, "tokens": tokens, **interval_columns(**vars(effect))}
-        for tokens, maps in by_tokens.items()
-        for layer in layers
-        for effect in [mask_effect(*patterns_of({c: maps[c] for c in both}, layer).values())]
-    )
-
-
 def offsets_table(plan: Plan, maps: Maps, choice: OffsetBins) -> pd.DataFrame:
     """Return offset profiles: layer, term, offset, and the mean with its bounds, nats.
 
-    The terms are `score`, `pattern`, those of `source_terms`, and `without_sources`: these add up
-    to `pattern`. Offsets beyond a layer's window have no row. Where some distances share a row,
-    `offset` is the first and `last_offset` the last of them.
+    The terms are `score`, `pattern` and those of `source_terms`, which add up to `pattern`. Offsets
+    beyond a layer's window have no row. Where some distances share a row, `offset` is the first and
+    `last_offset` the last of them.
     """
     intact = maps[INTACT_ROW]
     of_terms = source_terms(plan.sources)
-    if plan.sources:
-        of_terms["without_sources"] = {Condition(plan.sources): 1.0}
     patterns = [of_layer.pattern for of_layer in intact.values()]
     first = patterns[0].maps
     bins = offset_bins(first.n_offsets, choice)
@@ -408,6 +383,48 @@ def queries_table(layers: Layers) -> pd.DataFrame:
         for layer, maps in layers.items()
         for (first, last), square in mean_squares_by_query(maps.pattern)
     )
+
+
+def write_maps(path: Path, plan: Plan, maps: Maps, n_bytes: int = MAPS_BYTES) -> None:
+    """Write the maps of a run that removes components, in float32, nats, by blocks of rows.
+
+    Those of `name_of` are score maps. `pattern/intact` and `term/<term>` are patterns, whose first
+    column holds the lead of the first key; the terms add up to the pattern. Where maps do not have
+    the rows of all queries, `query_positions` are the queries of their rows.
+
+    Args:
+        path: of the file.
+        plan: the sources.
+        maps: the score maps of every row.
+        n_bytes: the size of a block of rows of all maps.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    intact, of_sources = maps[INTACT_ROW], conditions_of(plan.sources)
+    first, terms = next(iter(intact.values())), source_terms(plan.sources)
+    contrasts = {"pattern/intact": {INTACT: 1.0}, **{f"term/{x}": of for x, of in terms.items()}}
+    size = (len(intact), len(first.queries), first.n)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys([*map(name_of, maps), *contrasts], size)
+    if len(first.queries) < first.n:
+        shapes[QUERIES] = (len(first.queries),)
+    with tensor_writer(path, shapes) as write:
+        for place, (layer, of_layer) in enumerate(intact.items()):
+            pattern, row = of_layer.pattern, 0  # the intact model sees the fewest keys
+            for start, stop in of_layer.folds.where.blocks(len(maps) + 1, n_bytes):
+                rows = slice(row, row + stop - start)
+                means = {name: of_row[layer].mean(rows) for name, of_row in maps.items()}
+                patterns = {
+                    condition: pattern.with_lead(means[condition, NO_REPLACEMENT], start)
+                    for condition in of_sources
+                }
+                blocks = {name_of(name): mean for name, mean in means.items()}
+                blocks |= {x: contrast_map(of, patterns) for x, of in contrasts.items()}
+                for name, block in blocks.items():
+                    write(name, (place, row), block.float().numpy())
+                row = rows.stop
+        if QUERIES in shapes:
+            write(QUERIES, (0,), first.queries.float().numpy())
 
 
 def run_explorer(plan: Plan, maps: Maps, values: Sequence[Mapping[Row, Values]]) -> Explorer:

@@ -21,9 +21,8 @@ from nope_probe.reports.page import MOST_ROWS, Headline, Link, Listing, Report, 
 from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import checkpoint_dir, default_output_dir
 from nope_probe.run.settings import SessionSettings
-from nope_probe.studies.ablate import Answer
 from nope_probe.studies.attention import text_view
-from nope_probe.studies.tidy import declared, sections, shown_layer
+from nope_probe.studies.tidy import declared, sections
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -268,7 +267,9 @@ def headline(runs: Mapping[str, Run], table: pd.DataFrame) -> list[str]:
         runs: by label, the first is the base.
         table: `differences.csv`.
     """
-    answers = {label: answer_of(run) for label, run in runs.items()}
+    from nope_probe.studies.ablate_page import Answer
+
+    answers = {label: Answer.of(run) for label, run in runs.items()}
     sentences = [changed_heads(label, heads) for label, heads in ordered_heads(table).items()]
     if not sentences:
         if all(answers.values()):
@@ -356,22 +357,15 @@ def _most_changed(heads: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def answer_of(run: Run) -> Answer | None:
-    """Return the values of a run of `ablate`, of its shown layer; None without a pattern."""
-    if run.manifest.kind != "ablate" or not run.manifest.results.get("positional_sources"):
-        return None
-    pattern = run.tables["pattern"]
-    layer = shown_layer(pattern[pattern["removed"] == INTACT.name], run.manifest.fold_sizes)
-    return None if layer is None else Answer.of(run.tables, run.manifest, layer)
-
-
 def side_by_side(runs: Mapping[str, Run]) -> pd.DataFrame:
     """Return the values of each run, of its shown layer; empty for other runs than `ablate`'s."""
     import pandas as pd
 
+    from nope_probe.studies.ablate_page import Answer
+
     tables = []
     for label, run in runs.items():
-        answer = answer_of(run)
+        answer = Answer.of(run)
         if answer is None:
             return pd.DataFrame()
         rows = answer.table()

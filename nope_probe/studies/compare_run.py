@@ -13,10 +13,15 @@ import pandas as pd
 import torch
 
 from nope_probe.analyses.attention import split_attention
-from nope_probe.analyses.differences import LEVEL, Difference, compare_numbers, holm
+from nope_probe.analyses.differences import (
+    LEVEL,
+    Difference,
+    compare_numbers,
+    holm,
+    pattern_difference,
+)
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern import Measures, measure_pattern
-from nope_probe.analyses.pattern_changes import pattern_difference
 from nope_probe.errors import UserError, kind_of
 from nope_probe.figures.intervals import bound_columns, interval_of
 from nope_probe.figures.words import MEASURES, PLACES, Column

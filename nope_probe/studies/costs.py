@@ -13,25 +13,21 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nope_probe.data.sequences import Sequences, random_twice, repeated
-from nope_probe.hooks.layers.attention import Attention
-from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.entry import Entry, entered, logits_from, run_to_enter
-from nope_probe.hooks.layers.model import numbered_layers
-from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.capture import LossAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import State
 from nope_probe.run.session import Session
 from nope_probe.studies.engine import Engine
+from nope_probe.studies.head_scores import HeadSums
 from nope_probe.studies.study import Pass
 
-Measure = Callable[[Attention], Float[Tensor, "batch head"]]
 Reading = Callable[[str, str, Engine, str, Ablation | None], Any]
 
 
@@ -125,7 +121,7 @@ def captured_losses(
     first: int = 0,
     entry: Entry | None = None,
     block: int = 0,
-    also: Sequence[HeadReadings] = (),
+    also: Sequence[HeadSums] = (),
 ) -> State:
     """Return the losses of every sequence, [seq, target], nats, float64 on the CPU.
 
@@ -137,8 +133,8 @@ def captured_losses(
         entry: the intact model's residual streams of the same sequences, if the pass may begin at
             the first block that loses something.
         block: that block.
-        also: measures of heads that the pass reads too. They are returned by the number of their
-            layer, of the layers that run.
+        also: induction in every sequence, which the pass measures too: of the layers that run, by
+            their numbers.
     """
 
     def capture(engine: Engine, checkpoint: StreamCheckpoint | None) -> State:
@@ -151,7 +147,7 @@ def captured_losses(
                 stack.enter_context(entered(engine.model, entry, block, rows))
             every = torch.arange(len(engine.inputs))
             stream(engine.model, engine.inputs, [sums, *also], every, engine.batch_size, checkpoint)
-        measured = {str(one.layer.index): one.totals["value"] for one in also if one.totals}
+        measured = {str(of.layer.index): of.totals["induction"] for of in also if of.totals}
         return {"losses": sums.totals["losses"], **measured}
 
     tensors = engine.load_or_compute(key, capture, ablation)
@@ -167,31 +163,3 @@ def captured_entry(engine: Engine, blocks: Sequence[int], progress: StreamCheckp
             batches.append(run_to_enter(engine.model, batch, blocks)[0])
             progress.advance(len(batch))
     return Entry.joined(batches)
-
-
-class HeadReadings(Accumulator):
-    """Keeps a measure of one layer's heads in every sequence.
-
-    Args:
-        layer: the layer.
-        n_seqs: how many sequences are run.
-        measure: returns the measure from the attention of a batch.
-    """
-
-    reads_attention = True
-
-    def __init__(self, layer: Layer, n_seqs: int, measure: Measure) -> None:
-        super().__init__(n_seqs)
-        self.layer, self.measure = layer, measure
-
-    def read(self, attention: Attention) -> None:
-        """Keep the measure in a batch."""
-        if not self.already_counted:
-            values = self.measure(attention)
-            self.add(value=list(zip(self.fold_of.tolist(), values, strict=True)))
-
-
-def readings(engine: Engine, layers: Sequence[int], measure: Measure) -> list[HeadReadings]:
-    """Return what keeps a measure of the heads of some layers in every sequence of an engine."""
-    blocks, n_seqs = numbered_layers(engine.model, layers), len(engine.inputs)
-    return [HeadReadings(layer, n_seqs, measure) for layer in blocks]

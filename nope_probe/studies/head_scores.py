@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -20,6 +20,7 @@ from nope_probe.analyses.jackknife import jackknife
 from nope_probe.data.sequences import Sequences, random_twice, repeated
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
@@ -32,52 +33,56 @@ from nope_probe.run.sources import as_sequences, first_layers, folds_for_interva
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.tables import interval_columns
 
+HeadMeasures = dict[str, Float[Tensor, "batch head"]]
+Measure = Callable[[Attention], HeadMeasures]
 N_REPEATED = 16  # number of sequences of repeated random tokens
 N_CELLS = 2**18  # query-key cells of a head that are in memory at once
 
 
-class HeadScores(Accumulator):
-    """Sums one layer's measures of heads over sequences, per fold.
-
-    The measures are `first_key` and `previous_token`; of n random tokens twice, `induction` alone.
-    Attention is the softmax of the scores, so a learned sink outside them (as in gpt-oss) is left
-    out.
+class HeadSums(Accumulator):
+    """Sums measures of one layer's heads over the sequences of each fold.
 
     Args:
         layer: the layer.
         n_folds: parts of the sequences.
-        n_repeated: how many tokens are repeated, if sequences are random tokens twice.
+        measure: returns the measures of a batch's attention by name.
     """
 
     reads_attention = True
 
-    def __init__(self, layer: Layer, n_folds: int, n_repeated: int | None = None) -> None:
+    def __init__(self, layer: Layer, n_folds: int, measure: Measure) -> None:
         super().__init__(n_folds)
-        self.layer, self.n_repeated = layer, n_repeated
+        self.layer, self.measure = layer, measure
 
     def read(self, attention: Attention) -> None:
         """Add one batch."""
-        if self.already_counted:
-            return
-        measures = self.measures(attention)
-        self.add(
-            **{
-                name: sum_parts(values.double(), self.fold_of, self.n_folds)
-                for name, values in measures.items()
-            }
-        )
+        if not self.already_counted:
+            self.add(
+                **{
+                    name: sum_parts(values.double(), self.fold_of, self.n_folds)
+                    for name, values in self.measure(attention).items()
+                }
+            )
 
-    def measures(self, attention: Attention) -> dict[str, Float[Tensor, "batch head"]]:
-        """Return each measure of every sequence of a batch."""
-        if self.n_repeated is not None:
-            return {"induction": induction_scores(attention, self.n_repeated)}
-        n_pos = attention.q.shape[1]
-        keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), keys_before(n_pos, 1)))
-        weights = weights_on(attention, keys)
-        return {
-            "first_key": first_key_attention(weights[..., 0]),
-            "previous_token": previous_token_attention(weights[..., 1]),
-        }
+
+def attended(attention: Attention) -> HeadMeasures:
+    """Return each head's attention to the first key and to the previous token.
+
+    Attention is the softmax of the scores, so a learned sink outside them (as in gpt-oss) is left
+    out.
+    """
+    n_pos = attention.q.shape[1]
+    keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), keys_before(n_pos, 1)))
+    weights = weights_on(attention, keys)
+    return {
+        "first_key": first_key_attention(weights[..., 0]),
+        "previous_token": previous_token_attention(weights[..., 1]),
+    }
+
+
+def induction(n_tokens: int) -> Measure:
+    """Return what measures induction in n random tokens twice."""
+    return lambda attention: {"induction": induction_scores(attention, n_tokens)}
 
 
 def head_scores(
@@ -119,25 +124,24 @@ def head_scores(
         batch_size=max(1, N_CELLS // data.inputs.shape[1] ** 2),
         n_folds=folds_for_intervals(data, n_folds),
     )
-    on_text = head_sums(engine, layers)
+    on_text = head_sums(model, layers, engine.n_folds, attended)
     stream(model, data.inputs, on_text, engine.fold_of, engine.batch_size)
     copies, n_tokens = random_copies(engine, data, getattr(model, "tokenizer", None))
-    induction = captured_induction(copies, None, layers=layers, n_tokens=n_tokens)
+    induced = captured_induction(copies, None, layers=layers, n_tokens=n_tokens)
     places = [(sums.layer.index, head) for sums in on_text for head in range(sums.layer.n_heads)]
     of_text = means_of(on_text, engine.fold_of), engine.fold_of
-    columns = without_replicates(head_columns(of_text, (induction, copies.fold_of)))
+    columns = without_replicates(head_columns(of_text, (induced, copies.fold_of)))
     return pd.concat([pd.DataFrame(places, columns=["layer", "head"]), columns], axis=1)
 
 
 def head_sums(
-    engine: Engine, layers: Sequence[int], n_repeated: int | None = None
-) -> list[HeadScores]:
-    """Return the sums that passes of an engine add the measures of heads to, by layer."""
-    blocks = numbered_layers(engine.model, layers)
-    return [HeadScores(block, engine.n_folds, n_repeated) for block in blocks]
+    model: HookedModel, layers: Sequence[int], n_folds: int, measure: Measure
+) -> list[HeadSums]:
+    """Return the sums that passes add the measures of heads to, by layer."""
+    return [HeadSums(block, n_folds, measure) for block in numbered_layers(model, layers)]
 
 
-def means_of(sums: Sequence[HeadScores], fold_of: Int[Tensor, " seq"]) -> State:
+def means_of(sums: Sequence[HeadSums], fold_of: Int[Tensor, " seq"]) -> State:
     """Return the fold means of sums, by measure."""
     counts = fold_of.bincount()[:, None, None]
     return {
@@ -172,7 +176,7 @@ def captured_induction(
     engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int], n_tokens: int
 ) -> State:
     """Return the fold means of heads' induction scores on the engine's n random tokens twice."""
-    sums = head_sums(engine, layers, n_tokens)
+    sums = head_sums(engine.model, layers, engine.n_folds, induction(n_tokens))
     stream(engine.model, engine.inputs, sums, engine.fold_of, engine.batch_size, checkpoint)
     return means_of(sums, engine.fold_of)
 

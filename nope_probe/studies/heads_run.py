@@ -20,7 +20,6 @@ from torch import Tensor
 
 from nope_probe.analyses.attention import positional_parts
 from nope_probe.analyses.behaviour import by_document, mean_interval
-from nope_probe.analyses.head_measures import induction_scores
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import MIN_KEYS
 from nope_probe.errors import UserError
@@ -39,16 +38,15 @@ from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
 from nope_probe.run.settings import GIVEN
 from nope_probe.studies.costs import (
-    HeadReadings,
     Probe,
     captured_entry,
     captured_losses,
     copies,
     costs,
-    readings,
 )
 from nope_probe.studies.engine import Engine, validate_removable
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.head_scores import HeadSums, head_sums, induction
 from nope_probe.studies.heads import MEASURES, Settings, against_chance, is_file, name_of, report
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
@@ -237,14 +235,14 @@ class Heads(Study[Settings]):
 
         A pass begins at the first block that loses something.
         """
-        block, layers, also = 0, self.layers, list[HeadReadings]()
+        block, layers, also = 0, self.layers, list[HeadSums]()
         if name != INTACT.name:
             heads = by_layer(self.heads_of(self.conditions[name], engine.results))
             ablation = Ablation(remove=self.conditions[name].removed, heads=heads)
             block = min(heads)
             layers = tuple(sorted(by_layer(self._strongest(engine.results))))
         if probe == "copy_random":
-            also = readings(engine, layers, partial(induction_scores, n_tokens=self.text.segment))
+            also = induction_sums(engine, layers, self.text.segment)
         first = self.probes[probe].prefix if probe in self.probes else None
         entry = engine.results.get(f"enter/{probe}")
         return captured_losses(
@@ -364,10 +362,15 @@ def inductions(
     engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int], n: int
 ) -> State:
     """Return the mean induction scores of heads, on n random tokens twice."""
-    sums = readings(engine, layers, partial(induction_scores, n_tokens=n))
+    sums = induction_sums(engine, layers, n)
     every = torch.arange(len(engine.inputs))
     stream(engine.model, engine.inputs, sums, every, engine.batch_size, checkpoint)
-    return {"mean": torch.cat([of_layer.totals["value"].cpu().mean(0) for of_layer in sums])}
+    return {"mean": torch.cat([of_layer.totals["induction"].cpu().mean(0) for of_layer in sums])}
+
+
+def induction_sums(engine: Engine, layers: Sequence[int], n: int) -> list[HeadSums]:
+    """Return what keeps the induction of every sequence of n random tokens twice."""
+    return head_sums(engine.model, layers, len(engine.inputs), induction(n))
 
 
 def by_layer(heads: Iterable[HeadPlace]) -> dict[int, list[int]]:

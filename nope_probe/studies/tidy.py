@@ -29,20 +29,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from nope_probe.analyses.verdicts import HeadsVerdict, exceeds_noise, verdict_on_heads
-from nope_probe.figures.intervals import ValueAndBounds, column_text, interval_of
-from nope_probe.figures.words import MEASURES, PLACES, Column, Columns, View, reader_of
-from nope_probe.reports.page import MOST_ROWS, Headline, Section
+from nope_probe.analyses.verdicts import exceeds_noise
+from nope_probe.figures.intervals import ValueAndBounds, column_text
+from nope_probe.figures.words import PLACES, Column, Columns, View
+from nope_probe.reports.page import Section
 
 if TYPE_CHECKING:
     import pandas as pd
 
-HIDDEN: Mapping[HeadsVerdict, str] = {
-    "opposite": "Heads of opposite sign cancel in their mean.",
-    "unclear": "Single heads have a pattern that their mean does not show.",
-}
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"
 
 
@@ -168,67 +164,6 @@ def shown_layer(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> int | Non
     """
     row = strongest_row(rows, fold_sizes)
     return None if row is None else int(row["layer"])
-
-
-def no_pattern(
-    name: str,
-    pattern: pd.DataFrame,
-    heads: pd.DataFrame | None = None,
-    fold_sizes: Sequence[int] = (),
-) -> Headline:
-    """Return the headline of a model without a pattern above the noise: the heads that have one.
-
-    Args:
-        name: the model's.
-        pattern: the measures of the means over heads, a row per layer.
-        heads: the amplitude of each head, a row per layer and head, if heads were measured.
-        fold_sizes: sequences per fold.
-    """
-    import pandas as pd
-
-    sentence = f"{name} shows no positional pattern in its mean over heads that exceeds the noise."
-    verdict, rows = ("none", None) if heads is None else hidden_heads(pattern, heads, fold_sizes)
-    if heads is None:
-        sentence += " Single heads may have one: --per-head shows them."
-    if rows is None:
-        return Headline(sentence=sentence)
-    table = pd.DataFrame(
-        {
-            "head": [reader_of(row) for row in rows.to_dict("records")],
-            "its pattern, nats": [nats(row, "amplitude") for row in rows.to_dict("records")],
-        }
-    )
-    return Headline(sentence=sentence, table=table, caption=HIDDEN[verdict])
-
-
-def hidden_heads(
-    pattern: pd.DataFrame, heads: pd.DataFrame, fold_sizes: Sequence[int] = ()
-) -> tuple[HeadsVerdict, pd.DataFrame | None]:
-    """Return the strongest heads of a layer whose mean has no pattern, and how they hide.
-
-    Args:
-        pattern: the measures of the means over heads, a row per layer.
-        heads: the amplitude of each head, a row per layer and head.
-        fold_sizes: sequences per fold.
-    """
-    flat = pattern[~above_noise(pattern, fold_sizes)]
-    clear = above_noise(heads, fold_sizes)
-    hidden = heads[clear & heads["layer"].isin(flat["layer"])].sort_values("amplitude")
-    if hidden.empty:
-        return "none", None
-    lows = heads["amplitude_low"].where(clear, 0.0)
-    mean, of_heads, named = (
-        table[table["layer"] == hidden.iloc[-1]["layer"]]
-        for table in (flat, heads.assign(amplitude_low=lows), hidden)
-    )
-    ends = [interval_of(row, "amplitude") for row in of_heads.to_dict("records")]
-    verdict = verdict_on_heads(interval_of(mean.iloc[0], "amplitude"), ends)
-    return verdict, named.iloc[: -MOST_ROWS - 1 : -1]
-
-
-def nats(row: Mapping[Any, Any] | pd.Series, column: str) -> str:
-    """Return an amplitude of a table's row with its interval, nats, unless it is noise."""
-    return column_text(row, column, MEASURES[column], "z.2f")
 
 
 def preferred_keys(locality: ValueAndBounds) -> str:

@@ -18,10 +18,8 @@ from nope_probe.analyses.attribution import (
 from nope_probe.analyses.contrasts import contrast_map, source_terms
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.analyses.pattern import measure
-from nope_probe.analyses.pattern_changes import mask_effect
 from nope_probe.errors import UserError
 from nope_probe.maps.estimates import Estimates
-from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.removal import INTACT, MASK, Condition
 
@@ -60,18 +58,16 @@ def test_the_terms_of_the_sources_and_what_is_left_without_them_add_up_to_the_ma
     conditions = [INTACT, Condition({"mask"}), Condition({"rope"}), both]
     values = random_values(conditions)
     terms = {name: contrast_map(term, values) for name, term in source_terms(SOURCES).items()}
-    assert list(terms) == ["mask", "rope", "mask_x_rope"]
-    torch.testing.assert_close(
-        sum(terms.values()) + values[both], values[INTACT], rtol=0, atol=1e-9
-    )
+    assert list(terms) == ["mask", "rope", "mask_x_rope", "without_sources"]
+    torch.testing.assert_close(sum(terms.values()), values[INTACT], rtol=0, atol=1e-9)
+    torch.testing.assert_close(terms["without_sources"], values[both])
     torch.testing.assert_close(terms["mask"], values[Condition({"rope"})] - values[both])
     torch.testing.assert_close(terms["rope"], values[Condition({"mask"})] - values[both])
     names = ["mask", "rope", "window"]
     subsets = [Condition(s) for size in range(4) for s in combinations(names, size)]
     three = random_values(subsets, seed=3)
     terms = {name: contrast_map(term, three) for name, term in source_terms(names).items()}
-    whole = sum(terms.values()) + three[Condition(names)]
-    torch.testing.assert_close(whole, three[INTACT], rtol=0, atol=1e-9)
+    torch.testing.assert_close(sum(terms.values()), three[INTACT], rtol=0, atol=1e-9)
     torch.testing.assert_close(
         terms["mask_x_window"],
         three[Condition({"rope"})]
@@ -157,28 +153,6 @@ def test_the_sources_are_removed_in_all_combinations_and_all_else_once() -> None
     assert [condition.name for condition in conditions] == names
     assert len(conditions_of(("mask", "rope", "window"))) == 8
     assert conditions_of(("mask",)) == [INTACT, MASK]
-
-
-@pytest.mark.parametrize("skip_keys", [0, 3])
-def test_the_mask_effect_leaves_the_skipped_keys_out(skip_keys: int):
-    generator = torch.Generator().manual_seed(7)
-    with_mask, without = torch.randn(2, N, N, generator=generator).double()
-    with_mask[:, 0] += 9.0  # a sink
-    cells = [(i, j) for i in range(N) for j in range(skip_keys, i)]
-    # a(i) + f(i - j) by least squares, over the kept cells alone
-    design = torch.zeros(len(cells), 2 * N, dtype=torch.float64)
-    for row, (i, j) in enumerate(cells):
-        design[row, i] = design[row, N + i - j] = 1
-    expected = []
-    for scores in (with_mask, without):
-        kept = torch.stack([scores[cell] for cell in cells])
-        rest = kept - design @ torch.linalg.pinv(design) @ kept
-        expected.append(float(rest.square().mean().sqrt()))
-    folds = [LayerMaps.of(x.repeat(FOLDS, 1, 1), skip_keys=skip_keys) for x in (with_mask, without)]
-    effect = mask_effect(*shared_patterns(folds))
-    assert effect.with_mask.value == pytest.approx(expected[0])
-    assert effect.without_mask.value == pytest.approx(expected[1])
-    assert effect.difference.value == pytest.approx(expected[0] - expected[1])
 
 
 MAPS = {

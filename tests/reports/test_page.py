@@ -51,7 +51,6 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
             {"removed": "mask", "replacement": "none"},
             {"removed": "w_q", "replacement": "mean"},
         ),
-        "non_relative": table(["with_mask", "without_mask", "difference"], {"tokens": "text"}),
         "controls": table(MEASURES, {"tokens": "shuffled", "removed": "intact"}),
     }
 
@@ -141,7 +140,7 @@ def test_sections_go_from_values_over_maps_to_controls_and_only_the_first_are_op
     where = [html.index(part) for part in ("RoPE brings 97%", "<figure>", 'id="manifest"')]
     assert where == sorted(where)
     folded = re.findall(r'<section id="section-(\d+)"[^>]*><details class="fold">', html)
-    assert [int(number) for number in folded] == list(range(2, 6))
+    assert [int(number) for number in folded] == list(range(2, 5))
     contents = [link["href"] for link in reader.all("a")]
     assert contents == ["#main"]
 
@@ -161,7 +160,7 @@ def test_maps_are_drawn_as_they_are_given(html: str) -> None:
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     reader = Reader(html)
     plots = [item for item in reader.all("div") if item.get("class") == "plot"]
-    assert len(plots) == len(reader.all("figure")) == 6
+    assert len(plots) == len(reader.all("figure")) == 5
     assert all(len(str(plot["aria-label"])) > 40 for plot in plots)
     assert reader.all("html")[0]["lang"] == "en"
     assert len(reader.all("main")) == len(reader.all("h1")) == 1

@@ -211,8 +211,8 @@ def test_a_files_name_does_not_say_what_its_tokens_are(tmp_path: Path):
     file.write_text("\n".join(json.dumps({"text": " ".join(row)}) for row in words))
     chosen = ["--remove", "sources", "--layers", "1", "--data", file]
     run_command(ablate, *SMALL, *chosen, "--out", tmp_path / "run")
-    rows = pd.read_csv(tmp_path / "run" / "non_relative.csv")
-    assert rows["tokens"].tolist() == ["text", "shuffled"]
+    rows = pd.read_csv(tmp_path / "run" / "controls.csv")
+    assert rows["tokens"].tolist() == ["shuffled"] * 2
 
 
 REMOVED = {

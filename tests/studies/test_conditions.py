@@ -76,13 +76,14 @@ def test_a_plan_removes_sources_in_all_combinations_and_weights_alone(
     plan = make_plan(has)
     sources = ["mask", *encodings]
     assert list(plan.sources) == sources
-    assert plan.plain[0] == INTACT
-    assert {*plan.plain} == {frozenset(item) for item in powerset(sources)}
+    conditions = [condition for condition, _ in plan.rows]
+    assert conditions[0] == INTACT
+    of_sources = {frozenset(item) for item in powerset(sources)}
+    assert {condition for condition, by in plan.rows if by == "none"} == of_sources
     weights = [{"w_q"}, {"w_k"}, {"w_q", "w_k"}, {"w_o"}]
     assert [set(condition) for condition in plan.removed] == weights
-    assert plan.replacing == [*plan.removed]
-    alone = make_plan(has, ["sources"])
-    assert (alone.plain, alone.replacing) == (plan.plain, [])
+    assert conditions[len(of_sources) :] == [*plan.removed]
+    assert {condition for condition, _ in make_plan(has, ["sources"]).rows} == of_sources
 
 
 def test_mask_and_rope_take_eight_runs_and_another_replacement_four_more():
@@ -92,14 +93,15 @@ def test_mask_and_rope_take_eight_runs_and_another_replacement_four_more():
         keys = [one.key for one in plan.passes(engine)]
         scores = [key for key in keys if key.startswith("score")]
         assert len(scores) == len({*scores}) == n_scores
-        assert keys.index("calibration") < keys.index("score-mean/w_q")
+        assert keys.index("calibration") < keys.index("score_mean/w_q")
 
 
 def test_behind_a_constant_output_w_v_does_not_matter():
     plan = make_plan(LLAMA, ["w_o", "ov"], ablations=[Ablation(replacement="mean")])
     engine = Engine(model=None, inputs=random_tokens().inputs, n_folds=4)
-    keys = [one.key for one in plan.passes(engine) if one.key.startswith("score-mean")]
-    assert keys == ["score-mean/w_o"]
+    keys = [one.key for one in plan.passes(engine) if one.key.startswith("score_mean")]
+    assert keys == ["score_mean/w_o"]
+    assert [condition.name for condition, by in plan.rows if by == "mean"] == ["w_o", "w_o+w_v"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_behind_a_constant_output_w_v_does_not_matter():
 )
 def test_conditions_are_named_by_what_they_remove(removed: list[str]):
     plan = make_plan(LLAMA, removed)
-    names = [condition.name for condition in (*plan.plain, *plan.replacing)]
+    names = [condition.name for condition, _ in plan.rows]
     assert len({*names}) == len(names)
     assert names[:4] == ["intact", "mask", "rope", "mask+rope"]
     assert {*removed} <= {*names, "rope_low+w_q"}
@@ -116,7 +118,8 @@ def test_conditions_are_named_by_what_they_remove(removed: list[str]):
 
 def test_removals_that_change_the_same_output_are_calibrated_one_by_one() -> None:
     plan = make_plan(LLAMA, ["w_o", "position[L1H0]"])
-    assert [one.condition.name for one in plan.calibrated] == ["w_o", "position[L1H0]"]
+    removed = [one.condition.name for one in plan.rows.values()]
+    assert {*removed} - {"intact", "mask", "rope", "mask+rope"} == {"w_o", "position[L1H0]"}
 
 
 def test_what_cannot_be_removed_is_removed_by_no_default_and_no_source() -> None:
@@ -203,7 +206,7 @@ def overflowing_norm(model: Any) -> None:
     [
         (nan_embeddings, ["sources"], r"non-finite scores in L0, pass shuffled/intact$"),
         (infinite_weight, ["sources"], "non-finite scores in L1, pass score/intact"),
-        (overflowing_norm, ["w_q"], r"non-finite scores in L0, pass score-identity/"),
+        (overflowing_norm, ["w_q"], r"non-finite scores in L0, pass score_identity/"),
     ],
 )
 def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, removed: Any, message: str):

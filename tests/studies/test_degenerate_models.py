@@ -13,7 +13,7 @@ from support.traced import bos_reader
 from nope_probe import ablate, circuit, run_ablations
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.models.load import load
-from nope_probe.studies.ablate import headline
+from nope_probe.studies.ablate_page import headline
 
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]
 pytestmark = [
@@ -104,7 +104,7 @@ def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
     np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)
     result = headline(study)
     assert "shows no positional pattern in its mean over heads" in result.sentence
-    assert result.caption == "Heads of opposite sign cancel in their mean."
+    assert result.caption == "These heads have a pattern that their mean does not show."
     assert sorted(result.table["head"]) == ["L1H0", "L1H1"]
     alone = run_ablations(model, tokens, remove=["sources"], folds=4)
     assert headline(alone).sentence.endswith("--per-head shows them.")

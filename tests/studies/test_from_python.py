@@ -35,7 +35,7 @@ SIZES: dict[str, Any] = {"n_seqs": 20, "seq_len": 24, "folds": 5}
 # Of each function: its command's line and options, and the tables with shuffled tokens too, which
 # given inputs have not.
 RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "run_ablations": ("ablate --remove w_q", {"remove": ["w_q"]}, ("controls", "non_relative")),
+    "run_ablations": ("ablate --remove w_q", {"remove": ["w_q"]}, ("controls",)),
     "run_attention": ("attention --remove w_q", {"remove": ["w_q"]}, ()),
     "run_behaviour": (
         "behaviour --measures loss copy --remove mask",

@@ -80,7 +80,7 @@ def test_head_scores_are_those_of_the_command(
 ) -> None:
     table = head_scores(shipped.model, data, n_folds=5)
     assert len(table) == 2 * 4
-    agree(table, pd.read_csv(runs["rope"] / "heads.csv")[table.columns])
+    agree(table, pd.read_csv(runs["rope"] / "head_pattern.csv")[table.columns])
 
 
 def test_head_scores_are_the_attention_of_a_plain_pass(

@@ -38,15 +38,15 @@ def test_the_maps_of_bands_add_up_to_the_score_map(scored: Path):
 
 
 def test_the_table_of_bands_names_pairs_and_wavelengths_and_its_shares_add_to_1(scored: Path):
-    table = pd.read_csv(scored / "bands.csv")
-    assert table["band"].tolist() == ["4-8", "32-64", "512-1024", "4096-8192", "unrotated"] * 2
+    table = pd.read_csv(scored / "terms.csv")
+    assert table["term"].tolist() == ["4-8", "32-64", "512-1024", "4096-8192", "unrotated"] * 2
     assert table["first_pair"].tolist()[:4] == table["last_pair"].tolist()[:4] == [0, 1, 2, 3]
     assert table["first_pair"].isna().tolist() == [False] * 4 + [True] + [False] * 4 + [True]
     assert table["shortest_wavelength"][1] == pytest.approx(2 * np.pi * 10, rel=MEASURE)
     shares = table.groupby("layer")["share"].sum()
     known = shares[table.groupby("layer")["share"].apply(lambda item: item.notna().all())]
     assert known.to_numpy() == pytest.approx(1, abs=NETWORK)
-    assert (table["amplitude_low"] <= table["amplitude"]).all()
+    assert (table["size_low"] <= table["size"]).all()
 
 
 def test_offsets_are_the_means_of_the_maps_diagonals(scored: Path):

@@ -13,7 +13,7 @@ from support.rounding import MEASURE, assert_same
 
 from nope_probe import Ablation, ablate, ablated, capture_scores, load, run_ablations, sequences
 from nope_probe.run.folder import Run
-from nope_probe.studies.ablate import headline
+from nope_probe.studies.ablate_page import headline
 
 SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
 REMOVED = ("mlp", "w_q+mlp", "w_k", "rope_low")
@@ -64,6 +64,18 @@ def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(
         below = left[name] * np.sign(left["whole"]) < left["whole"].abs() / 2
         counts = below.groupby([left["removed"], left["replacement"]]).sum()
         assert means[f"{name}_below_half"].tolist() == counts.loc[means.index].tolist()
+
+
+def test_what_the_mask_adds_beyond_distance_is_the_part_with_it_less_that_without(
+    study: Run,
+) -> None:
+    for name in ("pattern", "controls"):
+        table = study.tables[name].set_index(["removed", "layer"])
+        parts, adds = table["non_relative"], table.loc["mask"]
+        assert_same(adds["mask_adds"], parts["intact"] - parts["mask"], MEASURE)
+        assert (adds["mask_adds_low"] <= adds["mask_adds"]).all()
+        assert (adds["mask_adds"] <= adds["mask_adds_high"]).all()
+        assert table["mask_adds"].notna().sum() == len(adds)
 
 
 def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_was(
@@ -179,7 +191,7 @@ def test_a_dry_run_lists_every_pass_and_leaves_nothing(
     assert header.split() == ["pass", "removed", "tokens", "seconds"]
     listed = {row.split()[0]: row.split()[1:] for row in rows}
     assert listed["score/mask+rope"][:2] == ["mask+rope", str(8 * 16)]
-    assert listed["score-mean/w_k"][:2] == ["w_k", str(8 * 16)]
+    assert listed["score_mean/w_k"][:2] == ["w_k", str(8 * 16)]
     assert "calibration" in listed
     assert f"for {len(rows)} passes" in last
     total = sum(float(columns[-1]) for columns in listed.values())

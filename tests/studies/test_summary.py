@@ -8,7 +8,7 @@ import pytest
 
 from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
-from nope_probe.studies import ablate
+from nope_probe.studies import ablate, ablate_page
 from nope_probe.studies.page import print_report
 from tests.support.manifests import manifest_of
 
@@ -56,20 +56,16 @@ def tables(
             row |= bounds("amplitude", times * 0.95) | bounds("kept", times * kept)
             row |= bounds("locality", -0.3) | bounds("monotonicity", 0.5)
             pattern.append(row | bounds("relative_r2", 0.9) | bounds("non_relative", 0.1))
-    effect = bounds("with_mask", 0.3) | bounds("without_mask", 0.2) | bounds("difference", 0.1)
     of = [{"layer": layer, "of": "lead", "term": "mask"} | bounds("size", 1.0) for layer in (0, 1)]
     return {
         "pattern": pd.DataFrame(pattern).sort_values("layer", kind="stable"),
         "over_layers": pd.DataFrame(means),
         "terms": pd.DataFrame(of),
-        "non_relative": pd.DataFrame(
-            [{"layer": layer, "tokens": "text", **effect} for layer in (0, 1)]
-        ),
     }
 
 
 def lead(given: dict[str, pd.DataFrame], **manifest: Any) -> Headline:
-    return ablate.headline(Run(manifest=manifest_of(**MANIFEST | manifest), tables=given))
+    return ablate_page.headline(Run(manifest=manifest_of(**MANIFEST | manifest), tables=given))
 
 
 def shown(

@@ -8,13 +8,8 @@ from support.dense_patterns import estimates
 from support.fold_products import fold_products
 
 from nope_probe.analyses.jackknife import rms
-from nope_probe.analyses.verdicts import (
-    exceeds_noise,
-    main_writers,
-    most_of,
-    verdict_on_heads,
-)
-from nope_probe.studies.tidy import hidden_heads, no_pattern, strongest_row
+from nope_probe.analyses.verdicts import exceeds_noise, main_writers, most_of
+from nope_probe.studies.tidy import strongest_row
 
 Estimate = tuple[float, float, float]
 
@@ -106,52 +101,8 @@ def test_the_strongest_layer_is_that_of_lead_and_pattern_together() -> None:
     assert strongest_row(rows.assign(lead=np.nan))["layer"] == 0
 
 
-@pytest.mark.parametrize(
-    ("mean", "heads", "verdict"),
-    [
-        (around(0.0), [around(0.37), around(0.37)], "opposite"),
-        # Of one sign, two heads of 0.36 or more have a mean of 0.36 / sqrt(2) = 0.255 or more.
-        ((0.1, -0.2, 0.25), [around(0.37), around(0.37)], "opposite"),
-        ((0.1, -0.2, 0.26), [around(0.37), around(0.37)], "unclear"),
-        ((-0.3, -0.5, -0.1), [around(0.37), around(0.37)], "opposite"),
-        (around(0.0), [around(0.0, 0.0), (0.02, -0.1, 0.14)], "none"),
-    ],
-)
-def test_heads_are_of_opposite_sign_where_their_mean_is_smaller_than_one_sign_allows(
-    mean: Estimate, heads: list[Estimate], verdict: str
-) -> None:
-    assert verdict_on_heads(mean, heads) == verdict
-
-
-def test_the_bound_on_the_mean_of_heads_of_one_sign_holds_for_random_patterns() -> None:
-    heads = torch.rand(50, 5, 11, generator=torch.Generator().manual_seed(2))  # products above 0
-    of_heads, of_mean = heads.square().mean(-1).sqrt(), heads.mean(1).square().mean(-1).sqrt()
-    for mean, amplitudes in zip(of_mean.tolist(), of_heads.tolist(), strict=True):
-        assert (
-            verdict_on_heads(around(mean, 0), [around(one, 0) for one in amplitudes]) == "unclear"
-        )
-
-
 def amplitudes(*numbers: tuple[int, int, Estimate]) -> pd.DataFrame:
     columns = ["layer", "head", "amplitude", "amplitude_low", "amplitude_high"]
     return pd.DataFrame(
         [(layer, head, *numbers) for layer, head, numbers in numbers], columns=columns
     )
-
-
-def test_heads_that_cancel_in_their_mean_are_named_the_strongest_first() -> None:
-    pattern = amplitudes((1, 0, around(0.0)), (2, 0, around(0.9)), (3, 0, around(0.0)))
-    heads = amplitudes(
-        *((1, 0, around(0.37)), (1, 1, around(0.39)), (1, 2, around(0.0))),
-        *((2, 0, around(0.9)), (2, 1, around(0.9)), (3, 0, around(0.1)), (3, 1, around(0.1))),
-    )
-    lead = no_pattern("m", pattern, heads)
-    assert lead.table.to_numpy().tolist() == [
-        ["L1H1", "0.39 [0.38, 0.40]"],
-        ["L1H0", "0.37 [0.36, 0.38]"],
-    ]
-    assert lead.caption == "Heads of opposite sign cancel in their mean."
-    wide = pattern.assign(amplitude_low=-0.5, amplitude_high=0.5).query("layer != 2")
-    assert hidden_heads(wide, heads)[0] == "unclear"
-    assert hidden_heads(pattern, heads.query("layer == 2")) == ("none", None)
-    assert no_pattern("m", pattern, heads.query("layer == 2")).table is None
