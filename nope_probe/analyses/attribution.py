@@ -9,7 +9,7 @@ components (`()`, `"mask"`, `("mask", "rope")`); here such a name becomes a `Con
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -139,15 +139,12 @@ def attribute_heads(
         >>> head.conditions["intact"].kept.value > 10 * abs(head.conditions["mask"].kept.value)
         True
     """
-    heads = values_of_heads(layers_by_condition(maps))
-    return {(head.layer, head.head or 0): head for head in heads}
-
-
-def values_of_heads(maps: Mapping[Condition, Layers]) -> Iterator[LayerValues]:
-    """Yield the values of each head, from maps with heads by condition, the intact model's too."""
-    heads = {condition: heads_of(layers) for condition, layers in maps.items()}
-    for layer, head in heads[INTACT]:
-        yield values_of_layer(contrast_grams(patterns_of(heads, (layer, head))), layer, head)
+    conditions = layers_by_condition(maps).items()
+    heads = {condition: heads_of(layers) for condition, layers in conditions}
+    return {
+        place: values_of_layer(contrast_grams(patterns_of(heads, place)), *place)
+        for place in heads[INTACT]
+    }
 
 
 def values_of_layer(grams: Grams[Condition], layer: int, head: int | None = None) -> LayerValues:

@@ -106,68 +106,32 @@ def binned_means(losses: Losses, first: int, width: int = 1) -> tuple[list[int],
     return starts, position_means(torch.stack(spans, 1))
 
 
-def in_context_gain(losses: Losses) -> PerDocument:
-    """Return the gain from context: the loss early in the window less the loss late in it.
-
-    Early is the second tenth of the window, late the last tenth. The source takes single tokens,
-    the 50th and the 500th (arXiv 2209.11895).
-    """
-    n = losses.shape[1] + 1
-    tenth = n // 10
-    return span_loss(losses, tenth, 2 * tenth) - span_loss(losses, n - tenth)
-
-
-def copy_cost(losses: Losses, length: int) -> PerDocument:
-    """Return the loss of a segment's second copy less its first: negative if the model copies.
-
-    Each copy's first token is left out, because a model cannot know yet that the copy begins.
-
-    Args:
-        losses: losses of windows that end in a segment and the same segment again.
-        length: the segment's length, in tokens.
-    """
-    n = losses.shape[1] + 1
-    first = span_loss(losses, n - 2 * length + 1, n - length)
-    return second_copy_loss(losses, length) - first
-
-
-def second_copy_loss(losses: Losses, length: int) -> PerDocument:
-    """Return the loss of a segment's second copy, without its first token."""
-    n = losses.shape[1] + 1
-    return span_loss(losses, n - length + 1)
-
-
-def extrapolation_cost(losses: Losses, trained: int) -> PerDocument:
-    """Return the loss beyond the trained context less the loss in its last quarter.
-
-    Args:
-        losses: losses of windows that are longer than the trained context.
-        trained: the trained context, in tokens.
-    """
-    return span_loss(losses, trained) - span_loss(losses, trained - trained // 4, trained)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictions:
     """The losses of a condition, from which its measures are read.
 
     Attributes:
         losses: on the probe of a measure.
-        text: on the windows of text.
+        text: on the windows of text, which `rise` compares.
         prefix: the first target after the prefix.
         first: the first target that is compared.
-        segment: the length of the segment that is copied, in tokens.
-        trained: the trained context, in tokens.
+        segment: the length of the segment that is copied, in tokens; windows end in it twice.
+        trained: the trained context, in tokens; windows are longer.
         distances: of the decoded from the true index, in positions, if they were measured.
     """
 
     losses: Losses
-    text: Float[Tensor, "document text_target"]
-    prefix: int
-    first: int
-    segment: int
-    trained: int
+    text: Float[Tensor, "document text_target"] | None = None
+    prefix: int = 1
+    first: int = 1
+    segment: int = 1
+    trained: int = 1
     distances: Float[Tensor, "held_out layer"] | None = None
+
+    @property
+    def n(self) -> int:
+        """Tokens in a window."""
+        return self.losses.shape[1] + 1
 
     def loss(self, first: int) -> PerDocument:
         """Return the mean loss from a target on."""
@@ -180,23 +144,35 @@ class Predictions:
             first: the target.
             left_out: how many first tokens of the text the probe leaves out.
         """
+        assert self.text is not None
         return span_loss(self.losses, first - left_out) - span_loss(self.text, first)
 
     def in_context_gain(self) -> PerDocument:
-        """Return the gain from context."""
-        return in_context_gain(self.losses)
+        """Return the gain from context: the loss early in the window less the loss late in it.
+
+        Early is the second tenth of the window, late the last tenth. The source takes single
+        tokens, the 50th and the 500th (arXiv 2209.11895).
+        """
+        tenth = self.n // 10
+        return span_loss(self.losses, tenth, 2 * tenth) - span_loss(self.losses, self.n - tenth)
 
     def copy_cost(self) -> PerDocument:
-        """Return the loss of the second copy less the first."""
-        return copy_cost(self.losses, self.segment)
+        """Return the loss of a segment's second copy less its first: negative if the model copies.
+
+        Each copy's first token is left out, because a model cannot know yet that the copy begins.
+        """
+        begin, end = self.n - 2 * self.segment + 1, self.n - self.segment
+        return self.second_copy() - span_loss(self.losses, begin, end)
 
     def second_copy(self) -> PerDocument:
-        """Return the loss of the second copy."""
-        return second_copy_loss(self.losses, self.segment)
+        """Return the loss of a segment's second copy, without its first token."""
+        return span_loss(self.losses, self.n - self.segment + 1)
 
     def extrapolation_cost(self) -> PerDocument:
-        """Return the loss beyond the trained context less that in its last quarter."""
-        return extrapolation_cost(self.losses, self.trained)
+        """Return the loss beyond the trained context less the loss in its last quarter."""
+        trained = self.trained
+        within = span_loss(self.losses, trained - trained // 4, trained)
+        return span_loss(self.losses, trained) - within
 
     def position_error(self) -> PerDocument:
         """Return the distance of the decoded index, mean over layers."""

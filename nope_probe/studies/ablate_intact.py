@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit, split_attention
+from nope_probe.analyses.head_measures import attended
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure_heads
 from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
@@ -36,7 +37,7 @@ from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
 from nope_probe.studies.ablate_plan import INTACT_ROW, QUERIES, named
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.head_scores import HeadSums, attended, head_columns, head_sums, means_of
+from nope_probe.studies.head_scores import HeadSums, head_columns, head_sums, means_of
 from nope_probe.studies.tables import WEIGHTS, attention_table, columns_of, interval_columns
 
 ADDS_UP = 1e-3  # relative error, for scores in half precision

@@ -11,11 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from nope_probe.analyses.head_measures import (
-    first_key_attention,
-    induction_scores,
-    previous_token_attention,
-)
+from nope_probe.analyses.head_measures import attended, induction_scores
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.data.sequences import Sequences, random_twice, repeated
 from nope_probe.hooks.layers.attention import Attention
@@ -24,7 +20,6 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.batch_readings import keys_before, weights_on
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 from nope_probe.maps.folds import State, sum_parts
@@ -63,21 +58,6 @@ class HeadSums(Accumulator):
                     for name, values in self.measure(attention).items()
                 }
             )
-
-
-def attended(attention: Attention) -> HeadMeasures:
-    """Return each head's attention to the first key and to the previous token.
-
-    Attention is the softmax of the scores, so a learned sink outside them (as in gpt-oss) is left
-    out.
-    """
-    n_pos = attention.q.shape[1]
-    keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), keys_before(n_pos, 1)))
-    weights = weights_on(attention, keys)
-    return {
-        "first_key": first_key_attention(weights[..., 0]),
-        "previous_token": previous_token_attention(weights[..., 1]),
-    }
 
 
 def induction(n_tokens: int) -> Measure:

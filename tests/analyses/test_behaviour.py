@@ -6,18 +6,15 @@ import torch
 from scipy import stats
 
 from nope_probe.analyses.behaviour import (
+    Predictions,
     binned_means,
     by_document,
     chance_distance,
-    copy_cost,
-    extrapolation_cost,
     halves,
-    in_context_gain,
     index_targets,
     mean_interval,
     position_means,
     ridge,
-    second_copy_loss,
     span_loss,
 )
 
@@ -38,17 +35,18 @@ def test_a_span_holds_the_targets_from_first_to_stop() -> None:
 
 def test_the_in_context_gain_and_the_extrapolation_cost_compare_spans() -> None:
     # Of 43 tokens a tenth is 4: targets 4 to 7 (5.5) and 39 to 42 (40.5).
-    assert in_context_gain(losses_of(43)).tolist() == [5.5 - 40.5]
+    assert Predictions(losses=losses_of(43)).in_context_gain().tolist() == [5.5 - 40.5]
     # Trained at 8: the last quarter's targets 6, 7 (6.5) against 8 to 11 (9.5).
-    assert extrapolation_cost(losses_of(12), 8).tolist() == [3.0]
+    assert Predictions(losses=losses_of(12), trained=8).extrapolation_cost().tolist() == [3.0]
 
 
 def test_a_copy_is_compared_token_by_token_without_its_first_one() -> None:
     # BOS, then 5 tokens twice: first copy 1 to 5, second 6 to 10. Targets 2..5 and 7..10.
-    assert copy_cost(losses_of(11), 5).tolist() == [8.5 - 3.5]
-    assert second_copy_loss(losses_of(11), 5).tolist() == [8.5]
+    with_bos, without = (Predictions(losses=losses_of(n), segment=5) for n in (11, 10))
+    assert with_bos.copy_cost().tolist() == [8.5 - 3.5]
+    assert with_bos.second_copy().tolist() == [8.5]
     # Without BOS 0 to 4 and 5 to 9. Targets 1..4 and 6..9.
-    assert copy_cost(losses_of(10), 5).tolist() == [7.5 - 2.5]
+    assert without.copy_cost().tolist() == [7.5 - 2.5]
 
 
 def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
