@@ -6,6 +6,7 @@ tables are of all layers. A run of `--remove none` shows the intact model: its m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,11 +25,13 @@ from nope_probe.figures.words import (
 )
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.models.info import ModelInfo
+from nope_probe.removal import INTACT, Condition
 from nope_probe.reports import notes
-from nope_probe.reports.page import Report, explorer_section
+from nope_probe.reports.page import Report, Section, explorer_section
 from nope_probe.run.flags import Bounds
 from nope_probe.run.settings import OFFSET_BINS
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
+from nope_probe.studies.tidy import sections
 
 if TYPE_CHECKING:
     from nope_probe.figures.explorer import Explorer
@@ -211,6 +214,17 @@ BY_PLACE = (
         "more keys. Dotted lines: the lengths that the model states. Shaded: 95% intervals.",
     ),
 )
+WITHOUT_BANDS = View(
+    table="head_pattern",
+    title="Heads without each band of RoPE",
+    y=("lead", "kept"),
+    x="removed",
+    by=("reader",),
+    kind="cells",
+    across=2,
+    caption="Each row is a head: its lead, and how much of its pattern is there, without the band, "
+    "which its wavelengths in tokens name.",
+)
 HEADS = tuple(
     View(
         table="head_pattern",
@@ -224,7 +238,7 @@ HEADS = tuple(
     )
     for name in (*HEAD_MEASURES, *ATTENTION)
 )
-VIEWS = (LEAD_AND_ORDER, SHAPE, CONTROL, BANDS, *BY_PLACE, *HEADS)
+VIEWS = (LEAD_AND_ORDER, SHAPE, CONTROL, BANDS, *BY_PLACE, WITHOUT_BANDS, *HEADS)
 
 
 def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Report:
@@ -240,16 +254,20 @@ def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Repor
 
     manifest = run.manifest
     if not manifest.results.get("positional_sources"):
+        views = [BANDS, *BY_PLACE, replace(SHAPE, folded=False), *HEADS]
         return Report(
             title=f"The attention scores of {manifest.model_name} by position",
             headline=page.headline_of_intact(run),
-            sections=[*page.intact_sections(run, heads)],
+            sections=[
+                *page.intact_map_sections(run, heads),
+                *sections(views, run.tables, COLUMNS, {"queries": page.lengths_of(run)}),
+            ],
             how_to_read=notes.how_to_read("scores"),
         )
     return Report(
         title=f"The sources of the positional pattern of {manifest.model_name}",
         headline=page.headline(run),
-        sections=[*explorer_section(explorer), *page.removal_sections(run)],
+        sections=[*explorer_section(explorer), *removal_sections(run)],
         how_to_read=[
             *notes.how_to_read("scores"),
             *(
@@ -258,3 +276,30 @@ def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Repor
             ),
         ],
     )
+
+
+def removal_sections(run: Run) -> Iterator[Section]:
+    """Yield the sections of a run that removes components."""
+    import pandas as pd
+
+    from nope_probe.studies import ablate_page as page
+
+    tables = {name: table for name, table in run.tables.items() if len(table)}
+    pattern, sources = tables["pattern"], run.manifest.results.get("positional_sources", ())
+    if "head_pattern" in tables:
+        yield page.head_section(tables["head_pattern"])
+        bands, names = page.without_bands(run)
+        view = replace(WITHOUT_BANDS, names=names)
+        yield from sections([view], {view.table: bands}, COLUMNS)
+    yield from sections([LEAD_AND_ORDER], tables, COLUMNS)
+    yield replace(page.term_section(run), columns=COLUMNS)
+    shown = [INTACT.name, *sources, Condition(sources).name]
+    if "controls" in tables:
+        compared = {*tables["controls"]["removed"]}
+        in_order = pattern[pattern["removed"].isin(compared)].assign(tokens="in order")
+        in_order = in_order.reindex(columns=tables["controls"].columns)
+        tables["controls"] = pd.concat([in_order, tables["controls"]], ignore_index=True)
+    shape = replace(SHAPE, rows=f"removed in {shown}")
+    folded = [shape, CONTROL, *(replace(view, folded=True) for view in BY_PLACE)]
+    yield from sections(folded, tables, COLUMNS, {"queries": page.lengths_of(run)})
+    yield page.score_section(run)

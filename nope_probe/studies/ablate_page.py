@@ -15,26 +15,16 @@ from nope_probe.figures.intervals import bound_columns, excludes_zero, interval_
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, row_name
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
-from nope_probe.figures.values import head_bands, head_values
+from nope_probe.figures.values import band_label, head_values
 from nope_probe.figures.words import HEAD_MEASURES, MEASURES, QUESTIONS, reader_of, with_readers
 from nope_probe.removal import INTACT, SOURCES, Condition, parts_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
 from nope_probe.run.folder import Run
-from nope_probe.studies.ablate import (
-    BANDS,
-    BY_PLACE,
-    COLUMNS,
-    CONTROL,
-    HEADS,
-    LEAD_AND_ORDER,
-    SHAPE,
-)
 from nope_probe.studies.tidy import (
     above_noise,
     brief,
     preferred_keys,
-    sections,
     shown_layer,
     strongest_row,
 )
@@ -155,25 +145,6 @@ class Answer:
         return pd.DataFrame(cells)
 
 
-def removal_sections(run: Run) -> Iterator[Section]:
-    """Yield the sections of a run that removes components."""
-    tables = {name: table for name, table in run.tables.items() if len(table)}
-    pattern, sources = tables["pattern"], run.manifest.results.get("positional_sources", ())
-    yield from head_sections(run)
-    yield from sections([LEAD_AND_ORDER], tables, COLUMNS)
-    yield replace(term_section(run), columns=COLUMNS)
-    shown = [INTACT.name, *sources, Condition(sources).name]
-    if "controls" in tables:
-        compared = {*tables["controls"]["removed"]}
-        in_order = pattern[pattern["removed"].isin(compared)].assign(tokens="in order")
-        in_order = in_order.reindex(columns=tables["controls"].columns)
-        tables["controls"] = pd.concat([in_order, tables["controls"]], ignore_index=True)
-    shape = replace(SHAPE, rows=f"removed in {shown}")
-    folded = [shape, CONTROL, *(replace(view, folded=True) for view in BY_PLACE)]
-    yield from sections(folded, tables, COLUMNS, {"queries": lengths_of(run)})
-    yield score_section(run)
-
-
 def headline_of_intact(run: Run) -> Headline:
     """Return the layer with the strongest pattern, and the strongest layers with their keys."""
     manifest, pattern = run.manifest, run.tables["pattern"]
@@ -181,15 +152,14 @@ def headline_of_intact(run: Run) -> Headline:
     if best is None:
         return no_pattern(run)
     above = pattern[above_noise(pattern, manifest.fold_sizes)].nlargest(MOST_ROWS, "amplitude")
-    rows = with_readers(above.sort_values("layer"))
     lead = best["lead"]
     leads = f"the first key {'leads' if lead > 0 else 'trails'} by {abs(lead):.2g}, the others'"
     return Headline(
         sentence=f"In {manifest.model_name} ({notes.layers_of_run(manifest)}), L"
         f"{best['layer']:.0f} is strongest: {leads if lead == lead else 'its'} pattern is "
         f"{best['amplitude']:.2g} nats, for {KEYS[preferred_keys(interval_of(best, 'locality'))]}.",
-        table=brief(rows, "reader", HEAD_MEASURES, COLUMNS, heading="layer"),
-        caption=f"Pattern: RMS among the other keys. {COLUMNS['locality'].meaning}",
+        table=brief(above.sort_values("layer"), "layer", HEAD_MEASURES, MEASURES),
+        caption=f"Pattern: RMS among the other keys. {MEASURES['locality'].meaning}",
     )
 
 
@@ -232,9 +202,10 @@ def no_pattern(run: Run) -> Headline:
     above = heads[above_noise(heads, manifest.fold_sizes)].nlargest(MOST_ROWS, "amplitude")
     if above.empty:
         return Headline(sentence=sentence)
+    named = above.assign(head=with_readers(above)["reader"])
     return Headline(
         sentence=sentence,
-        table=brief(with_readers(above), "reader", ("amplitude",), MEASURES, heading="head"),
+        table=brief(named, "head", ("amplitude",), MEASURES),
         caption="These heads have a pattern that their mean does not show.",
     )
 
@@ -304,25 +275,23 @@ def lengths_of(run: Run) -> dict[str, int]:
     return {name: n for name, n in lengths.items() if n <= run.manifest.seq_len - 1}
 
 
-def head_sections(run: Run) -> Iterator[Section]:
-    """Yield the sections of each head's values, if heads were measured."""
-    table = run.tables.get("head_pattern")
-    if table is None:
-        return
-    yield Section(
+def head_section(table: pd.DataFrame) -> Section:
+    """Return the section of each head's values, given `head_pattern.csv`."""
+    return Section(
         title="Heads without each source",
         figure=partial(head_values, table),
         caption="Each point is a head; touch it for numbers and intervals. On the diagonal nothing "
         "is lost without the source, on the zero line all is.",
         table=largest_heads(table),
     )
-    if any(not {*Condition.parse(name)} <= {*SOURCES} for name in table["removed"].unique()):
-        yield Section(
-            title="Heads without each band of RoPE",
-            figure=partial(head_bands, table, run.manifest.results.get("wavelengths")),
-            caption="Each row is a head: its lead, and how much of its pattern is there, without "
-            "the band.",
-        )
+
+
+def without_bands(run: Run) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Return the rows of heads without a band of RoPE, and what each band is called."""
+    table, ends = run.tables["head_pattern"], run.manifest.results.get("wavelengths") or {}
+    is_band = [not {*Condition.parse(name)} <= {*SOURCES} for name in table["removed"]]
+    rows = with_readers(table[is_band])
+    return rows, {name: band_label(name, ends) for name in rows["removed"].unique()}
 
 
 def largest_heads(table: pd.DataFrame) -> pd.DataFrame:
@@ -348,8 +317,8 @@ def largest_heads(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def intact_sections(run: Run, heads: str) -> Iterator[Section]:
-    """Yield the sections of a run that removes nothing, maps first.
+def intact_map_sections(run: Run, heads: str) -> Iterator[Section]:
+    """Yield the sections with maps of a run that removes nothing.
 
     Args:
         run: the run, whose standard errors `se/intact` say what is noise.
@@ -377,8 +346,6 @@ def intact_sections(run: Run, heads: str) -> Iterator[Section]:
             caption="In nats: red is above the row's mean, blue below. Below each map: its RMS. A "
             "click or Enter enlarges a map, arrow keys go to the next head, Esc closes.",
         )
-    views = [BANDS, *BY_PLACE, replace(SHAPE, folded=False), *HEADS]
-    yield from sections(views, run.tables, COLUMNS, {"queries": lengths_of(run)})
 
 
 def intact_map(run: Run, name: str) -> go.Figure:

@@ -120,7 +120,7 @@ def brief(
         for name in numbers:
             about = known[str(row[by])] if by else known[name]
             of_row[about.title] = column_text(row, name, about, "z.0f" if about.is_share else style)
-    names = {value: named(view, first, value) for value in cells}
+    names = {str(value): named(view, first, value) for value in table[first]}
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
     frame.insert(0, known.get(first, Column(first)).label, [names[value] for value in cells])
     return frame.reset_index(drop=True)

@@ -4,7 +4,10 @@ import numpy as np
 import pandas as pd
 from support.maps import text_of
 
-from nope_probe.figures.values import head_bands, head_values
+from nope_probe.figures.values import head_values
+from nope_probe.run.folder import Run
+from nope_probe.studies.ablate import WITHOUT_BANDS, removal_sections
+from tests.support.manifests import manifest_of
 
 
 def rows_of(places: list[dict[str, int]], *removed: str, **labels: str) -> pd.DataFrame:
@@ -48,12 +51,13 @@ def test_each_head_is_a_point_of_its_value_without_a_source_by_that_in_the_intac
 
 def test_each_head_has_a_row_of_its_values_by_band() -> None:
     table = rows_of(HEADS, "intact", "mask", "rope[0:2]", "rope[2:5]")
-    wavelengths = {"rope[0:2]": (6.283, 9.004), "rope[2:5]": (1234.0, 1234.0)}
-    lead, order = head_bands(table, wavelengths).data
+    ends = {"rope[0:2]": (6.283, 9.004), "rope[2:5]": (1234.0, 1234.0)}
+    manifest = manifest_of(**{"positional_sources": ["mask", "rope"], "wavelengths": ends})
+    run = Run(manifest=manifest, tables={"head_pattern": table, "pattern": table})
+    bands = next(of for of in removal_sections(run) if of.title == WITHOUT_BANDS.title)
+    lead, order = bands.drawn().data
     assert list(lead.x) == ["6.3–9", "1,200"]
+    assert list(lead.y) == ["L1H0", "L1H2", "L3H0"]
     np.testing.assert_array_equal(lead.z, [[5.0, 2.5], [np.nan] * 2, [15.0, 7.5]])
     np.testing.assert_array_equal(order.z, [[0.5, 0.25], [1.0, 0.5], [1.5, 0.75]])
     np.testing.assert_allclose(order.customdata[1, 0], [0.5, 2.0])
-    assert [row[0] for row in order.text] == ["L1H0", "L1H2", "L3H0"]
-    assert head_bands(table).layout.yaxis.ticktext == ("L1H0", "L3H0")
-    assert list(head_bands(table).data[0].x) == ["rope[0:2]", "rope[2:5]"]

@@ -24,7 +24,7 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
 from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
-from nope_probe.studies.ablate_page import headline_of_intact, intact_sections
+from nope_probe.studies.ablate_page import headline_of_intact, intact_map_sections
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.head_scores import captured_induction
 from tests.support.manifests import manifest_of
@@ -338,7 +338,7 @@ def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out(
     tables = {"pattern": layers((0.7, 0.0, 0.1), (1.3, 0.0, 0.1))}
     for skip_keys in (0, 1):
         run = Run(manifest=manifest_of(skip_keys=skip_keys), arrays={"maps": maps}, tables=tables)
-        shown = [*intact_sections(run, "")]
+        shown = [*intact_map_sections(run, "")]
         assert shown[0].title == "The positional pattern"
         for number, section in enumerate(shown):
             figure = section.drawn()
