@@ -25,10 +25,9 @@ from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
 from nope_probe.analyses.offsets import bin_means, offset_bins
 from nope_probe.analyses.pattern_rows import score_distance_sums
 from nope_probe.analyses.positions import position_terms, readers
-from nope_probe.figures.dots import curve_in_band
 from nope_probe.figures.intervals import interval_text
 from nope_probe.figures.names import colour, words
-from nope_probe.figures.style import GUIDE, panel_axes, place_panels
+from nope_probe.figures.style import GUIDE, curve_in_band, panel_axes, place_panels
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.layers import LayerMaps

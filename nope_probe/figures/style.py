@@ -209,6 +209,48 @@ def scatter(label: str, hover: str, **keys: object) -> PlotlyTrace:
     }
 
 
+def error_bars(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> Layout:
+    """Return plotly's error bars between the bounds of estimates."""
+    arms = {"array": highs - values, "arrayminus": values - lows}
+    return {"type": "data", "symmetric": False, **arms, "thickness": 1.5, "width": 3}
+
+
+def curve_in_band(
+    x: np.ndarray,
+    estimates: Float[np.ndarray, "3 x"],
+    *,
+    label: str,
+    hover: str,
+    line: Mapping[str, object],
+    **others: object,
+) -> list[PlotlyTrace]:
+    """Return estimates as a curve, and the band between their bounds.
+
+    Args:
+        x: the curve's places along x.
+        estimates: estimates, lower and upper bounds.
+        label: the name in the legend.
+        hover: the hover text; `BOUNDS` becomes the interval.
+        line: its colour, width and dash.
+        others: further keys of the curve, by plotly's names.
+    """
+    values, lows, highs = estimates
+    band = {
+        "type": "scatter",
+        "x": np.concatenate([x, x[::-1]]),
+        "y": np.concatenate([highs, lows[::-1]]),
+        "fill": "toself",
+        "mode": "none",
+        "fillcolor": line["color"],
+        "opacity": 0.2,
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": label,
+    }
+    curve = {"x": x, "y": values, "customdata": estimates[1:].T, "mode": "lines", "line": line}
+    return [band, scatter(label, hover, **curve | others)]
+
+
 def inside(panel: int) -> dict[str, str]:
     """Return the keys that make an annotation's x and y shares of a panel."""
     return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}

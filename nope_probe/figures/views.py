@@ -12,17 +12,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.figures.dots import (
-    BOUNDS,
-    NOTE,
-    PERCENT,
-    curve_in_band,
-    fit_axes,
-    interval_cells,
-    interval_dots,
-)
 from nope_probe.figures.intervals import bound_columns, estimates_of
-from nope_probe.figures.limits import reach_of
+from nope_probe.figures.limits import FLAT, axis_range, is_noise, padded_range, reach_of
 from nope_probe.figures.names import TABLE, colour, row_name, symbol, words
 from nope_probe.figures.style import (
     BLANK,
@@ -32,7 +23,9 @@ from nope_probe.figures.style import (
     PlotlyTrace,
     axis,
     colour_axis,
+    curve_in_band,
     draw_panels,
+    error_bars,
     inside,
     layer_colours,
     scatter,
@@ -44,6 +37,10 @@ SPREAD = 0.6  # width of the dots of a layer or another value of x
 MOST_TICKS = 12  # of layers
 LEGEND_ROW = 26  # px; of six names
 CELL, MOST = 26, 1400  # px: a row of cells at most, and all rows of a panel
+BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
+PERCENT = BOUNDS.replace(".3g", ".1%")  # where the axis is in percent
+NOTE = {"bgcolor": BLANK, "showarrow": False, "font": {"size": 11}}
+FLAT_NOTE = {**NOTE, "text": FLAT, "x": 0.5, "y": 0.98, "yanchor": "top"}
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x", "cross", "star")
 
@@ -185,19 +182,15 @@ def _looks(view: View, table: pd.DataFrame) -> dict[str, Layout]:
     """Return colour and symbol of each value of the first of `by`: a component's, or the next."""
     if not view.by:
         return {"": {"color": INK, "symbol": "circle"}}
-    values = list(dict.fromkeys(table[view.by[0]]))
-    if view.by[0] == "layer":
-        inks = layer_colours(len(values))
-        return {
-            str(v): {"color": ink, "symbol": "circle"} for v, ink in zip(values, inks, strict=True)
-        }
-    others = zip(cycle(qualitative.Dark24), cycle(MARKERS), strict=False)
-    return {
-        str(value): {"color": colour(str(value)), "symbol": symbol(str(value))}
-        if _is_known(str(value))
-        else dict(zip(("color", "symbol"), next(others), strict=True))
-        for value in values
-    }
+    values = [*dict.fromkeys(table[view.by[0]])]
+    inks = layer_colours(len(values)) if view.by[0] == "layer" else cycle(qualitative.Dark24)
+    shapes = cycle(MARKERS[:1] if view.by[0] == "layer" else MARKERS)
+    others = zip(inks, shapes, strict=False)
+    looks = {}
+    for name in map(str, values):
+        ink, shape = (colour(name), symbol(name)) if _is_known(name) else next(others)
+        looks[name] = {"color": ink, "symbol": shape}
+    return looks
 
 
 def _is_known(name: str) -> bool:
@@ -219,28 +212,22 @@ def _traces(
     ends = estimates_of(rows, series.y)
     marker = look | {"symbol": f"{look['symbol']}{'-open' * (nth > 0)}", "size": 8}
     line = {"color": look["color"], "width": 2, "dash": DASHES[nth % len(DASHES)]}
-    if view.kind == "rows":
-        return [interval_dots(texts, ends, label=label, hover=hover, marker=marker, sideways=True)]
-    if view.kind == "dots":
-        is_layer = view.x == "layer"
-        marker["size"] = 9 if at.nunique() <= MOST_TICKS else 6
-        places = at.to_numpy(float) + SPREAD * series.offset if is_layer else at.tolist()
-        return [
-            interval_dots(
-                places, ends, label=label, hover=where + hover, marker=marker, text=texts,
-                cliponaxis=False,
-            )
-        ]  # fmt: skip
+    hover = where + hover
+    if view.kind == "curves":
+        x = _middles(rows, view.x)
+        return curve_in_band(x, ends, label=label, hover=hover, line=line, text=texts)
+    keys = {"customdata": ends[1:].T, "text": texts, "mode": "markers", "cliponaxis": False}
     if view.kind == "lines":
-        return [
-            scatter(
-                label, where + hover, x=at.tolist(), y=ends[0], customdata=ends[1:].T, text=texts,
-                mode="lines+markers", line=line, marker=marker | {"size": 7},
-            )
-        ]  # fmt: skip
-    return curve_in_band(
-        _middles(rows, view.x), ends, label=label, hover=where + hover, line=line, text=texts
-    )
+        marker["size"] = 7
+        keys |= {"x": at.tolist(), "y": ends[0], "mode": "lines+markers", "line": line}
+    elif view.kind == "rows":
+        keys |= {"x": ends[0], "y": texts, "error_x": error_bars(*ends)}
+    else:
+        marker["size"] = 9 if at.nunique() <= MOST_TICKS else 6
+        is_layer = view.x == "layer"
+        places = at.to_numpy(float) + SPREAD * series.offset if is_layer else at.tolist()
+        keys |= {"x": places, "y": ends[0], "error_y": error_bars(*ends)}
+    return [scatter(label, hover, marker=marker, **keys)]
 
 
 def _nth(panel: Panel, view: View, series: Series) -> int:
@@ -320,7 +307,7 @@ def _place_x(figure: go.Figure, view: View, table: pd.DataFrame) -> None:
             dtick=-(-len(layers) // MOST_TICKS),
             minor={"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID},
         )
-    elif view.scale == "log" or (view.scale == "binned" and f"last_{view.x}" in table):
+    elif view.scale == "log":
         figure.update_xaxes(type="log")
     elif not pd.api.types.is_numeric_dtype(table[view.x]):
         texts = {str(value): named(view, view.x, value) for value in table[view.x]}
@@ -355,20 +342,34 @@ def _scale_numbers(figure: go.Figure, view: View, panels: Sequence[Panel]) -> No
                 place_of = inside(place) | {"xref": f"x{axis(place)}"}
                 figure.add_annotation(**note, **place_of, x=layer)
     if view.kind in ("dots", "rows"):
-        units = [panel.about.unit for panel in panels]
-        alike = [[at for at, of in enumerate(units) if of == unit] for unit in dict.fromkeys(units)]
-        fit_axes(figure, along, [panel.ends for panel in panels], alike if view.same_scale else ())
+        _fit_axes(figure, view, panels, along)
     elif view.same_scale:
         for place in range(1, len(panels)):
             figure.layout[f"yaxis{axis(place)}"].matches = "y"
+
+
+def _fit_axes(figure: go.Figure, view: View, panels: Sequence[Panel], along: str) -> None:
+    """Match the axes of panels that share a scale, and keep noise flat, with a note."""
+    alike: dict[str, list[int]] = {}
+    for place, panel in enumerate(panels):
+        alike.setdefault(panel.about.unit if view.same_scale else str(place), []).append(place)
+        if is_noise(*panel.ends):
+            figure.add_annotation(**inside(place), **FLAT_NOTE)
+    for first, *others in alike.values():
+        estimates = np.concatenate([panels[place].ends for place in (first, *others)], axis=1)
+        limits = axis_range(*estimates)
+        if limits is None and others:  # plotly.js scales a panel without numbers itself
+            limits = padded_range(estimates)
+        for place in (first, *others):
+            matched = f"{along}{axis(first)}" if place in others else None
+            figure.layout[f"{along}axis{axis(place)}"].update(matches=matched, range=limits)
 
 
 def _draw_cells(view: View, panels: Sequence[Panel]) -> go.Figure:
     """Draw a heat map for each panel, all in the colours of one scale."""
     [by], about = view.by, panels[0].about
     traces = {panel.title: _cells(view, panel) for panel in panels}
-    rows = {panel.title: panel.rows[by].nunique() for panel in panels}
-    n_rows = max(rows.values())
+    n_rows = max(panel.rows[by].nunique() for panel in panels)
     figure = draw_panels(
         view.title,
         traces,
@@ -409,12 +410,16 @@ def _cells(view: View, panel: Panel) -> list[PlotlyTrace]:
         else [named(view, name, value) for value in values]
         for name, values in order.items()
     }
-    cells = interval_cells(
-        np.array(numbers, float),
-        f"{where}<br>{number} {PERCENT if share else BOUNDS}<extra></extra>",
-        x=names[view.x],
-        y=names[by],
-    )
+    cells = {
+        "type": "heatmap",
+        "z": numbers[0].to_numpy(float),
+        "customdata": np.stack([bound.to_numpy(float) for bound in numbers[1:]], -1),
+        "coloraxis": "coloraxis",
+        "hoverongaps": False,
+        "hovertemplate": f"{where}<br>{number} {PERCENT if share else BOUNDS}<extra></extra>",
+        "x": names[view.x],
+        "y": names[by],
+    }
     if not view.marked:
         return [cells]
     marked = panel.rows[panel.rows[view.marked].astype(bool)]

@@ -103,7 +103,7 @@ class View:
         folded: whether only the heading shows until it is opened.
         across: panels in a row, at most.
         same_scale: whether panels of one unit share a scale.
-        scale: of x; `binned` is logarithmic where rows are bins, with a column of their last x.
+        scale: of x.
     """
 
     table: str
@@ -120,7 +120,7 @@ class View:
     folded: bool = False
     across: int = 3
     same_scale: bool = False
-    scale: Literal["linear", "log", "binned"] = "linear"
+    scale: Literal["linear", "log"] = "linear"
 
 
 QUESTIONS = {"lead": "first key's lead", "kept": "order of other keys"}
