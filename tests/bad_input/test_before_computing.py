@@ -38,6 +38,11 @@ NUMBERS = [
     ("trace --reader L١", "--reader L١: expected a layer or head, such as L2 or L2H1"),
     ("trace --reader L01", "--reader L01: expected a layer or head, such as L2 or L2H1"),
     ("ablate --remove position[MLP١]", "unknown component 'position[MLP١]'"),
+    ("behaviour --seq-len 18", "in-context needs windows of 20 tokens or more, got --seq-len 18"),
+    ("behaviour --measures copy --seq-len 16", "copy needs windows of 17 tokens or more"),
+    ("behaviour --measures loss loss", "expected one or more different values of --measures"),
+    ("trace --folds 4", "--folds 4: expected 5 <= folds <= 2147483647"),
+    ("trace --writers head", "invalid choice 'head'"),
     ("behaviour --prefix 127", "expected a --prefix from 4 to 124 of 128 tokens"),
     ("behaviour --measures bos --bos never", "--bos never: the measure bos needs sequences"),
     # Beyond the context that a config.json states.
@@ -86,6 +91,9 @@ WITHOUT_EFFECT = [
     ("behaviour --measures in-context --remove mlp --prefix 8", "--prefix has no effect where the"),
     ("behaviour --remove mask mask", "--remove names something twice"),
     ("behaviour --data random", "behaviour is measured on text"),
+    ("behaviour --model parameter-free", "measured on text, with a language model"),
+    ("circuit --remove mask --replacement zero", "no effect where no weight is removed"),
+    ("attention --remove rope --gain norm", "--gain has no effect"),
 ]
 WAYS_OUT = [  # what a line was meant to be is what it says to type
     ("ablate rope-tiny", "rope-tiny needs its flag: --model rope-tiny"),

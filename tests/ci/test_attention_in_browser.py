@@ -13,6 +13,8 @@ from support.command_line import run_command
 from nope_probe import (
     attention,
     read_run,
+    run_attention,
+    text_view,
 )
 
 SMALL = ["--n-seqs", 17, "--seq-len", 61, "--folds", 5, "--layers", 2]
@@ -124,3 +126,34 @@ def test_the_terms_of_a_chosen_key_stand_beside_the_text(tmp_path: Path) -> None
     assert "--why L1H3 --query 1;" in found["none"]
     assert 'explain(run, "L1H3", query=1)' in found["none"]
     assert found["back"].startswith("L1H3, query 3 ")
+
+
+CLICKS = """<script>setTimeout(() => {
+  const view = document.querySelector(".on-text");
+  const tokens = [...view.querySelectorAll(".text span")];
+  const found = [];
+  const keep = () => found.push([view.querySelector(".readout").textContent,
+    [...view.querySelectorAll(".terms button")].map((button) => button.textContent)]);
+  keep();
+  tokens[8].click();
+  setTimeout(() => {
+    keep();
+    view.querySelector(".terms button").click();
+    setTimeout(() => { keep(); document.body.dataset.found = JSON.stringify(found); }, 500);
+  }, 500);
+}, 3000)</script></body>"""
+
+
+@needs_chromium
+def test_a_second_click_on_a_key_goes_a_step_back(tmp_path: Path) -> None:
+    text = "def area(width, height):\n    return width * height"
+    asked = {"why": "L3H3", "query": 15, "steps": 3, "n_seqs": 17, "folds": 5}
+    stepping = run_attention("rope-tiny", text=text, **asked)
+    page = f"<!doctype html><meta charset=utf-8><body>{text_view(stepping).html()}{CLICKS}"
+    elements = opened(page, tmp_path, draw_all=False)
+    first, back, again = json.loads(unescape(re.findall(r'data-found="([^"]*)"', elements)[0]))
+    assert first[0].startswith("L3H3, query 15 ")
+    assert first[1][0].startswith("Why L1H3 moved +10.2")
+    assert back[0].startswith("L1H3, query 8 ")
+    assert back[1] == ["Back to L3H3, query 15"]
+    assert again == first

@@ -18,6 +18,7 @@ from nope_probe.run.folder import Run
 from nope_probe.studies.compare import PARTS
 from nope_probe.studies.compare_run import differences
 from nope_probe.studies.tables import interval_columns
+from nope_probe.studies.tidy import strongest_row
 
 N_FOLDS, N_POS, D_HEAD = 7, 13, 6
 CAUSAL = torch.ones(N_POS, N_POS).tril().bool()
@@ -121,3 +122,27 @@ def test_two_halves_of_a_corpus_name_a_head_in_at_most_one_table_of_twenty() -> 
     moved = differences(half(0), half(1, shift=2.5), "other")
     found = moved[moved["differs"]]
     assert found[["head", "number"]].to_numpy().tolist() == [[5, PARTS[3]]]
+
+
+def noise_layers(n_runs: int, n_layers: int) -> list[pd.DataFrame]:
+    """Amplitudes of layers of pure noise, from 8 folds of 23 cells."""
+    generator = torch.Generator().manual_seed(3)
+    runs = []
+    for _ in range(n_runs):
+        folds = torch.randn(n_layers, 8, 23, generator=generator, dtype=torch.float64)
+        found = [rms(estimates_of(fold_products(of[None], of[None])[:, 0, 0])) for of in folds]
+        numbers = [(one.value, one.low, one.high) for one in found]
+        columns = ["amplitude", "amplitude_low", "amplitude_high"]
+        runs.append(pd.DataFrame(numbers, columns=columns).assign(layer=range(n_layers)))
+    return runs
+
+
+def test_of_24_layers_of_noise_none_is_called_strongest_though_single_bounds_exceed_zero() -> None:
+    runs = noise_layers(60, 24)
+    assert sum((run["amplitude_low"] > 0).any() for run in runs) >= 3
+    assert not any(strongest_row(run) is not None for run in runs)
+    strong = runs[0].copy()
+    strong.loc[17, ["amplitude", "amplitude_low", "amplitude_high"]] = 2.6, 2.4, 2.8
+    best = strongest_row(strong)
+    assert best is not None
+    assert best["layer"] == 17

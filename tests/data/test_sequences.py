@@ -270,30 +270,6 @@ def test_a_bos_before_each_packed_sequence_replaces_no_token(short_text: str) ->
     assert torch.equal(with_bos.inputs[:, 1:], without.inputs)
 
 
-def test_of_a_data_set_no_more_is_read_than_is_packed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    read: list[str] = []
-
-    def counted(source: str) -> Any:
-        for text in TEXTS * 5:
-            read.append(text)
-            yield text
-
-    monkeypatch.setattr("nope_probe.data.tokenizing.stream_texts", counted)
-    taken = sequences("any/set", tokenizer=PLAIN, n_seqs=29, seq_len=17, pack=True).inputs
-    assert len(read) == 64  # one batch
-    needed, total = [], 0
-    for text in TEXTS:
-        needed.append(text)
-        total += len(PLAIN(text, add_special_tokens=False)["input_ids"]) + 1
-        if total >= 29 * 17:
-            break
-    pieces = PLAIN.decode(taken.flatten()).split("<eos>")
-    assert set(pieces[:-1]) <= set(needed)
-    assert len(needed) - 1 <= len(pieces) <= len(needed) + 1
-
-
 def test_too_few_tokens_are_counted(short_text: str) -> None:
     message = r"2 documents hold 10 tokens with their separators, which give 3 sequences of 3, 4"
     with pytest.raises(UserError, match=message):
@@ -310,27 +286,6 @@ def test_packing_without_an_eos_token_is_an_error() -> None:
     without.eos_token = None
     with pytest.raises(UserError, match="after each document, and the model's tokenizer has none"):
         separator_of(without)
-
-
-@pytest.mark.parametrize("pack", [False, True])
-def test_texts_that_begin_with_bos_give_the_sequences_of_texts_that_do_not(pack: bool) -> None:
-    plain = [f"{i} the quick brown fox jumps over it" * 3 for i in range(11)]
-    for start in ("random", "start")[: 1 + (not pack)]:
-        options: dict[str, Any] = {"n_seqs": 7, "seq_len": 13, "pack": pack, "start": start}
-        expected = sequences(plain, tokenizer=WITH_BOS, **options)
-        spelled = ["\ufeff<bos>" + text for text in plain]
-        found = sequences(spelled, tokenizer=WITH_BOS, **options)
-        assert torch.equal(found.inputs, expected.inputs)
-        assert pack or (found.inputs == 0).sum(1).tolist() == [1] * 7
-        assert found.notes == (
-            "11 of 11 texts begin with a byte order mark, left out.",
-            "11 of 11 texts begin with the BOS token <bos> already: no second was added.",
-        )
-        assert Sequences.from_tensors(found.to_tensors()).notes == found.notes
-        assert expected.notes == ()
-    kept = sequences(spelled, tokenizer=PLAIN, n_seqs=7, seq_len=13, bos="never", start="start")
-    assert (kept.inputs[:, 0] == 0).all()
-    assert kept.notes[1].endswith("already: it was kept.")
 
 
 def test_random_tokens_come_twice_after_each_sequences_bos() -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
-from support.command_line import refused, run_command
+from support.command_line import run_command
 from support.plain_attention import plain_attention
 from support.rounding import MEASURE, assert_same
 from support.tiny_models import plain
@@ -29,7 +29,6 @@ from nope_probe.models.names import path_of
 N = 13
 SMALL = ["--n-seqs", "16", "--seq-len", str(N), "--folds", "5", "--batch-size", "11"]
 INTACT = "score/intact"
-KEPT = np.tril(np.ones((N, N), bool), -1) & (np.arange(N) > 0)  # the BOS key is left out
 
 
 @pytest.fixture(scope="module")
@@ -78,23 +77,6 @@ def test_every_condition_has_a_map_named_by_what_it_removes(maps: dict[str, np.n
     below = np.tri(N, dtype=bool)
     assert np.array_equal(np.isfinite(maps[INTACT]), [below] * 2)
     assert np.isfinite(maps["score/mask"]).all()
-
-
-def centred(score: np.ndarray) -> np.ndarray:
-    means = np.where(KEPT, score, 0).sum(-1, keepdims=True) / np.maximum(KEPT.sum(-1)[:, None], 1)
-    return score - means
-
-
-def test_patterns_and_terms_add_up_on_disk(maps: dict[str, np.ndarray]):
-    pattern, neither = (centred(maps[name])[:, KEPT] for name in (INTACT, "score/mask+rope"))
-    terms = [f"term/{name}" for name in ("mask", "rope", "mask_x_rope")]
-    for names, total in (
-        (["pattern/intact"], pattern),
-        (["term/without_sources"], neither),
-        ([*terms, "term/without_sources"], pattern),
-    ):
-        added = sum(maps[name] for name in names)[:, KEPT]
-        assert_same(added, total, MEASURE)
 
 
 def test_the_first_column_of_a_pattern_is_the_lead_of_the_first_key(
@@ -177,31 +159,6 @@ def patterns_of(maps: Tensor) -> Tensor:
     """Return [fold, cell]: the other keys' scores less their mean."""
     rows = [maps[:, i, 1:i] - maps[:, i, 1:i].mean(-1, keepdim=True) for i in range(2, N)]
     return torch.cat(rows, -1)
-
-
-def test_a_finished_run_is_shown_again_and_not_recomputed(
-    default_run: Path, capsys: pytest.CaptureFixture[str]
-):
-    before = (default_run / "manifest.json").read_bytes()
-    run_command(ablate, *SMALL, "--layers", "2", "--out", str(default_run))
-    assert "L1's first key leads by " in capsys.readouterr().out
-    assert (default_run / "manifest.json").read_bytes() == before
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_sources_alone_run_no_condition_of_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    nope = ["--model", "nope-tiny", "--remove", "sources", "--layers", "2"]
-    run_command(ablate, *SMALL, *nope, "--out", str(tmp_path / "run"))
-    # Two conditions, on text and on shuffled tokens.
-    said = capsys.readouterr().err.splitlines()
-    assert any(line.startswith("running 4 passes;") for line in said)
-    maps = load_file(tmp_path / "run" / "maps.safetensors")
-    scores = {name for name in maps if name.startswith("score")}
-    assert scores == {"score/intact", "score/mask"}
-    assert {"term/without_sources", "term/mask"} < set(maps)
-    assert {*pd.read_csv(tmp_path / "run" / "pattern.csv")["removed"]} == {"intact", "mask"}
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -302,24 +259,3 @@ def test_a_parameter_free_model_takes_gaussian_vectors(tmp_path: Path):
     assert pattern["lead"].isna().all(), "vectors have no first key"
     vectors = load_file(tmp_path / "run" / "tokens.safetensors")["vectors"]
     assert vectors.shape == (16, N, 64)
-
-
-BAD = {
-    "a component the model lacks": (
-        ["--model", "nope-tiny", "--remove", "w_q", "rope"],
-        "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp",
-    ),
-    "too few windows": (
-        ["--n-seqs", "99999"],
-        r"documents of 63 tokens or more give \d+ sequences",
-    ),
-    "a folder without a config": (["--model", "."], "has no config.json"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_users_mistake_is_one_line_and_exit_code_2(
-    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
-    arguments, message = BAD[case]
-    assert re.search(message, refused(capfd, tmp_path, ablate, *arguments))

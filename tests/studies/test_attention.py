@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.command_line import refused, run_command
+from support.command_line import run_command
 from support.decoders import write_decoder
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import plain
@@ -121,20 +121,6 @@ def test_weights_of_the_run_are_the_mean_weights(tmp_path: Path) -> None:
     maps = capture_attention(loaded.model, data, n_folds=5, query_rows=7)
     np.testing.assert_allclose(run.maps["weights"], maps.mean, rtol=0, atol=1e-6)
     assert run.query_positions.tolist() == maps.query_positions.tolist()
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--seq-len", 7], "take --seq-len 8 or more"),
-        (["--remove", "values"], "--remove: "),
-        (["--remove", "rope", "--gain", "norm"], "--gain has no effect"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    flags: list[object], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert said in refused(capfd, tmp_path / "here", attention, *flags)
 
 
 def made(**columns: list[float]) -> pd.DataFrame:

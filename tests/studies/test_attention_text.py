@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.command_line import refused, run_command
+from support.command_line import run_command
 from support.plain_attention import plain_attention
 from support.tiny_models import ByName
 from transformers import AutoModelForCausalLM
@@ -293,23 +293,3 @@ def test_a_mistake_about_a_text_is_named_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(UserError, match=said):
         Settings(**options).validate()
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--text", "a", "--text-file", "a.txt"], "cannot read --text-file"),
-        (["--text", "word " * 30, "--n-seqs", 8], "and the sequences have 16: take --seq-len "),
-        (["--text", "a", "--remove", "mask", "--n-seqs", 8], "seen without the mask: take --"),
-        (["--text", "word " * 300], "the text has 601 tokens: expected up to 256"),
-        (["--text", "a", "--why", "L0H4"], "--why L0H4: there are L0 to L0, with the heads H0"),
-        (["--text", "a", "--why", "L0H1", "--query", 9], "the text has 2 tokens, 0 to 1"),
-        (["--text", "a", "--model", "parameter-free"], "the model has no tokenizer, so it takes "),
-        (["--text", "\ufeff<bos>"], "the text has no tokens: the model's tokenizer leaves noth"),
-    ],
-)
-def test_texts_that_cannot_be_shown_are_refused(
-    flags: list[object], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sizes = ["--folds", 4, "--seq-len", 16] if "--n-seqs" in flags else []
-    assert said in refused(capfd, tmp_path / "here", attention, "--layers", 1, *sizes, *flags)

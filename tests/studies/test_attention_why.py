@@ -2,7 +2,6 @@
 
 import json
 import re
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from ci.chromium import needs_chromium, opened
 from support.command_line import run_command
 from support.decoders import write_decoder
 from support.induction import N_VOCAB, induction_model
@@ -351,31 +349,3 @@ def test_the_text_view_has_the_terms_of_each_step_and_the_way_there(
         f"model, the score falls by {row['effect']:.1f} nats, and the weight from "
         f"{row['weight']:.0%} to {row['weight_without']:.0%}."
     )
-
-
-CLICKS = """<script>setTimeout(() => {
-  const view = document.querySelector(".on-text");
-  const tokens = [...view.querySelectorAll(".text span")];
-  const found = [];
-  const keep = () => found.push([view.querySelector(".readout").textContent,
-    [...view.querySelectorAll(".terms button")].map((button) => button.textContent)]);
-  keep();
-  tokens[8].click();
-  setTimeout(() => {
-    keep();
-    view.querySelector(".terms button").click();
-    setTimeout(() => { keep(); document.body.dataset.found = JSON.stringify(found); }, 500);
-  }, 500);
-}, 3000)</script></body>"""
-
-
-@needs_chromium
-def test_a_second_click_on_a_key_goes_a_step_back(stepping: Run, tmp_path: Path) -> None:
-    page = f"<!doctype html><meta charset=utf-8><body>{text_view(stepping).html()}{CLICKS}"
-    elements = opened(page, tmp_path, draw_all=False)
-    first, back, again = json.loads(unescape(re.findall(r'data-found="([^"]*)"', elements)[0]))
-    assert first[0].startswith("L3H3, query 15 ")
-    assert first[1][0].startswith("Why L1H3 moved +10.2")
-    assert back[0].startswith("L1H3, query 8 ")
-    assert back[1] == ["Back to L3H3, query 15"]
-    assert again == first

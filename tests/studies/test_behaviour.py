@@ -1,10 +1,8 @@
 """The behaviour command as a user types it: its numbers are those of plain, edited models."""
 
 import json
-import re
 from collections.abc import Callable
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from scipy import stats
-from support.command_line import refused, run_command
+from support.command_line import run_command
 from support.edited_model import edited, norm_sizes, plain_run
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import plain as plain_model
 
 from nope_probe import behaviour, read_run
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.studies.behaviour import headline
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -286,27 +283,6 @@ def regressed(
     return (predicted - index).abs().mean(1).numpy()
 
 
-def test_a_finished_run_says_what_was_done_and_is_shown_again(
-    done: Path, tiny: Callable[[str], Any], texts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = (done / "manifest.json").read_bytes()
-    manifest = json.loads(before)
-    assert manifest["conditions"] == ["intact", *REMOVED]
-    assert (manifest["prefix"], manifest["trained_len"]) == (PREFIX, TRAINED)
-    assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
-    html = (done / "report.html").read_text()
-    assert "the next token is in sight" in html
-    assert f"the first {PREFIX} tokens of a window see each other" in html
-    assert 'src="http' not in html
-    model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *TYPED]
-    run_command(behaviour, *SMALL, *model, "--out", done)
-    shown = " ".join(capsys.readouterr().out.split())
-    sentence = headline("llama", pd.read_csv(done / "behaviour.csv")).sentence
-    assert sentence in shown
-    assert escape(sentence) in html
-    assert (done / "manifest.json").read_bytes() == before
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_length(
     tiny: Callable[[str], Any], texts: Path, tmp_path: Path
@@ -370,40 +346,3 @@ def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
     assert (without["distance"] > 0.97 * chance).all()
     assert (table["null"] > 0.97 * chance).all()
     assert (intact["untrained"] > intact["distance"]).loc[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seq-len", 18], "in-context needs windows of 20 tokens or more, got --seq-len 18"),
-        (["--measures", "copy", "--seq-len", 16], "copy needs windows of 17 tokens or more"),
-        (["--measures", "loss", "loss"], "expected one or more different values of --measures"),
-        (["--model", "parameter-free"], "behaviour is measured on text, with a language model"),
-        (
-            ["--model", "nope-tiny", "--remove", "rope"],
-            "the model has no rope; it has mask",
-        ),
-        (["--model", "BARE"], "tokenizer"),
-        (
-            ["--model", "nope-tiny", "--remove", "position[L9H0]"],
-            "L9H0 writes nothing in this model; the components that do are embed, L0H0 to L3H3",
-        ),
-        (
-            ["--measures", "extrapolation", "--trained-len", 64, "--max-len", 64],
-            "nothing to measure (extrapolation: the trained context of 64 tokens is not shorter",
-        ),
-    ],
-)
-def test_a_users_mistake_is_one_line_and_exit_code_2(
-    arguments: list[Any],
-    message: str,
-    tiny: Callable[[str], Any],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    bare = tmp_path / "bare"
-    tiny("llama").hf.save_pretrained(bare)
-    given = [bare if each == "BARE" else each for each in arguments]
-    small = [*SMALL[:6], "--batch-size", 5]
-    line = refused(capfd, tmp_path, behaviour, *small, *given)
-    assert re.search(re.escape(message), line)

@@ -17,7 +17,6 @@ from nope_probe import (
     trace,
 )
 from nope_probe.maps.rows import choose_rows
-from nope_probe.models.context import stated_lengths
 from nope_probe.run.folder import Run
 from nope_probe.studies import circuit as circuit_page
 from nope_probe.studies.ablate import COLUMNS, VIEWS
@@ -84,14 +83,3 @@ def test_lines_stand_at_the_stated_lengths_that_queries_reach() -> None:
     lines = {trace.name: set(trace.x) for trace in figure.data if trace.mode == "lines"}
     assert lines["trained length (128)"] == {128}
     assert not any(str(name).startswith("context") for name in lines)
-
-
-def test_a_model_states_its_context_and_the_length_of_its_training() -> None:
-    assert stated_lengths("rope-tiny") == {"context": 256, "trained length": 128}
-    assert stated_lengths("parameter-free") == {"context": 4096}
-
-
-def test_a_scaled_rope_states_its_original_context(tiny) -> None:
-    folder = str(tiny("llama-yarn").folder)
-    lengths = stated_lengths(folder)
-    assert lengths["original context"] < lengths["context"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from scipy import stats
-from support.command_line import refused, run_command
+from support.command_line import run_command
 from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same, rounding
@@ -147,23 +147,6 @@ def test_stages_with_a_sliding_window_are_measured(
     assert has == set("abcdefghi") - set(lacks)
     assert set(manifest["absent"]) == set(lacks)
     assert set(pd.read_csv(tmp_path / "run" / "stages.csv")["stage"]) == has
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--layer", "5"], "has 4 layers, L0 to L3; there is no --layer 5"),
-        (["--remove", "rope"], "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp"),
-        (
-            ["--remove", "mask", "--replacement", "zero"],
-            "--replacement has no effect where no weight is removed",
-        ),
-    ],
-)
-def test_a_users_mistake_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert message in refused(capfd, tmp_path, circuit, *arguments)
 
 
 def test_removing_the_norms_weights_compares_with_the_intact_model(tmp_path: Path, model: Any):

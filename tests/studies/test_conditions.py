@@ -104,18 +104,6 @@ def test_behind_a_constant_output_w_v_does_not_matter():
     assert [condition.name for condition, by in plan.rows if by == "mean"] == ["w_o", "w_o+w_v"]
 
 
-@pytest.mark.parametrize(
-    "removed", [["rope_high"], ["rope_low+w_q"], ["rope[0:3]", "rope[5:7]"], ["mask+w_q", "mlp"]]
-)
-def test_conditions_are_named_by_what_they_remove(removed: list[str]):
-    plan = make_plan(LLAMA, removed)
-    names = [condition.name for condition, _ in plan.rows]
-    assert len({*names}) == len(names)
-    assert names[:4] == ["intact", "mask", "rope", "mask+rope"]
-    assert {*removed} <= {*names, "rope_low+w_q"}
-    assert "mask+rope+rope_high" not in names, "RoPE is gone as a whole"
-
-
 def test_removals_that_change_the_same_output_are_calibrated_one_by_one() -> None:
     plan = make_plan(LLAMA, ["w_o", "position[L1H0]"])
     removed = [one.condition.name for one in plan.rows.values()]

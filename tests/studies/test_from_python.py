@@ -4,7 +4,7 @@ import inspect
 import pydoc
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields
 from html import escape
@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from command_reference import flags_of
-from support.finished_runs import Finished
+from support.finished_runs import Finished, show
 from support.rounding import NETWORK
 
 import nope_probe
@@ -26,8 +26,6 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.reports.notes import what_was_run
 from nope_probe.run.folder import Run
-from nope_probe.run.session import Session
-from nope_probe.studies.trace import Settings
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -88,6 +86,22 @@ def test_a_model_in_memory_gives_what_the_command_writes_of_its_name(
     compare(function("rope-tiny", out=typed.folder, **options, **SIZES), typed.run)
 
 
+@each_function
+def test_a_finished_run_is_shown_again_as_it_was_and_its_page_loads_nothing(
+    name: str, finished: Callable[[str], Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"{RUNS[name][0]} --model rope-tiny"
+    typed = finished(line)
+    manifest = (typed.folder / "manifest.json").read_bytes()
+    monkeypatch.setattr("nope_probe.run.session.load_model", None)
+    assert show(line, typed.folder) == typed.printed
+    assert (typed.folder / "manifest.json").read_bytes() == manifest
+    sentence = " ".join(typed.printed.partition("\n\n")[0].split())
+    assert sentence.endswith(".")
+    assert escape(sentence[:60]) in " ".join(typed.page.split())
+    assert 'src="http' not in typed.page
+
+
 def test_a_run_of_a_name_and_of_what_load_returns_are_the_commands_and_leave_no_folder(
     loaded: Any, finished: Callable[[str], Finished], tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -123,64 +137,6 @@ def test_a_folder_belongs_to_weights_tokens_and_documents(
 def without_mask(model: Any) -> Iterator[None]:
     with ablated(model, Ablation(remove=["mask"])):
         yield
-
-
-@contextmanager
-def with_hook(model: Any) -> Iterator[None]:
-    """Write at the last position only."""
-
-    def change(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
-        return torch.cat((tensor[:, :-1], 3 * tensor[:, -1:]), 1)
-
-    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", change)]):
-        yield
-
-
-@contextmanager
-def with_hook_of_pytorch(model: Any) -> Iterator[None]:
-    handle = model.blocks[0].mlp.register_forward_hook(lambda module, args, out: 2 * out)
-    yield
-    handle.remove()
-
-
-@contextmanager
-def with_frequencies(model: Any) -> Iterator[None]:
-    """Turn faster, by buffers that are not stored with the weights."""
-    names = ("rotary_sin", "inv_freq")  # of a HookedTransformer, and of a bridge
-    buffer = next(x for name, x in model.named_buffers() if name.endswith(names))
-    before = buffer.clone()
-    buffer.mul_(-1)
-    yield
-    buffer.copy_(before)
-
-
-@contextmanager
-def with_weight(model: Any) -> Iterator[None]:
-    weight = model.blocks[1].attn.W_Q
-    before = weight.detach().clone()
-    weight.data[0, 0, 0] += 1e-3
-    yield
-    weight.data.copy_(before)
-
-
-STATES = (without_mask, with_hook, with_hook_of_pytorch, with_frequencies, with_weight)
-
-
-@pytest.mark.parametrize("changed", STATES)
-def test_an_unfinished_run_is_resumed_with_the_same_weights_buffers_and_hooks_alone(
-    changed: Callable[[Any], AbstractContextManager[None]], loaded: Any, tmp_path: Path
-) -> None:
-    settings = Settings(model="rope-tiny", n_seqs=17, seq_len=23, out=tmp_path / "run", confirm=0)
-
-    def start() -> Sequences:
-        with Session("trace", settings, model=loaded) as session:
-            return session.sequences()
-
-    first = start()
-    error = pytest.raises(UserError, match=r"run.unfinished holds an unfinished run with other")
-    with changed(loaded.model), error:
-        start()
-    assert torch.equal(start().inputs, first.inputs)
 
 
 def test_a_finished_folder_of_a_model_in_memory_is_refused_and_that_of_a_name_read(

@@ -1,6 +1,5 @@
 """Each head without each source and band of RoPE: `ablate --per-head`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch
 from safetensors.torch import load_file
 from support.command_line import run_command
 from support.plain_attention import plain_attention
-from support.rounding import MEASURE, assert_same
 from support.tiny_models import ByName
 from torch import Tensor
 
-from nope_probe import ablate, run_ablations
+from nope_probe import ablate
 from nope_probe.run.folder import read_run
 from nope_probe.studies.ablate_page import largest_heads
 
@@ -113,22 +111,6 @@ def test_the_values_of_a_head_are_those_of_plain_transformers(
     assert (by_band / intact).between(0.2, 0.8).any(), "a part of RoPE is kept"
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_the_means_over_heads_are_those_of_a_run_without_heads(
-    run: Path, tiny: ByName, tmp_path: Path
-) -> None:
-    run_command(ablate, *of_llama(tiny), "--bands", 2, "--out", tmp_path / "run")
-    manifests = [json.loads((at / "manifest.json").read_text()) for at in (run, tmp_path / "run")]
-    assert [manifest["settings"].get("per_head") for manifest in manifests] == [True, None]
-    for name in ("terms", "pattern"):
-        with_heads, without = (pd.read_csv(at / f"{name}.csv") for at in (run, tmp_path / "run"))
-        pd.testing.assert_frame_equal(with_heads, without, rtol=1e-6, atol=1e-6)
-    assert not list(tmp_path.glob("run/head_*.csv"))
-    layers = pd.read_csv(run / "pattern.csv").set_index(["layer", "removed"])["lead"]
-    heads = pd.read_csv(run / "head_pattern.csv").groupby(["layer", "removed"])["lead"].mean()
-    assert_same(heads, layers[heads.index], MEASURE)
-
-
 def test_the_page_names_heads_and_bands_by_their_wavelengths(run: Path) -> None:
     finished = read_run(run)
     tables, wavelengths = finished.tables, finished.manifest.results["wavelengths"]
@@ -143,13 +125,3 @@ def test_the_page_names_heads_and_bands_by_their_wavelengths(run: Path) -> None:
     leads = tables["head_pattern"].query("removed == 'intact'")["lead"].abs()
     first = largest["intact, nats"].iloc[0].split()[0]
     assert abs(float(first)) == pytest.approx(leads.max(), abs=0.006)
-
-
-def test_heads_of_one_source_are_measured_from_python() -> None:
-    study = run_ablations(
-        "nope-tiny", layers=3, n_seqs=64, seq_len=N, remove=["sources"], per_head=True
-    )
-    table = study.tables["head_pattern"].set_index(["removed", *PLACES])
-    assert {*table.index.unique(0)} == {"intact", "mask"}
-    intact, left = table.loc["intact", "kept"], table.loc["mask", "kept"]
-    assert left[2, 1] < 0.1 * intact[2, 1]

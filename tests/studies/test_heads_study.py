@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.command_line import refused
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ModelOf
 
@@ -18,7 +17,6 @@ from nope_probe import (
     calibrate,
     capture_losses,
     capture_need,
-    heads,
     load,
     run_attention,
     run_heads,
@@ -265,13 +263,6 @@ def test_the_run_names_its_means_single_heads_and_method(run: Any) -> None:
     assert alone["cost"].item() == pytest.approx(first["cost"].item(), abs=1e-6)
     assert len(run.manifest.results["cost_of_means"]) == 2
     assert "draws=3" in run.manifest.command
-
-
-def test_more_heads_than_there_are_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    said = refused(capfd, tmp_path, heads, "--n-seqs", 16, "--k", 9)
-    assert "--k 9: there are 16 heads, and chance takes as many others: take up to 8" in said
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from support.command_line import run_command
 
 from nope_probe import attention
 from nope_probe.errors import UserError
-from nope_probe.figures.maps import score_maps, term_maps
+from nope_probe.figures.maps import score_maps
 from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.manifest import read_manifest
 from nope_probe.studies import page
@@ -32,27 +32,6 @@ def test_the_image_is_the_first_figure_with_its_sections_heading() -> None:
     assert [trace.name for trace in image.data] == ["L0", "L1"]
     with pytest.raises(UserError, match="no figure on the page"):
         image_of(Section(title="Words", caption="no figure here"))
-
-
-@pytest.mark.parametrize("n_terms", [1, 2])
-def test_maps_behind_a_layer_slider_are_all_drawn_each_layer_on_its_own_colours(
-    n_terms: int,
-) -> None:
-    random = np.random.default_rng(0)
-    size = np.array([1, 30, 5, 2, 7, 3])[:, None, None]
-    terms = {name: size * random.normal(size=(6, 7, 7)) for name in ("mask", "rope")[:n_terms]}
-    figure = term_maps(terms, title="t", layer=2)
-    image = image_of(Section(title="A pattern", caption="c", figure=figure))
-    assert image.layout.title.text == "A pattern"
-    assert len(image.data) == 6 * n_terms
-    tops = []
-    for number, trace in enumerate(image.data):
-        layer, term = divmod(number, n_terms)
-        assert trace.name.startswith(f"L{layer}")
-        np.testing.assert_allclose(trace.z, list(terms.values())[term][layer], rtol=1e-6)
-        tops.append(image.layout[trace.coloraxis].cmax)
-    assert tops[n_terms] > 4 * tops[-1]
-    assert not image.layout.sliders
 
 
 def test_a_command_draws_its_image_and_records_the_run_as_without(

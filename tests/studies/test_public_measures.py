@@ -96,14 +96,6 @@ def test_head_scores_are_the_attention_of_a_plain_pass(
     assert_same(heads["first_key"], torch.cat(first), MEASURE)
 
 
-def test_a_head_is_measured_as_a_layer_that_has_it_alone(intact: ScoreMaps) -> None:
-    assert intact.per_head is not None
-    measures = measure_heads(intact)
-    assert [*measures] == [(layer, head) for layer in (0, 1) for head in range(4)]
-    alone = measure(intact.per_head[:, 1, [3]], int(intact.bos), counts=intact.counts)
-    assert measures[1, 3] == alone[0]
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_differences_are_those_of_the_command(
     intact: ScoreMaps, data: Sequences, runs: dict[str, Path], tmp_path: Path
@@ -135,18 +127,6 @@ def test_the_pattern_row_is_the_rms_of_what_was_added(intact: ScoreMaps) -> None
     rms = torch.cat(rows).square().mean().sqrt()
     result = table[table["number"] == "pattern"]["difference"]
     assert list(result) == pytest.approx([float(rms)] * 2, rel=NETWORK)
-
-
-def test_pairs_are_narrower_where_both_models_saw_the_same_sequences(
-    shipped: LoadedModel, intact: ScoreMaps, data: Sequences
-) -> None:
-    with ablated(shipped.model, Ablation(remove=["mlp"])):
-        other = capture_scores(shipped.model, data, n_folds=5)
-    widths = {}
-    for paired in (True, False):
-        row = difference(intact, other, paired=paired).query("number == 'amplitude' and layer == 1")
-        widths[paired] = (row["difference_high"] - row["difference_low"]).item()
-    assert widths[True] < widths[False]
 
 
 def chosen_rows(maps: ScoreMaps, rows: list[int]) -> ScoreMaps:

@@ -6,15 +6,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from support.command_line import refused
 from support.tiny_models import tokens
 
-from nope_probe import ablate
 from nope_probe.studies.ablate_run import run_ablations
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 
 
 def test_each_replacement_has_the_rows_of_a_run_with_it_alone(
@@ -55,20 +51,3 @@ def test_each_band_of_rope_is_a_row_and_all_together_are_rope(
     for name in ("lead", "kept"):
         by_source = one.pivot(index="layer", columns="removed", values=name)
         np.testing.assert_allclose(by_source["rope[0:5]"], by_source["rope"], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("model", "arguments", "message"),
-    [
-        ("llama", "--bands 6", "expected from 1 to 5 bands for 5 pairs, got 6"),
-        ("llama", "--remove rope[4:6]", "no band rope[4:6]: the model rotates 5 pairs"),
-        ("smollm3-nope", "--bands 2", "--bands divides RoPE, and the model has none; it has mask"),
-        ("smollm3-nope", "--remove rope_high", "the model has no rope_high; it has mask"),
-    ],
-)
-def test_bands_that_the_model_lacks_are_refused(
-    model: str, arguments: str, message: str, tiny: Any, tmp_path: Any, capfd: Any
-) -> None:
-    folder = tiny(model).folder
-    line = refused(capfd, tmp_path, ablate, *SMALL, "--model", folder, *arguments.split())
-    assert message in line

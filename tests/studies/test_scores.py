@@ -1,7 +1,6 @@
 """The maps that `ablate --remove none` makes are those of plain transformers."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from scipy.stats import spearmanr
-from support.command_line import refused, run_command
+from support.command_line import run_command
 from support.plain_attention import plain_scores
 from support.plain_states import plain_states
 from support.rounding import MEASURE, NETWORK, assert_same
@@ -24,7 +23,7 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
 from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
-from nope_probe.studies.ablate_page import headline_of_intact, intact_map_sections
+from nope_probe.studies.ablate_page import headline_of_intact
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.head_scores import captured_induction
 from tests.support.manifests import manifest_of
@@ -111,29 +110,6 @@ def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray)
     assert seen == pytest.approx(amplitude, rel=MEASURE)
 
 
-def test_a_finished_run_says_what_was_done_and_is_shown_again(
-    done: Path, tiny: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
-):
-    before = (done / "manifest.json").read_bytes()
-    manifest = json.loads(before)
-    assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
-    assert manifest["settings"]["per_head"] is True
-    assert manifest["skip_keys"] == 1
-    assert manifest["query_stride"] == 1
-    assert manifest["model"]["parity"]["logits"] < 1e-4
-    page = (done / "report.html").read_text()
-    assert "of 1 query in" not in page
-    assert re.search(r'<details class="fold"><summary><h2[^>]*>Heads: amplitude', page)
-    assert 'src="http' not in page
-    model = ["--model", tiny("llama").folder, "--layers", 2, "--data", "random"]
-    run_command(
-        ablate, "--remove", "none", *SMALL, *model, "--per-head", "--out", done, "--verbose"
-    )
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Measures of the pattern's shape" in shown
-    assert (done / "manifest.json").read_bytes() == before
-
-
 def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
     """Return plain transformers' attention, [layer, seq, head, query, key]."""
     return plain_scores(hf, inputs).nan_to_num(nan=-torch.inf).softmax(-1).numpy()
@@ -141,17 +117,6 @@ def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
 
 def first_key(result: np.ndarray) -> np.ndarray:
     return result[..., 1:, 0].mean((1, -1)).ravel()
-
-
-def test_first_key_and_previous_token_are_those_of_plain_transformers(
-    done: Path, tiny: Callable[[str], Any]
-):
-    windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
-    heads = pd.read_csv(done / "head_pattern.csv")
-    attended = attention(tiny("llama").hf, windows)
-    assert_same(heads["first_key"], first_key(attended), MEASURE)
-    previous = np.mean([attended[..., i, i - 1] for i in range(2, N_POS)], 0).mean(1).ravel()
-    assert_same(heads["previous_token"], previous, MEASURE)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -270,25 +235,6 @@ def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
     assert (manifest["data"]["bos"], manifest["skip_keys"]) == (False, 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "llama-3.1-8b"], "meta-llama/Llama-3.1-8B .*offline"),
-        (["--folds", "3"], "--folds 3: expected 4 <= folds"),
-        (["--skip-keys", "12"], "--skip-keys 12 leaves no keys of 13"),
-    ],
-)
-def test_a_users_mistake_is_one_line_and_exit_code_2(
-    arguments: list[str],
-    message: str,
-    tiny: Callable[[str], Any],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-):
-    line = refused(capfd, tmp_path, ablate, *SMALL, "--data", "random", *arguments)
-    assert re.search(message, line)
-
-
 def layers(*rows: tuple[float, float, float]) -> pd.DataFrame:
     """Return a row per layer: amplitude, locality, and half of all intervals; leads of 2 nats."""
     table = pd.DataFrame(rows, columns=["amplitude", "locality", "half"]).assign(lead=2.0)
@@ -327,25 +273,3 @@ def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer()
     hidden = lead(pattern=flat, head_pattern=cancelling)
     assert hidden.caption == "These heads have a pattern that their mean does not show."
     assert hidden.table["head"].tolist() == ["L0H0", "L0H1"]
-
-
-def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out() -> None:
-    random = np.random.default_rng(0)
-    pattern = np.where(np.tri(11, k=-1, dtype=bool), random.normal(size=(2, 11, 11)), np.nan)
-    pattern[:, :, 0] *= 100
-    maps = {f"{name}/intact": pattern for name in ("score", "pattern", "normalised")}
-    maps["se/intact"] = 0 * pattern
-    tables = {"pattern": layers((0.7, 0.0, 0.1), (1.3, 0.0, 0.1))}
-    for skip_keys in (0, 1):
-        run = Run(manifest=manifest_of(skip_keys=skip_keys), arrays={"maps": maps}, tables=tables)
-        shown = [*intact_map_sections(run, "")]
-        assert shown[0].title == "The positional pattern"
-        for number, section in enumerate(shown):
-            figure = section.drawn()
-            assert figure is not None
-            [_low, high] = figure.layout.meta["scales"][0]
-            about_first = ("the first key's lead", "leave out the first key", "")[number]
-            assert (high > 50) == (not skip_keys or not about_first)
-            assert about_first in section.caption or not skip_keys
-            colours = figure.layout.coloraxis
-            assert number == 1 or colours.cmin == -colours.cmax

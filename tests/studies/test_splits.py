@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from safetensors.numpy import load_file
-from support.command_line import refused, run_command
+from support.command_line import run_command
 from support.rounding import MEASURE, NETWORK, assert_same
 
 from nope_probe import ablate
@@ -78,20 +78,3 @@ def test_the_sources_profiles_add_up_to_that_of_the_pattern(
     assert last == pytest.approx(pattern[12, 1], abs=NETWORK * float(np.nanmax(np.abs(pattern))))
     assert table["rope"].abs().max() > 0.05
     assert "Scores by distance" in (out / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("model", "bands", "message"),
-    [
-        ("smollm3-nope", "octaves", "--bands: no layer has RoPE"),
-        ("llama", "129", "--bands 129: expected 0 <= bands <= 128"),
-        ("llama", "6", "--bands: expected from 1 to 5 bands (rotary pairs), got 6"),
-        ("gemma2", "2", "--bands: the scores of L0 are soft-capped"),
-    ],
-)
-def test_bands_that_do_not_exist_are_refused(
-    model: str, bands: str, message: str, tiny: Callable[[str], Any], capfd: Any, tmp_path: Path
-):
-    small = ["--n-seqs", 8, "--seq-len", 11, "--layers", 2, "--data", "random", "--bands", bands]
-    small += ["--remove", "none"]
-    assert message in refused(capfd, tmp_path, ablate, *small, "--model", tiny(model).folder)

@@ -115,39 +115,6 @@ def test_a_model_of_ones_own_is_studied(
     assert_same(study.maps[f"score/{position}"], truth)
 
 
-def test_a_parameter_free_model_takes_vectors() -> None:
-    vectors = torch.nn.functional.normalize(torch.randn(13, 11, 64), dim=-1)
-    study = run_ablations(load("parameter-free", n_layers=2).model, vectors, folds=4)
-    assert study.manifest.skip_keys == 0
-    removed = ["intact", "mask", "w_q", "w_k", "w_q+w_k", "w_o"]
-    assert [*dict.fromkeys(study.tables["pattern"]["removed"])] == removed
-    assert study.tables["pattern"]["lead"].isna().all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"folds": 3}, "--folds 3: expected 4 <= folds"),
-        ({"folds": 24}, "expected from 4 to 23 folds for 23 sequences, got 24"),
-        ({"layers": 3}, "rope-tiny has 2 layers, 3 were asked for; try --layers all"),
-        ({"skip_keys": 9}, "--skip-keys 9 leaves no keys of 11"),
-        ({"remove": ["mlp", "w_x"]}, "unknown component 'w_x'"),
-        ({"remove": ["pos_embed"]}, "the model has no pos_embed; it has mask, rope"),
-        ({"remove": ["sources"], "gain": "norm"}, "--gain is for the replacements"),
-    ],
-)
-def test_mistakes_are_named_before_anything_is_run(
-    settings: dict[str, Any],
-    message: str,
-    loaded: Any,
-    tokens: torch.Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
-    with pytest.raises(ValueError, match=message):
-        run_ablations(loaded.model, tokens, **settings)
-
-
 def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
     loaded: Any, tokens: torch.Tensor
 ) -> None:

@@ -17,12 +17,10 @@ from support.decoders import write_decoder
 from support.rounding import assert_same, assert_same_table
 from support.tiny_models import plain
 
-from nope_probe import load, read_run, run_trace, trace
+from nope_probe import load, read_run, trace
 from nope_probe.analyses.positions import readers, term_maps
-from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.rows import choose_rows
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
@@ -128,19 +126,6 @@ def test_the_norms_scale_by_position_is_that_of_plain_transformers(done: Path) -
     assert clocks["norm_scale"].max() > 1.1 * clocks["norm_scale"].min()
 
 
-def test_maps_of_chosen_rows_name_their_queries() -> None:
-    loaded = load("nope-tiny", n_layers=2)
-    text = torch.randint(2048, (15, N), generator=torch.Generator().manual_seed(3))
-    options = {"confirm": 0, "folds": 5, "skip_keys": 1}
-    whole, chosen = (run_trace(loaded, text, **options, query_rows=rows) for rows in (None, 11))
-    queries = choose_rows(N, 11)
-    assert "query_positions" not in whole.maps
-    assert chosen.maps.keys() == {"query_positions", *whole.maps}
-    np.testing.assert_array_equal(chosen.maps["query_positions"], queries)
-    for name, values in whole.maps.items():
-        np.testing.assert_allclose(chosen.maps[name], values[queries], atol=1e-5)
-
-
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("kind", ["heads", "layers"])
 def test_the_bytes_of_a_run_are_those_of_what_heads_and_mlps_write(
@@ -164,22 +149,6 @@ def test_the_bytes_of_a_run_are_those_of_what_heads_and_mlps_write(
     assert replace(settings, layers=1).bytes_of_sums(loaded.info) == 0
     assert replace(settings, reader="L2H1").traces_heads
     assert replace(settings, reader="L2").traces_heads == per_head
-
-
-def test_a_finished_run_is_shown_again_with_its_answer(
-    done: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = (done / "manifest.json").read_bytes()
-    run_command(trace, *SMALL, "--layers", 3, "--out", done, "--confirm", 0, "--verbose")
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "nats in the order of L2's other keys" in shown
-    assert "from_first_key" in shown
-    assert "%" not in shown.replace("95%", "")
-    assert "The exact terms of lead and pattern" in shown
-    assert (done / "manifest.json").read_bytes() == before
-    html = (done / "report.html").read_text()
-    assert "nats in the order of L2&#x27;s other keys" in html
-    assert '"whole pattern"' in html
 
 
 def test_heads_read_and_whole_attentions_write(
@@ -220,19 +189,6 @@ def test_a_hybrid_is_read_where_it_attends_and_its_other_blocks_write_as_a_whole
     elsewhere = tmp_path / "elsewhere"
     line = refused(capfd, elsewhere, trace, *flags, "--reader", f"L{others[0]}")
     assert line.startswith(f"--reader L{others[0]}: there are L{readers[0]}")
-
-
-def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
-    saved, run = load_file(done / "tokens.safetensors"), read_run(done)
-    tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
-    data = Sequences(inputs=tokens, documents=documents, name="x", bos=True, kind="text")
-    found = run_trace(load("nope-tiny").model, data, layers=3, folds=5, batch_size=7)
-    for name, table in found.tables.items():
-        if name != "effects":
-            assert_same_table(run.tables[name], table)
-    assert set(found.maps) == set(run.maps)
-    with pytest.raises(ValueError, match="--folds 4: expected 5 <= folds"):
-        run_trace(load("nope-tiny").model, data, folds=4)
 
 
 def run_of(
@@ -345,15 +301,6 @@ def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None
     assert found.caption.endswith("Weaker writers left out: 3.")
 
 
-def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
-    writers = traced.writers_table()
-    strongest = (writers["layer"] == 2) & (writers["writer"] == "L1H0")
-    writers.loc[strongest, ["part", "part_low", "part_high"]] = (14.4, -0.8, 29.6)
-    assert sentence(traced.terms_table(), writers, reader="L2") == (
-        "At 48 tokens, L1H1 writes 5.1 of the 7.6 nats in the order of L2's other keys."
-    )
-
-
 def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_none() -> None:
     noise = traced.terms_table("rope").assign(size_low=-1.0)
     assert sentence(noise) == page.NO_PATTERN
@@ -362,49 +309,6 @@ def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_n
     lead = page.headline(run_of(undefined, reader="L1"))
     assert lead.sentence == "L1 shows no lead or pattern that exceeds the noise."
     assert lead.table is None
-
-
-def with_shares(terms: pd.DataFrame, reader: int, half: float, **shares: float) -> pd.DataFrame:
-    """Return terms with other shares in a layer, with intervals of one width."""
-    rows = terms.copy()
-    for term, share in shares.items():
-        of_term = (rows["layer"] == reader) & (rows["term"] == term)
-        ends = np.array([share, share - half, share + half])
-        size = rows.loc[(rows["layer"] == reader) & (rows["term"] == "all"), "size"].item()
-        rows.loc[of_term, ["part", "part_low", "part_high"]] = ends * size
-    return rows
-
-
-def test_a_term_is_the_answer_only_where_the_intervals_say_so_of_all_terms() -> None:
-    shares = {"rotation": 0.55, "written_key": 0.95, "written_both": 0.0, "covariance": -0.5}
-    terms = with_shares(traced.terms_table(), 1, 0.01, **shares)
-    assert sentence(terms, reader="L1").startswith("At 48 tokens, MLP0 writes 0.29 of")
-    shares |= {"rotation": 0.6, "written_key": 0.4, "written_query": 0.0, "covariance": 0.0}
-    terms = with_shares(traced.terms_table(), 1, 2.6, **shares)
-    terms = with_shares(terms, 1, 0.0, written_both=0.0, written_query=0.0)
-    unclear = "At 48 tokens, no single term makes the 0.30 nats in the order of L1's other keys."
-    assert sentence(terms, reader="L1") == unclear
-
-
-def test_a_writer_that_takes_from_queries_what_it_gives_to_keys_is_no_main_writer() -> None:
-    terms, writers = traced.terms_table(), traced.writers_table()
-    labels = {"layer": 2, "of": "pattern", "writer": "L0H1"}
-    both = [
-        {**labels, "side": side, **traced.interval("part", part)}
-        for side, part in (("key", 6.8), ("query", -7.2))
-    ]
-    main = sentence(terms, writers)
-    assert "L1H0 writes 7.0 and L1H1 5.1 of" in main
-    assert sentence(terms, pd.concat([writers, pd.DataFrame(both)])) == main
-    halves = writers.assign(part=writers["part"] / 2, part_low=writers["part_low"] / 2)
-    assert (
-        sentence(terms, pd.concat([halves.assign(side=side) for side in ("key", "query")])) == main
-    )
-    wide = writers.assign(part_low=writers["part"] - 7.6)
-    assert sentence(terms, wide).endswith(
-        "no single writer makes the 7.6 nats in the order of L2's other keys, of which 7.6 were "
-        "written."
-    )
 
 
 def test_the_strongest_of_many_readers_clears_the_noise_of_all_of_them() -> None:
@@ -452,27 +356,6 @@ def test_a_report_draws_the_terms_that_count_the_writers_and_what_was_lost() -> 
     shown = traced.terms_table().filter(regex="^(?!relative_r2)")
     assert [*whole.sections[0].table] == [*shown], "shares are in the file alone"
     assert "Who writes position in mine" in whole.title
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--reader", "2"], "--reader 2: expected a layer or head, such as L2 or L2H1"),
-        (["--reader", "L2", "--per-head"], "--reader L2: with --per-head, readers are heads"),
-        (["--reader", "L4"], "--reader L4 is not among the first 4 layers: take --layers 5"),
-        (
-            ["--reader", "L5", "--layers", "all"],
-            "--reader L5: there are L0, L1, L2, L3, with the heads H0 to H3",
-        ),
-        (["--reader", "L1H4"], "--reader L1H4: there are L0, L1, L2, L3, with the heads H0 to H3"),
-        (["--folds", 4], "--folds 4: expected 5 <= folds <= 2147483647"),
-        (["--writers", "head"], "invalid choice 'head'"),
-    ],
-)
-def test_what_cannot_be_traced_is_refused_in_one_line(
-    flags: list[Any], line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert line in refused(capfd, tmp_path, trace, *flags)
 
 
 def test_writers_that_do_not_fit_into_memory_are_refused_with_what_does(

@@ -3,11 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from support.dense_patterns import estimates
-from support.fold_products import fold_products
 
-from nope_probe.analyses.jackknife import rms
 from nope_probe.analyses.verdicts import exceeds_noise, main_writers, most_of
 from nope_probe.studies.tidy import strongest_row
 
@@ -68,30 +64,6 @@ def test_a_bound_above_zero_is_asked_of_all_layers_that_were_looked_at_together(
     assert not exceeds_noise(*ends, 3, [5, 1, 1, 1, 1, 1])
     assert not exceeds_noise(-0.5, -2.0, 1)
     assert not exceeds_noise(0.0, 0.0, 1)
-
-
-def noise_layers(n_runs: int, n_layers: int) -> list[pd.DataFrame]:
-    """Amplitudes of layers of pure noise, from 8 folds of 23 cells."""
-    generator = torch.Generator().manual_seed(3)
-    runs = []
-    for _ in range(n_runs):
-        folds = torch.randn(n_layers, 8, 23, generator=generator, dtype=torch.float64)
-        found = [rms(estimates(fold_products(of[None], of[None])[:, 0, 0])) for of in folds]
-        numbers = [(one.value, one.low, one.high) for one in found]
-        columns = ["amplitude", "amplitude_low", "amplitude_high"]
-        runs.append(pd.DataFrame(numbers, columns=columns).assign(layer=range(n_layers)))
-    return runs
-
-
-def test_of_24_layers_of_noise_none_is_called_strongest_though_single_bounds_exceed_zero() -> None:
-    runs = noise_layers(60, 24)
-    assert sum((run["amplitude_low"] > 0).any() for run in runs) >= 3
-    assert not any(strongest_row(run) is not None for run in runs)
-    strong = runs[0].copy()
-    strong.loc[17, ["amplitude", "amplitude_low", "amplitude_high"]] = 2.6, 2.4, 2.8
-    best = strongest_row(strong)
-    assert best is not None
-    assert best["layer"] == 17
 
 
 def test_the_strongest_layer_is_that_of_lead_and_pattern_together() -> None:

@@ -42,6 +42,13 @@ class Finished:
 
 def finish(line: str, folder: Path) -> Finished:
     """Run a line to its end in a new folder; sizes that it does not name are small."""
+    finished = Finished(folder / "run", show(line, folder / "run"))
+    assert_whole(finished.folder)
+    return finished
+
+
+def show(line: str, out: Path) -> str:
+    """Return what a line with small sizes prints in 80 columns, of a new or a finished run."""
     command, *words = shlex.split(line)
     flags = {field.name for field in fields(module_of(command).Settings)}
     flags -= {"layers"} if command in ("behaviour", "circuit") else set()  # of few lines of these
@@ -52,10 +59,9 @@ def finish(line: str, folder: Path) -> Finished:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Section, "drawn", DRAWN)
         patch.setenv("COLUMNS", "80")
-        end = ended(command, [*words, "--out", str(folder / "run")], folder)
+        end = ended(command, [*words, "--out", str(out)], out.parent)
     assert end.code == 0, end.err
-    assert_whole(folder / "run")
-    return Finished(folder / "run", end.out)
+    return end.out
 
 
 def assert_whole(folder: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.command_line import refused
 from support.decoders import write_decoder
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ModelOf, tokens
@@ -18,7 +17,6 @@ from transformers.masking_utils import eager_mask
 from nope_probe import (
     Ablation,
     ablated,
-    attention,
     calibrate,
     load,
     run_attention,
@@ -198,18 +196,3 @@ def test_the_commands_remove_content_in_named_heads() -> None:
     assert table["loss", "content"] == pytest.approx(
         float(ablated_loss - loaded.model(data.inputs, return_type="loss")), abs=1e-5
     )
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("--remove mlp --in-heads L0H0", "--in-heads: mlp has no heads"),
-        ("--remove content --in-heads L9H0", "--in-heads L9H0: the run has the heads H0 to H3"),
-        ("--in-heads L1H0", "--in-heads has no effect where nothing is removed"),
-        ("--remove content --in-heads MLP1", "--in-heads MLP1: expected heads"),
-    ],
-)
-def test_heads_that_cannot_lose_it_are_refused(
-    line: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert said in refused(capfd, tmp_path, attention, "--n-seqs", 16, *line.split())
