@@ -23,7 +23,7 @@ BOUND = 1e-5
 
 def write(out: Path, /) -> None:
     """Make the maps with the TransformerLens of this environment."""
-    from support.reference_maps import reference_maps
+    from ci.reference_maps import reference_maps
 
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(reference_maps(), out, {"transformer-lens": version("transformer-lens")})
@@ -31,7 +31,7 @@ def write(out: Path, /) -> None:
 
 def compare(ours: Path, theirs: Path, /) -> None:
     """Print each map's largest difference, relative to its largest value; exit 1 above 1e-5."""
-    from support.reference_maps import differences
+    from ci.reference_maps import differences
 
     versions = [safe_open(path, "pt").metadata()["transformer-lens"] for path in (ours, theirs)]
     found = differences(load_file(theirs), load_file(ours))

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from support.decoders import write_decoder
-from support.reference_maps import MAPS, differences, reference_maps
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf
 
@@ -174,11 +172,6 @@ def test_a_tap_that_computes_something_else_fails_parity() -> None:
         pytest.raises(UserError, match=r"bare fails parity: output off by .* different outputs"),
     ):
         check_parity(model, describe(model, "bare"))
-
-
-def test_maps_of_the_saved_inputs_equal_those_of_transformer_lens_3() -> None:
-    told = differences(reference_maps(), load_file(MAPS))
-    assert not {name: far for name, far in told.items() if not far <= NETWORK}
 
 
 def test_models_are_of_the_kind_that_transformer_lens_has(kind: str) -> None:

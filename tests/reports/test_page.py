@@ -122,29 +122,6 @@ def test_the_page_loads_nothing_and_escapes_words(html: str) -> None:
     assert '<tr><td>a</td><td data-label="&lt;of&gt;">1</td></tr>' in listing.html()
 
 
-def test_sections_go_from_values_over_maps_to_controls_and_only_the_first_are_open(
-    html: str,
-) -> None:
-    reader = Reader(html)
-    title, *headings = reader.headings
-    assert "tiny & small" in title
-    about = (
-        "Lead and order in every layer",
-        "The pattern, and what each source makes",
-        "Measures",
-        "Control",
-        "How to read",
-    )
-    places = [next(i for i, h in enumerate(headings) if h.startswith(start)) for start in about]
-    assert places == sorted(places)
-    where = [html.index(part) for part in ("RoPE brings 97%", "<figure>", 'id="manifest"')]
-    assert where == sorted(where)
-    folded = re.findall(r'<section id="section-(\d+)"[^>]*><details class="fold">', html)
-    assert [int(number) for number in folded] == list(range(2, 5))
-    contents = [link["href"] for link in reader.all("a")]
-    assert contents == ["#main"]
-
-
 def test_maps_are_drawn_as_they_are_given(html: str) -> None:
     given = maps(2, 11)["term/mask"]
     specs = re.findall(r'<script type="application/json">(.*?)</script>', html, re.S)
@@ -166,10 +143,6 @@ def test_every_figure_has_a_text_alternative(html: str) -> None:
     assert len(reader.all("main")) == len(reader.all("h1")) == 1
     ids = {attributes.get("id") for _, attributes in reader.elements}
     assert {str(link["href"]).removeprefix("#") for link in reader.all("a")} <= ids
-
-
-def test_the_page_of_a_deep_model_stays_under_15_megabytes() -> None:
-    assert len(report(layers=32, n=256).encode()) < 15_000_000
 
 
 def test_the_more_maps_a_page_has_the_fewer_positions_each_keeps() -> None:

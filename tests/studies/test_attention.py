@@ -1,6 +1,5 @@
 """The `attention` command: its table, groups of layers, ablations, sentences and page."""
 
-import math
 from html import unescape
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 import torch
 from support.command_line import run_command
 from support.decoders import write_decoder
-from support.rounding import MEASURE, NETWORK, assert_same
-from support.tiny_models import plain
+from support.rounding import NETWORK, assert_same
 
 from nope_probe import (
     Ablation,
@@ -29,7 +27,6 @@ from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.verdicts import kinds_of
 from nope_probe.figures.attention import KINDS, REST, attention_heads
 from nope_probe.figures.intervals import bound_columns
-from nope_probe.models.names import CHECKPOINTS
 from nope_probe.reports import notes
 from nope_probe.run.manifest import TooFew
 from nope_probe.studies import attention as page
@@ -63,27 +60,6 @@ def test_the_table_has_the_split_of_every_head(table: pd.DataFrame) -> None:
             assert row[f"{name}_gap"] == pytest.approx(getattr(split, f"{name}_gap"))
     added = table[list(PARTS)].sum(axis=1)
     np.testing.assert_allclose(added, table["information"], rtol=0, atol=3e-7)  # 8 digits
-
-
-def test_information_is_that_of_plain_transformers_weights(table: pd.DataFrame) -> None:
-    """The mean over texts and queries of 8 keys or more: log n + sum a log a, of two choices."""
-    loaded = load("rope-tiny", n_layers=2)
-    tokens = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19).inputs
-    with torch.inference_mode():
-        layers = plain(CHECKPOINTS["rope-tiny"])(tokens, output_attentions=True).attentions
-    for row in table.itertuples():
-        whole, at_first, first = [], [], []
-        for weights in layers[row.layer][:, row.head].double():
-            for query in range(7, 19):
-                keys, n = weights[query, : query + 1], query + 1
-                a = float(keys[0])
-                whole.append(math.log(n) + float(torch.special.xlogy(keys, keys).sum()))
-                at_first.append(a * math.log(a * n) + (1 - a) * math.log((1 - a) * n / (n - 1)))
-                first.append(a)
-        assert row.information == pytest.approx(np.mean(whole), rel=MEASURE)
-        assert row.first_weight == pytest.approx(np.mean(first), rel=MEASURE)
-        found = row.first_position + row.first_content
-        assert found == pytest.approx(np.mean(at_first), rel=MEASURE)
 
 
 def test_the_needs_of_rope_and_mask_are_those_of_the_intact_model(table: pd.DataFrame) -> None:

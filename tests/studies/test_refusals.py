@@ -16,7 +16,6 @@ from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import CONFIGS, plain, randomised, tokens
 
 from nope_probe import ablate, behaviour, circuit, run_trace
-from nope_probe.errors import TooFewLayersError
 from nope_probe.models.load import load
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
@@ -39,20 +38,6 @@ def test_an_unsupported_folder_is_refused_with_the_reason(
     line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--model", folder)
     assert re.search(message, line)
     assert not (folder / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    ("model_type", "message"),
-    [
-        ("zamba2", "has no attention in a form that can be read"),
-    ],
-)
-def test_a_decoder_that_the_commands_cannot_measure_is_refused_with_the_reason(
-    model_type: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_decoder(model_type, tmp_path).folder
-    line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--model", folder)
-    assert re.search(message, line)
 
 
 def test_a_block_of_a_hybrid_that_does_not_attend_is_refused(
@@ -115,21 +100,6 @@ def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(
     assert load("rope-tiny").info.n_layers == 4
     six = write_decoder("llama", tmp_path / "six", num_hidden_layers=6).folder
     assert run_trace(str(six), inputs, confirm=0).manifest.model.n_layers == 4
-
-
-def test_more_layers_than_there_are_is_refused_with_the_depth(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_llama(tmp_path / "model")
-    asked = [*SMALL, "--model", folder, "--layers", 3]
-    line = refused(capfd, tmp_path / "ablate", ablate, *asked)
-    assert line.endswith("has 2 layers, 3 were asked for; try --layers all")
-    asked = ["--model", folder, "--layer", 3, "--data", "random", "--n-seqs", 8]
-    line = refused(capfd, tmp_path / "circuit", circuit, *asked)
-    assert line.endswith("has 2 layers, L0 to L1; there is no --layer 3")
-    with pytest.raises(TooFewLayersError) as error:
-        load(str(folder), n_layers=5)
-    assert (error.value.source, error.value.depth) == (str(folder), 2)
 
 
 def test_code_beside_weights_that_transformers_has_itself_is_left_alone(tmp_path: Path) -> None:

@@ -15,13 +15,11 @@ from support import traced
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
 from support.rounding import assert_same, assert_same_table
-from support.tiny_models import plain
 
 from nope_probe import load, read_run, trace
 from nope_probe.analyses.positions import readers, term_maps
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import PositionSums
-from nope_probe.models.names import CHECKPOINTS
 from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
 from nope_probe.studies import trace as page
@@ -110,20 +108,6 @@ def test_clocks_are_coordinates_of_mean_keys_and_queries_along_their_axes(
             found = points[["axis_1", "axis_2"]].to_numpy()
             assert list(points["position"]) == list(range(1, N))
             np.testing.assert_allclose(found, expected, atol=1e-4 * float(axes.abs().max()) + 1e-4)
-
-
-def test_the_norms_scale_by_position_is_that_of_plain_transformers(done: Path) -> None:
-    """Documents make folds of unequal size; the mean is over all sequences."""
-    tokens = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
-    hf = plain(CHECKPOINTS["nope-tiny"])
-    with torch.inference_mode():
-        x = hf(tokens, output_hidden_states=True).hidden_states[2]
-    epsilon = hf.model.layers[2].input_layernorm.variance_epsilon
-    scale = (x.square().mean(-1) + epsilon).rsqrt().mean(0)[1:]
-    clocks = read_run(done).tables["clocks"].query("layer == 2")
-    for (_, _), rows in clocks.groupby(["side", "writer"]):
-        assert_same(rows["norm_scale"], scale / scale.mean())
-    assert clocks["norm_scale"].max() > 1.1 * clocks["norm_scale"].min()
 
 
 @pytest.mark.parametrize("per_head", [False, True])

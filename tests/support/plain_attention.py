@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rounding import NETWORK, assert_same
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
@@ -252,3 +253,31 @@ def blocks_of(hf: PreTrainedModel) -> nn.ModuleList:
     """Return a model's blocks: its longest list of modules."""
     lists = (module for module in hf.modules() if isinstance(module, nn.ModuleList))
     return max(lists, key=len)
+
+
+def close(values: Tensor, expected: Tensor) -> None:
+    """Compare numbers in nats, or inner products, within the contract of networks."""
+    size = 1 + float(expected.nan_to_num().abs().max())
+    assert_same(values.double(), expected.double(), NETWORK, size=size)
+
+
+def assert_attention(maps: Any, plain: list[PlainAttention], n_folds: int, rows: Tensor) -> None:
+    """Check weights, scores and information of some rows against what softmax was fed."""
+
+    def per_fold(values: Tensor, n_folds: int) -> Tensor:
+        return torch.stack([values[fold::n_folds].double().mean(0) for fold in range(n_folds)])
+
+    for place, layer in enumerate(plain):
+        scores = layer.scores.double()[:, :, rows]
+        visible = ~scores[0, 0].isnan()
+        assert maps.visible[place].equal(visible)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        n_keys, n_others = visible.sum(-1), visible[:, 1:].sum(-1).clamp_min(1)
+        others = weights[..., 1:] / weights[..., 1:].sum(-1, keepdim=True)
+        of_others = n_others.log() - torch.special.entr(others.nan_to_num()).sum(-1)
+        close(maps.weights[:, place], per_fold(weights, n_folds))
+        close(maps.scores[:, place], per_fold(scores, n_folds))
+        information = n_keys.log() - torch.special.entr(weights).sum(-1)
+        close(maps.information[:, place], per_fold(information, n_folds))
+        kept = 1 - weights[..., 0]
+        close(maps.others[:, place], per_fold(kept * of_others, n_folds))

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from support.decoders import write_decoder
-from support.plain_attention import plain_attention
+from support.plain_attention import assert_attention, plain_attention
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, ModelOf, Tiny
 
@@ -32,27 +32,8 @@ def tokens_of(tiny: Tiny, n: int = 19) -> torch.Tensor:
 def assert_plain(maps: AttentionMaps, tiny: Tiny, inputs: torch.Tensor) -> None:
     """Check maps against the scores that plain transformers feeds to its softmax."""
     plain = plain_attention(tiny.hf, inputs)
-    fold_of, queries = torch.arange(N_SEQS) % N_FOLDS, maps.query_positions
-    for place, layer in enumerate(maps.layers):
-        scores = plain[layer].scores.double()[:, :, queries]
-        visible = ~scores[0, 0].isnan()
-        assert maps.visible[place].equal(visible)
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        first, others = weights[..., :1], weights[..., 1:]
-        n_keys, n_others = visible.sum(-1), visible[:, 1:].sum(-1).clamp_min(1)
-        entropy = torch.special.entr(weights).sum(-1)
-        rest = others / others.sum(-1, keepdim=True)
-        of_rest = n_others.log() - torch.special.entr(rest.nan_to_num()).sum(-1)
-        kept = 1 - first[..., 0]
-        expected = {
-            "weights": weights,
-            "scores": scores,
-            "information": n_keys.log() - entropy,
-            "others": kept * of_rest,
-        }
-        for name, values in expected.items():
-            means = torch.stack([values[fold_of == fold].mean(0) for fold in range(N_FOLDS)])
-            assert_same(getattr(maps, name)[:, place].double(), means, NETWORK)
+    of_layers = [plain[layer] for layer in maps.layers]
+    assert_attention(maps, of_layers, N_FOLDS, maps.query_positions)
 
 
 @pytest.mark.parametrize("name", ["bloom", "gpt_oss"])  # ALiBi; sinks outside the scores

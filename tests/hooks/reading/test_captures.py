@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ablations import ablations, calibration_of, edited_as
 from support.edited_model import plain_run
-from support.plain_attention import PlainAttention, plain_attention
+from support.plain_attention import assert_attention, close, plain_attention
 from support.plain_states import BlockStates, per_fold, plain_states
-from support.rounding import NETWORK, assert_same
 from support.tiny_models import N_POS, ByName, ModelOf, tokens
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -29,29 +28,6 @@ from nope_probe.maps.rows import choose_rows
 
 INPUTS = tokens(13, seed=7)
 SPECS = ("bridge:llama", "bridge:smollm3", "bridge:mistral", "bridge:gemma2", "hooked:smollm3-nope")
-
-
-def close(values: Tensor, expected: Tensor) -> None:
-    """Compare numbers in nats, or inner products, within the contract of networks."""
-    size = 1 + float(expected.nan_to_num().abs().max())
-    assert_same(values.double(), expected.double(), NETWORK, size=size)
-
-
-def assert_attention(maps: Any, plain: list[PlainAttention], n_folds: int, rows: Tensor) -> None:
-    for place, layer in enumerate(plain):
-        scores = layer.scores.double()[:, :, rows]
-        visible = ~scores[0, 0].isnan()
-        assert maps.visible[place].equal(visible)
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        n_keys, n_others = visible.sum(-1), visible[:, 1:].sum(-1).clamp_min(1)
-        others = weights[..., 1:] / weights[..., 1:].sum(-1, keepdim=True)
-        of_others = n_others.log() - torch.special.entr(others.nan_to_num()).sum(-1)
-        close(maps.weights[:, place], per_fold(weights, n_folds))
-        close(maps.scores[:, place], per_fold(scores, n_folds))
-        information = n_keys.log() - torch.special.entr(weights).sum(-1)
-        close(maps.information[:, place], per_fold(information, n_folds))
-        kept = 1 - weights[..., 0]
-        close(maps.others[:, place], per_fold(kept * of_others, n_folds))
 
 
 def grams(states: list[BlockStates], layer: int, n_folds: int) -> dict[str, Tensor]:

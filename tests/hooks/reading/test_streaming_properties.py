@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.ablations import ablations, calibration_of
 from support.rounding import assert_same
-from support.tiny_models import ByName
+from support.tiny_models import N_POS, ByName
 from torch import Tensor
 
 from nope_probe.hooks.ablation import ablated
@@ -88,7 +88,7 @@ def model(bridge: ByName) -> Any:
 
 @pytest.fixture(scope="module")
 def tokens() -> Tensor:
-    return torch.randint(1, 263, (N_SEQS, 7), generator=torch.Generator().manual_seed(3))
+    return torch.randint(1, 263, (N_SEQS, N_POS), generator=torch.Generator().manual_seed(3))
 
 
 class Share(StreamCheckpoint):
