@@ -115,23 +115,6 @@ def test_help_and_the_reference_page_have_the_same_flags_and_two_examples(
         assert " ".join(words) in text
 
 
-def test_help_has_a_box_for_each_kind_of_flag_and_first_one_for_the_flags_of_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")  # boxes are side by side in a wide terminal
-    with pytest.raises(SystemExit, match="0"):
-        nope_probe(monkeypatch, "ablate", "--help")
-    _, *boxes = re.split(r"^\W+((?:\w+ )?options)\W+$", capsys.readouterr().out, flags=re.M)
-    lines = zip(boxes[::2], boxes[1::2], strict=True)
-    flags = {title: re.findall(r"^\W+ --([\w-]+)", box, re.M) for title, box in lines}
-    assert flags["options"] == ["bands", "per-head", "offset-bins"]
-    assert flags["model options"] == ["model", "adapter", "revision", "allow-unused"]
-    assert {"data", "seq-len"} < {*flags["data options"]}
-    assert {"layers", "device"} < {*flags["measuring options"]}
-    assert flags["removing options"] == ["remove", "in-heads", "replacement", "gain"]
-    assert flags["output options"] == ["out", "image", "verbose", "dry-run"]
-
-
 def another_value(hint: object, default: object) -> object:
     """Return a value of a flag that is not its default."""
     if isinstance(default, bool):

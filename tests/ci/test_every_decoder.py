@@ -9,15 +9,16 @@ from ci.decoder_commands import COMMANDS, run_command
 from support.decoder_errors import map_error, removals_of
 from support.decoders import DECODERS, TYPES, write_decoder
 from support.finished_runs import assert_whole
-from support.plain_attention import Recorder, plain_attention, recording
+from support.plain_attention import Recorder, blocks_of, plain_attention, recording
 from support.rounding import NETWORK
 from support.tiny_models import Tiny, distance
 from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
 from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from nope_probe import Ablation, ablated, capture_scores, load
+from nope_probe import Ablation, ablated, calibrate, capture_scores, load
 from nope_probe.errors import UserError
+from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import resolve
 
@@ -136,3 +137,29 @@ def test_the_list_of_decoders_is_that_of_transformer_lens() -> None:
     classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {"phimoe": "PhiMoEForCausalLM"}
     read = {kind for kind, name in classes.items() if name in HF_SUPPORTED_ARCHITECTURES}
     assert read - {*pictures, *same} == {*TYPES}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layer", "weight", "end"),
+    [
+        ("qwen3_next", 3, "w_k", "k_proj"),  # of L3, the second layer that attends
+        ("deepseek_v3", 1, "w_o", "o_proj"),  # the only projection that is one matrix
+        ("gemma4_text", 1, "w_q", "q_proj"),  # wider than in L0
+        ("nemotron_h", 2, "w_v", "v_proj"),
+    ],
+)
+def test_means_are_of_plain_transformers_own_projections(
+    model_type: str, layer: int, weight: str, end: str, tmp_path: Path
+) -> None:
+    tiny = write_decoder(model_type, tmp_path)
+    outputs = []
+    named = blocks_of(tiny.hf)[layer].named_modules()
+    projection = next(module for name, module in named if name.endswith(end))
+    handle = projection.register_forward_hook(lambda _, inputs, output: outputs.append(output))
+    with torch.inference_mode():
+        tiny.hf(tiny.tokens)
+    handle.remove()
+    calibration = calibrate(load(str(tiny.folder)).model, tiny.tokens)
+    stored = Calibration.from_tensors(calibration.to_tensors(), calibration.checksum)
+    assert distance(stored.mean(weight, layer), outputs[0].mean((0, 1))) <= NETWORK
+

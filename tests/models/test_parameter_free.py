@@ -13,12 +13,10 @@ from torch.nn.functional import layer_norm, normalize
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of, run_blocks
-from nope_probe.hooks.removing.components import components, rope_layers
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.parameter_free import build, hooked_config, parameter_free
 from nope_probe.models.parameter_free import smollm3_config as shipped_config
 from nope_probe.models.parameter_free import smollm3_config as smollm3_shape
-from nope_probe.removal import COMPONENTS
 
 LAYERS, N_POS, D = 3, 13, 22
 
@@ -161,16 +159,6 @@ def test_weights_are_identities_so_that_removing_them_changes_nothing(norm: Any,
         assert value.equal(torch.eye(D) * (D**-0.5 if norm == "l2" else 1.0))
 
 
-@pytest.mark.parametrize("rope", [False, True])
-def test_a_trained_llama_is_built_with_the_sizes_of_its_configuration(rope: bool) -> None:
-    model = build(hooked_config(shipped_config("tiny", rope)))
-    layer = layers_of(model)[3]
-    assert rope_layers(model) == (rope,) * 4
-    assert (layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_model) == (4, 2, 32, 128)
-    absent = {"pos_embed", "alibi", "window", "sink"} | (set() if rope else {"rope"})
-    assert components(model) == tuple(c for c in COMPONENTS if c not in absent)
-
-
 def test_models_without_weights_are_equal_and_leave_the_random_numbers_alone(kind: str) -> None:
     torch.manual_seed(3)
     expected = torch.rand(5)
@@ -182,20 +170,6 @@ def test_models_without_weights_are_equal_and_leave_the_random_numbers_alone(kin
     trained = hooked_config(shipped_config("tiny", rope=False))
     drawn = [build(trained).state_dict()["embed.W_E"] for _ in range(2 * (kind[0] == "H"))]
     assert not any(torch.equal(*pair) for pair in pairwise(drawn) if pair[0].any())
-
-
-def test_the_default_models_have_four_layers_and_a_head_of_64() -> None:
-    for name in ("parameter-free", "parameter-free-rope"):
-        info = load(name).info
-        assert (info.n_layers, info.n_heads, info.d_head, info.d_model) == (4, 1, 64, 64)
-        assert (info.name, info.source, info.n_ctx, info.d_vocab) == (
-            name,
-            "configuration",
-            4096,
-            1,
-        )
-    assert build(parameter_free()).cfg.n_layers == 4
-    assert not any(rope_layers(build(parameter_free())))
 
 
 @pytest.mark.parametrize("rope", [False, True])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from support.stream_checkpoints import out_of_memory_above
 
-from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.run.paths import checkpoint_dir, locked
 from nope_probe.run.processes import Interrupted
@@ -122,19 +121,6 @@ def test_a_run_that_another_process_finished_meanwhile_is_shown(
     assert run(settings) == settings.out
     assert capsys.readouterr().err.startswith("finished before, in ")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_given_sequences_are_shuffled_behind_the_first_token_that_they_share():
-    tokens = torch.arange(7 * 11).view(7, 11)
-    tokens[:, 0] = 99
-    given = Sequences(inputs=tokens, name="x", bos=True, documents=torch.arange(7) // 2)
-    shuffled, again, other = (given.shuffled(seed) for seed in (0, 0, 1))
-    assert torch.equal(shuffled.inputs[:, 0], tokens[:, 0])
-    assert torch.equal(shuffled.inputs[:, 1:].sort(-1).values, tokens[:, 1:])
-    assert (shuffled.inputs == tokens)[:, 1:].float().mean() < 0.4
-    assert torch.equal(shuffled.inputs, again.inputs)
-    assert not torch.equal(shuffled.inputs, other.inputs)
-    assert (shuffled.kind, shuffled.documents is given.documents) == ("shuffled", True)
 
 
 def test_an_interrupted_run_that_nobody_keeps_says_how_to_keep_it(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,7 @@ import torch
 from safetensors.numpy import load_file
 from scipy import stats
 from support.command_line import run_command
-from support.decoders import write_decoder
-from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same, rounding
-from support.tiny_models import distance
 
 from nope_probe import circuit, read_run
 from nope_probe.analyses.jackknife import standard_error
@@ -149,22 +145,6 @@ def test_stages_with_a_sliding_window_are_measured(
     assert set(pd.read_csv(tmp_path / "run" / "stages.csv")["stage"]) == has
 
 
-def test_removing_the_norms_weights_compares_with_the_intact_model(tmp_path: Path, model: Any):
-    out = tmp_path / "run"
-    run_command(circuit, *SMALL, "--remove", "norms", "mlp", "--out", str(out))
-    assert manifest_of(out)["removed"] == ["mlp", "norms"]
-    tokens = torch.from_numpy(load_file(out / "tokens.safetensors")["tokens"])
-    with ablated(model, Ablation(remove=["mlp", "norms"])):
-        truth = capture_stages(model, tokens, n_folds=5)
-    maps = maps_of(out)
-    for letter in ("f", "h"):
-        assert_same(maps[f"gram/{letter}"], truth.mean(letter))
-        assert np.abs(maps[f"gram/{letter}"] - maps[f"reference/{letter}"]).max() > 0.1
-    page = unescape((out / "report.html").read_text())
-    assert "without the MLPs and the norms' weights" in page
-    assert "without MLP, norm weights" in page
-
-
 def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_difference() -> None:
     random = np.random.default_rng(0)
     maps = {
@@ -187,18 +167,3 @@ def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_diff
         assert scales[2].cmin == -scales[2].cmax
     tops = [figure.layout[panels[index].coloraxis].cmax for index in (0, 3)]
     assert tops[1] > 10 * tops[0], "stages that differ twentyfold do not share colours"
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_scores_of_a_hybrids_layer_are_plain_transformers_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny = write_decoder("qwen3_next", tmp_path)
-    asked = ["--data", "random", "--n-seqs", 8, "--seq-len", 11, "--out", tmp_path / "run"]
-    run_command(circuit, "--model", tiny.folder, "--layer", 1, *asked)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "L2 does not attend, so (h) and (i) do not exist." in shown
-    tokens = torch.from_numpy(load_file(tmp_path / "run" / "tokens.safetensors")["tokens"])
-    scores = torch.from_numpy(maps_of(tmp_path / "run")["gram/b"]).nan_to_num()
-    expected = plain_attention(tiny.hf, tokens)[1].map.nan_to_num()
-    assert distance(scores, expected) <= NETWORK

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields
-from html import escape
+from html import escape, unescape
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -97,9 +97,12 @@ def test_a_finished_run_is_shown_again_as_it_was_and_its_page_loads_nothing(
     assert show(line, typed.folder) == typed.printed
     assert (typed.folder / "manifest.json").read_bytes() == manifest
     sentence = " ".join(typed.printed.partition("\n\n")[0].split())
+    assert sentence[-60:] in " ".join(unescape(typed.page).split())
     assert sentence.endswith(".")
-    assert escape(sentence[:60]) in " ".join(typed.page.split())
     assert 'src="http' not in typed.page
+    to_copy = ("python -m ", "open ")  # are not wrapped
+    lines = [line for line in typed.printed.splitlines() if not line.startswith(to_copy)]
+    assert max(len(line.rstrip()) for line in lines) <= 80
 
 
 def test_a_run_of_a_name_and_of_what_load_returns_are_the_commands_and_leave_no_folder(

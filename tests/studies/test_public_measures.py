@@ -10,26 +10,21 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from support.command_line import run_command
-from support.fold_products import fold_products
 from support.rounding import MEASURE, NETWORK, assert_same, assert_same_table
 from support.tiny_models import tokens as make_tokens
 
 from nope_probe import (
-    Ablation,
     ablate,
-    ablated,
     attribute,
     capture_scores,
     compare,
     difference,
     head_scores,
     load,
-    measure,
     measure_heads,
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.models.info import LoadedModel
 
@@ -133,33 +128,6 @@ def chosen_rows(maps: ScoreMaps, rows: list[int]) -> ScoreMaps:
     queries = torch.tensor(rows)
     folds, visible = maps.folds[:, :, queries], maps.visible[:, queries]
     return replace(maps, folds=folds, visible=visible, query_positions=queries, per_head=None)
-
-
-@pytest.mark.parametrize("paired", [True, False])
-def test_a_difference_of_chosen_rows_is_of_their_queries(
-    shipped: LoadedModel, intact: ScoreMaps, data: Sequences, paired: bool
-) -> None:
-    queries = [4, 9, 11, 12]
-    with ablated(shipped.model, Ablation(remove=["rope"])):
-        whole = capture_scores(shipped.model, data, n_folds=5)
-    base, other = chosen_rows(intact, queries), chosen_rows(whole, queries)
-    table = difference(base, other, paired=paired).set_index(["layer", "number"])
-    for layer in (0, 1):
-        for measures, column in (
-            (measure(other)[layer], "value"),
-            (measure(base)[layer], "base_value"),
-        ):
-            for name, interval in vars(measures).items():
-                assert table.loc[(layer, name), column] == pytest.approx(
-                    interval.value, nan_ok=True
-                )
-        change = (whole.folds - intact.folds)[:, layer].double()
-        rows = [change[:, i, 1:i] - change[:, i, 1:i].mean(-1, keepdim=True) for i in queries]
-        weights = fold_weights(len(intact.counts), intact.counts)
-        square = fold_products(*[torch.cat(rows, 1)[None]] * 2, weights)[0, 0, 0]
-        if paired:
-            rms = table.loc[(layer, "pattern"), "difference"]
-            assert rms == pytest.approx(float(square) ** 0.5, rel=1e-4)
 
 
 def test_maps_that_no_difference_can_be_taken_of_are_refused(

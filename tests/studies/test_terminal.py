@@ -7,82 +7,23 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from rich.table import Table
 from support.command_line import refused, run_command
-from support.finished_runs import Finished
 
 from nope_probe import ablate
 from nope_probe.errors import printable
 from nope_probe.reports.page import Headline, Report
 from nope_probe.run.manifest import Manifest
-from nope_probe.studies.behaviour import QUANTITIES, as_text
 from nope_probe.studies.page import (
     PlainConsole,
     columns_that_fit,
     print_lines,
     print_report,
-    tables_that_fit,
 )
 
-TWINS = ("nope-tiny", "rope-tiny")
 SMALL = ["--n-seqs", 8, "--seq-len", 16, "--folds", 4, "--layers", 2]
 NAMES = ("o[/]x", "[red]", "a\x1b[2Jb", ":smile:", "\u202ex", "a\x07\x9bb", "[link=x]y[/link]")
-
-
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-def rows(lines: list[str], name: str) -> list[str]:
-    return [line for line in lines if line.split()[:1] == [name]]
-
-
-def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert all(len(line) <= 80 for line in lines if not line.startswith("open "))
-    return lines
-
-
-def test_each_difference_of_a_comparison_is_one_line(
-    finished: Callable[[str], Finished],
-) -> None:
-    one, other = (finished(f"ablate --model {name}").folder for name in TWINS)
-    lines = finished(f"compare {one} {other} --labels base twin").printed.splitlines()
-    table = [line for line in lines if " twin " in line and "[" in line]
-    assert len(table) == 8
-    assert all(line.count("[") == line.count("]") == 1 for line in table)
-    assert all(len(line) <= 80 for line in table)
-    assert any("less that of base" in line for line in lines), "what is subtracted from what"
-
-
-def test_each_condition_of_behaviour_is_one_line_of_each_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    conditions = {"intact": "(intact)", "mask": "causal", "rope": "RoPE"}
-    rows_of = [
-        {"removed": condition, "replacement": "none", "measure": measure, "value": 13.17}
-        | {
-            "difference": -13.17,
-            "value_low": 3.1,
-            "value_high": 23.3,
-            "difference_low": -23.3,
-            "difference_high": -3.1,
-        }
-        for condition in conditions
-        for measure in QUANTITIES
-    ]
-    for table in tables_that_fit(as_text(pd.DataFrame(rows_of))):
-        PlainConsole().print(table)
-    lines = printed(capsys)
-    n_tables = sum(line.startswith("without ") for line in lines)
-    assert n_tables > 1
-    assert [len(rows(lines, name)) for name in conditions.values()] == [n_tables] * 3
-    cells = {"(intact)": "13.17 [3.10, 23.30]", "RoPE": "-13.17 [-23.30, -3.10]"}
-    for condition, cell in cells.items():
-        assert sum(line.count(cell) for line in rows(lines, condition)) == len(QUANTITIES)
 
 
 def test_columns_are_dealt_to_tables_in_order_and_each_keeps_the_rows_names() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from support.decoders import write_decoder
-from support.plain_attention import plain_attention
 from support.rounding import assert_same, rounding
 from support.tiny_models import ModelOf, Tiny, distance, tokens
 from transformer_lens.hook_points import HookPoint
@@ -85,26 +84,6 @@ def test_without_sinks_each_row_of_attention_adds_up_to_one(decoder: Decoder) ->
     assert float(intact.min()) < 0.9
     assert_same(without[:, 1], torch.ones_like(without[:, 1]), 2 * rounding(tiny.tokens.shape[1]))
     assert torch.equal(without[:, 0], intact[:, 0])
-
-
-@pytest.mark.parametrize("n_pos", [4, 5, 6])
-@pytest.mark.parametrize("model_type", ["mistral", "llama4_text", "gpt_neo", "gpt_oss"])
-def test_a_window_hides_the_first_key_of_a_sequence_that_is_one_token_longer(
-    model_type: str, n_pos: int, decoder: Decoder
-) -> None:
-    """The window (Llama 4's chunk) has 5 tokens."""
-    model, tiny = decoder(model_type)
-    text = tiny.tokens[:, :n_pos]
-    for without in (None, "window"):
-        expected = plain_attention(tiny.hf, text, without=without)
-        removed = Ablation(remove=[without] if without else [])
-        with ablated(model, removed):
-            maps = capture_scores(model, text).mean
-        hides = n_pos == 6 and without is None
-        assert maps[:, -1, 0].isnan().any() == hides
-        for layer, scores in zip(expected.values(), maps, strict=True):
-            assert torch.equal(layer.map.isnan(), scores.isnan())
-            assert distance(scores.nan_to_num(), layer.map.nan_to_num()) <= 1e-5
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gptj", "bloom"])

@@ -164,16 +164,6 @@ def test_maps_are_those_of_float64_up_to_rounding(
     assert torch.finfo(dtype).eps / 100 < result < BOUNDS[dtype]
 
 
-def test_a_mean_over_sequences_is_summed_beyond_the_models_precision(
-    maps: dict[torch.dtype, Tensor],
-):
-    """Roundings of different sequences average out; a bfloat16 sum would add its own, 2^-8."""
-    folds = maps[torch.bfloat16]
-    whole = error(folds.mean(0), maps[torch.float64].mean(0))
-    assert whole < error(folds, maps[torch.float64])
-    assert not torch.equal(folds, folds.bfloat16().double())
-
-
 def plain_residuals(hf: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the output of every block of a plain model: [layer, seq, pos, d_model]."""
     kept: list[torch.Tensor] = []

@@ -215,24 +215,6 @@ def test_a_head_brings_from_the_first_key_its_weight_times_its_value(
             assert distance(sums.readers[1].first_queries[f"L0H{head}"], queries) <= 5e-6
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "neox", "qwen3", "mistral"])
-def test_all_that_a_head_brings_to_the_first_position_is_from_the_first_key(
-    name: str, bridge: BridgeOf, inputs: torch.Tensor
-) -> None:
-    reader = capture_positions(bridge(name), inputs, n_folds=1, layers=[1]).readers[1]
-    assert {*reader.first_keys} == {name for name in reader.keys if name.startswith("L0H")}
-    for first, whole in (
-        (reader.first_keys, reader.keys),
-        (reader.first_queries, reader.queries),
-    ):
-        for writer, x in first.items():
-            assert distance(x[:, 0], whole[writer][:, 0]) <= 1e-5
-            assert distance(x[:, 1:], whole[writer][:, 1:]) > 1e-3
-            if name == "mistral":  # a window of 5 positions
-                assert not x[:, 5:].any()
-                assert x[:, 4].any()
-
-
 def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
     bridge: BridgeOf, inputs: torch.Tensor
 ) -> None:
