@@ -45,15 +45,14 @@ Models: TypeAlias = dict[Of, Mapping[Letter, np.ndarray]]
 RAW: MapKind = "raw"
 COSINES: MapKind = "cosines"
 DIAGONAL: MapKind = "less diagonal means"
-PER_STAGE, ALL_COSINES = "one for each stage", "one for all cosines"
 MODELS: dict[Of, str] = {"shown": "ablated", "reference": "intact", "difference": "difference"}
 MIDDLE = (5, 95)  # colours run between these percentiles of the cells off the diagonal
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128
 MAX_CELLS = 27 * MAX_POSITIONS**2  # of all maps together: 2.4 MB of a page
 PANEL = 168  # px
-MENU = 44  # height of the switches above the figure, px
-TITLE, BAR = 24, 44  # from a panel up to the switches, and down to its colour bar, px
+MENU = 44  # height of the switch above the figure, px
+TITLE, BAR = 24, 44  # from a panel up to the switch, and down to its colour bar, px
 MARGIN = {"t": 60 + TITLE + MENU, "b": 112, "l": 56, "r": 44}  # around the panels, px
 Point = tuple[float, float]
 GAP, DOWN = 0.375, 1.86  # between two columns, and from a row to the next, panels
@@ -116,8 +115,8 @@ def circuit(
     A switch chooses the view: the maps, their cosines (inner products over the vectors' lengths),
     or the maps less the mean of each diagonal; with a reference also the model: ablated, intact, or
     their difference. Each stage has one scale for both models, because stages differ by
-    an order of magnitude. The other switch puts all cosines on one scale. Colours run over the
-    middle 90% of the cells off the diagonal.
+    an order of magnitude; all cosines share one. Colours run over the middle 90% of the cells off
+    the diagonal.
 
     Args:
         stages: the result of `capture_stages`, or maps by letter.
@@ -161,7 +160,7 @@ def circuit(
             for place, (stage, (name, _)) in enumerate(drawn.items())
         ]
     )
-    add_switches(figure, shown, scales)
+    add_switch(figure, shown, scales)
     add_reasons(figure, {letter for letter, _, _ in drawn}, absent or {})
     has = {*removed, *(COMPONENTS if components is None else components)}
     add_arrows(figure, has, removed, absent or {})
@@ -263,14 +262,12 @@ def limits(values: Sequence[np.ndarray], signed: bool, skip: int = 0) -> Extent:
     return float(min(low for low, _ in scales)), float(max(high for _, high in scales))
 
 
-def scales_of(
-    shown: Mapping[StageView, np.ndarray], skip: int = 0
-) -> dict[str, dict[StageView, Extent]]:
-    """Return the colour limits of all maps, by the name of the switch's choice.
+def scales_of(shown: Mapping[StageView, np.ndarray], skip: int = 0) -> dict[StageView, Extent]:
+    """Return the colour limits of all maps.
 
     A stage of the ablated model has the colours of the intact stage. Inner products of different
     stages never share a scale, because vectors differ in length by an order of magnitude; cosines
-    can. The first `skip` rows and columns are left out.
+    do. The first `skip` rows and columns are left out.
     """
     scales = {}
     for letter, of, kind in shown:
@@ -279,11 +276,10 @@ def scales_of(
         scales[letter, of, kind] = limits(maps, is_signed((letter, of, kind)), skip)
     changes = [high for (_, *of), (_, high) in scales.items() if of == ["difference", COSINES]]
     top = {"difference": max(changes, default=1.0)}
-    shared = {
+    return {
         (letter, of, kind): (-top.get(of, 1.0), top.get(of, 1.0)) if kind == COSINES else scale
         for (letter, of, kind), scale in scales.items()
     }
-    return {PER_STAGE: scales, ALL_COSINES: shared}
 
 
 def formula(letter: Letter) -> str:
@@ -391,41 +387,27 @@ def _on_paper(point: Point) -> Point:
     return point[0] / SIZE[0], 1 - point[1] / SIZE[1]
 
 
-def add_switches(
+def add_switch(
     figure: go.Figure,
     shown: Mapping[str, Collection[StageView]],
-    scales: Mapping[str, Mapping[StageView, Extent]],
+    scales: Mapping[StageView, Extent],
 ) -> None:
-    """Colour all maps, and add the switches of views and scales.
-
-    The switches are menus for notebooks, and metadata for the report page. A choice has the
-    arguments of `Plotly.update`: keys of the traces, and keys of the layout.
-    """
-    layout, stages = figure.layout, [*scales[PER_STAGE]]
-    names = dict(zip(stages, (trace.coloraxis for trace in figure.data), strict=True))
-    for stage, scale in scales[PER_STAGE].items():
+    """Colour all maps, and add the switch of views: a menu in notebooks, metadata for the page."""
+    layout = figure.layout
+    for trace, (stage, scale) in zip(figure.data, scales.items(), strict=True):
         across = layout[f"xaxis{axis(LETTERS.index(stage[0]))}"].domain
         _, y = _on_paper((0, CORNER[stage[0]][1] + 1 + BAR / PANEL))
         colours = {"colorscale": DIVERGING if is_signed(stage) else SEQUENTIAL}
-        layout[names[stage]] = (
-            colour_limits(scale) | colours | {"colorbar": colour_bar("", across, y)}
-        )
-    visible = {view: [stage in of_view for stage in stages] for view, of_view in shown.items()}
-    for trace, is_shown in zip(figure.data, next(iter(visible.values())), strict=True):
+        bar = {"colorbar": colour_bar("", across, y)}
+        layout[trace.coloraxis] = colour_limits(scale) | colours | bar
+    views = {view: [stage in of_view for stage in scales] for view, of_view in shown.items()}
+    for trace, is_shown in zip(figure.data, next(iter(views.values())), strict=True):
         trace.visible = is_shown
-    switches: dict[str, dict[str, list[Layout]]] = {
-        "Maps": {view: [{"visible": flags}, {}] for view, flags in visible.items()},
-        "Colours": {
-            choice: [
-                {},
-                {k: v for at in stages for k, v in colour_limits(of[at], f"{names[at]}.").items()},
-            ]
-            for choice, of in scales.items()
-        },
-    }
-    look: Layout = {"bgcolor": "#ffffff", "font": {"size": 12}, "pad": {"b": 14}, "xanchor": "left"}
-    look |= {"y": 1 + TITLE / PANEL / SIZE[1], "yanchor": "bottom"}
-    for place, choices in enumerate(switches.values()):
-        buttons = [{"label": k, "method": "update", "args": v} for k, v in choices.items()]
-        layout.updatemenus += ({"buttons": buttons, "x": 0.3 * place, **look},)
-    layout.meta = {"switches": switches, "menu": MENU}
+    buttons = [
+        {"label": view, "method": "restyle", "args": [{"visible": flags}]}
+        for view, flags in views.items()
+    ]
+    look = {"bgcolor": "#ffffff", "font": {"size": 12}, "pad": {"b": 14}, "xanchor": "left", "x": 0}
+    place = {"y": 1 + TITLE / PANEL / SIZE[1], "yanchor": "bottom"}
+    layout.updatemenus = [{"buttons": buttons, **look, **place}]
+    layout.meta = {"views": views, "menu": MENU}

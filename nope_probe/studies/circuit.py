@@ -134,7 +134,7 @@ def _maps(run: Run) -> Iterator[Section]:
     yield Section(
         title="The block, stage by stage",
         figure=partial(circuit_figure, run),
-        caption="Each map is at the point of the data flow at which it is read. The first switch "
+        caption="Each map is at the point of the data flow at which it is read. The switch "
         "shows the maps, their cosines, or the maps less diagonal means. What is removed is struck "
         "through.",
     )

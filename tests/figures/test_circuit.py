@@ -1,4 +1,4 @@
-"""The circuit figure: its maps, the words on its arrows, its switches."""
+"""The circuit figure: its maps, the words on its arrows, its switch."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,14 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from nope_probe import figures
-from nope_probe.figures.stages import (
-    ALL_COSINES,
-    COSINES,
-    PER_STAGE,
-    RAW,
-    circuit,
-    cosines,
-)
+from nope_probe.figures.stages import COSINES, RAW, circuit, cosines
 from nope_probe.stages import LETTERS
 
 N = 11
@@ -42,7 +35,7 @@ def text_in(figure: go.Figure) -> list[str]:
 
 
 def visible(figure: go.Figure, view: str) -> list[go.Heatmap]:
-    flags = figure.layout.meta["switches"]["Maps"][view][0]["visible"]
+    flags = figure.layout.meta["views"][view]
     return [trace for trace, shown in zip(figure.data, flags, strict=True) if shown]
 
 
@@ -92,7 +85,7 @@ def by_hand(gram: np.ndarray) -> np.ndarray:
 def test_a_comparison_offers_both_models_their_difference_and_cosines() -> None:
     truth, normalised, reference = maps(seed=0), maps(seed=2), maps(seed=1)
     figure = drawn(maps=truth, removed=("mlp",), normalised=normalised, reference=reference)
-    assert list(figure.layout.meta["switches"]["Maps"]) == [
+    assert list(figure.layout.meta["views"]) == [
         "ablated",
         "intact",
         "difference",
@@ -124,16 +117,13 @@ def test_a_comparison_offers_both_models_their_difference_and_cosines() -> None:
     assert len(figure.data) == 3 * 9 + 3 * 7 + 9, "a map that two views show is stored once"
 
 
-def test_a_block_alone_offers_its_maps_and_their_cosines_in_buttons_as_in_the_pages_switches() -> (
-    None
-):
+def test_a_block_alone_offers_its_maps_and_their_cosines_in_buttons_as_on_the_page() -> None:
     figure = drawn()
-    switches = figure.layout.meta["switches"]
-    assert list(switches["Maps"]) == [RAW, COSINES]
-    for menu, choices in zip(figure.layout.updatemenus, switches.values(), strict=True):
-        assert [button.label for button in menu.buttons] == list(choices)
-        for button, choice in zip(menu.buttons, choices.values(), strict=True):
-            assert list(button.args) == choice
+    views = figure.layout.meta["views"]
+    assert list(views) == [RAW, COSINES]
+    [menu] = figure.layout.updatemenus
+    shown = {button.label: button.args[0]["visible"] for button in menu.buttons}
+    assert shown == {view: list(flags) for view, flags in views.items()}
 
 
 def test_a_position_whose_vector_is_zero_has_no_cosine() -> None:
@@ -143,30 +133,26 @@ def test_a_position_whose_vector_is_zero_has_no_cosine() -> None:
     assert angles[0, 2] == 0.5
 
 
-def colour_limits(figure: go.Figure, choice: str, view: str) -> dict[str, tuple[float, float]]:
-    keys = figure.layout.meta["switches"]["Colours"][choice][1]
-    return {
-        trace.name: (keys[f"{trace.coloraxis}.cmin"], keys[f"{trace.coloraxis}.cmax"])
-        for trace in visible(figure, view)
-    }
+def colour_limits(figure: go.Figure, view: str) -> dict[str, tuple[float, float]]:
+    axes = {trace.name: figure.layout[trace.coloraxis] for trace in visible(figure, view)}
+    return {name: (limits.cmin, limits.cmax) for name, limits in axes.items()}
 
 
-def test_both_models_share_each_stages_colours_and_cosines_can_share_one_scale() -> None:
+def test_both_models_share_each_stages_colours_and_all_cosines_share_one_scale() -> None:
     truth, reference = maps(seed=0), maps(seed=1)
     truth["g"], reference["e"] = 20 * truth["g"], 20 * reference["e"]
     figure = drawn(maps=truth, reference=reference, removed=("mask",))
-    ablated, intact = (colour_limits(figure, PER_STAGE, view) for view in ("ablated", "intact"))
-    assert ablated == intact == colour_limits(figure, ALL_COSINES, "intact")
+    ablated, intact = (colour_limits(figure, view) for view in ("ablated", "intact"))
+    assert ablated == intact
     assert len({high for _, high in ablated.values()}) == 9, "no stage has another's"
     off = ~np.eye(N, dtype=bool)
     ends = [np.percentile(maps["e"][off], (5, 95)) for maps in (truth, reference)]
     assert intact["e"] == pytest.approx((min(e[0] for e in ends), max(e[1] for e in ends)))
     for view in ("ablated, cosines", "intact, cosines"):
-        shared, own = (colour_limits(figure, choice, view) for choice in (ALL_COSINES, PER_STAGE))
+        shared = colour_limits(figure, view)
         assert {shared[letter] for letter in "acdefgh"} == {(-1.0, 1.0)}
-        assert len({own[letter] for letter in "acdefgh"}) == 7
-        assert (shared["b"], shared["i"]) == (own["b"], own["i"])
-    changes = colour_limits(figure, ALL_COSINES, "difference, cosines")
+        assert (shared["b"], shared["i"]) == (intact["b"], intact["i"])
+    changes = colour_limits(figure, "difference, cosines")
     assert len({changes[letter] for letter in "acdefgh"}) == 1
 
 
@@ -175,12 +161,11 @@ def test_a_sink_that_measures_skip_does_not_set_the_colours() -> None:
     for cells in truth.values():
         cells[0], cells[:, 0] = 999.0, 999.0
     with_sink, without = (
-        circuit(truth, skip_keys=skip).layout.meta["switches"]["Colours"][PER_STAGE][1]
-        for skip in (0, 1)
+        colour_limits(circuit(truth, skip_keys=skip), RAW)["g"][1] for skip in (0, 1)
     )
     kept = truth["g"][1:, 1:][~np.eye(N - 1, dtype=bool)]
-    assert with_sink["coloraxis7.cmax"] == 999.0
-    assert without["coloraxis7.cmax"] == pytest.approx(np.percentile(kept, 95))
+    assert with_sink == 999.0
+    assert without == pytest.approx(np.percentile(kept, 95))
 
 
 def test_missing_stages_stay_blank_with_the_reason() -> None:
