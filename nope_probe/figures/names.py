@@ -28,31 +28,11 @@ TABLE: dict[str, Words] = {
     **CIRCUITS,
     **{UNION.join(circuit.parts): circuit for circuit in CIRCUITS.values()},
     "interaction": Words(label="interaction", colour="#ab3e98", marker="cross"),
-    "covariance": Words(label="covariance", phrase="the covariance term", colour="#8d6620"),
-    "rotation": Words(
-        label="rotation", phrase="RoPE's rotation alone", colour="#0070e3", marker="diamond"
-    ),
-    "written_key": Words(
-        label="written into keys",
-        phrase="position written into keys",
-        colour="#18753a",
-        marker="triangle-down",
-    ),
-    "written_query": Words(
-        label="written into queries",
-        short="into queries",
-        phrase="position written into queries",
-        colour="#1da2a5",
-        marker="triangle-up",
-    ),
-    "written_both": Words(
-        label="written into both",
-        short="into both",
-        phrase="position written into queries and keys",
-        colour="#8952a0",
-        marker="hexagon",
-    ),
-    "norm": Words(label="norm's scale", short="norm", phrase="the norm's scale by position"),
+    "covariance": Words(label="covariance", colour="#8d6620"),
+    "rotation": Words(label="rotation", colour="#0070e3"),
+    "written_key": Words(label="written into keys", colour="#18753a"),
+    "written_query": Words(label="written into queries", colour="#1da2a5"),
+    "written_both": Words(label="written into both", colour="#8952a0"),
 }
 CONSTANT = {  # weights that are replaced by their mean
     "w_q": "with constant queries (W_Q)",
@@ -90,8 +70,8 @@ def short(name: str) -> str:
     """Return the short label of a component or term.
 
     Example:
-        >>> short("mask"), short("written_both"), short("covariance")
-        ('mask', 'into both', 'covariance')
+        >>> short("mask"), short("covariance")
+        ('mask', 'covariance')
     """
     return _words_of(name).short or words(name)
 

@@ -107,24 +107,20 @@ class TextView:
             max_bytes: how many characters the heads may take.
             asked: the places of heads that come first, and stay.
         """
-        n_heads, n = len(self.heads), len(self.pieces)
-        kept = [x for x in (self.weights, self.position) if x is not None]
+        n_heads, n, size = len(self.heads), len(self.pieces), 0
+        kept = [x.reshape(n_heads, n, n) for x in (self.weights, self.position) if x is not None]
         packed: dict[int, JsonObject] = {}
         for place in sorted(self.order, key=lambda place: place not in asked):
-            maps = (x.reshape(n_heads, n, n)[place].T for x in kept)
-            codes = np.rint(STEPS * np.stack([*maps])).astype(np.uint8)
-            row = self.heads.iloc[place]
-            share = row["others_share"]
-            packed[place] = {
-                "name": reader_of(row),
-                "share": None if np.isnan(share) else round(float(share), 3),
-                "maps": b64encode(zlib.compress(codes.tobytes(), 6)).decode(),
-                "content": encoded(self.content.reshape(n_heads, n)[place], "<f4"),
-            }
-            size = sum(len(head["maps"]) + len(head["content"]) for head in packed.values())
-            if len(packed) > 1 and size > max_bytes and place not in asked:
-                del packed[place]
+            codes = np.rint(STEPS * np.stack([x[place].T for x in kept])).astype(np.uint8)
+            maps = b64encode(zlib.compress(codes.tobytes(), 6)).decode()
+            content = encoded(self.content.reshape(n_heads, n)[place], "<f4")
+            size += len(maps) + len(content)
+            if packed and size > max_bytes and place not in asked:
                 break
+            row = self.heads.iloc[place]
+            share = None if np.isnan(row["others_share"]) else round(float(row["others_share"]), 3)
+            of_head = {"share": share, "maps": maps, "content": content}
+            packed[place] = {"name": reader_of(row), **of_head}
         return packed
 
     def _repr_html_(self) -> str:

@@ -25,7 +25,8 @@ class Column:
         unit: nats, positions, a range or a lag; `share` for a part of 1, shown in percent; empty
             for a count or a name.
         blank: what is shown where there is no number.
-        noise: what is shown where the interval does not exceed 0, of an RMS corrected for noise.
+        noise: what is shown where the interval does not exceed 0, of an RMS corrected for noise,
+            whose square can be below 0; empty for all other numbers.
         neutral: the value that means no trend; None for numbers without one.
         signed: whether it has a sign, so that colours centre on 0.
         bounded: whether its absolute value is at most 1.
@@ -42,11 +43,6 @@ class Column:
     signed: bool = False
     bounded: bool = False
     names_rows: bool = False
-
-    @property
-    def is_rms(self) -> bool:
-        """Whether it is an RMS corrected for noise, whose square can be below 0."""
-        return bool(self.noise)
 
     @property
     def is_share(self) -> bool:

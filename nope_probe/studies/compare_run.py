@@ -161,7 +161,7 @@ def _tested(
     """Return the differences of numbers in rows, tested together by Holm's rule."""
     rows, p_values = [], []
     for names, number, before, after in shared:
-        is_rms = columns[number].is_rms
+        is_rms = bool(columns[number].noise)
         tested = compare_numbers(before, after, paired=paired, is_rms=is_rms)
         rows.append(_row(names, number, before, after, tested))
         p_values.append(tested.p)

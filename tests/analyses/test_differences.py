@@ -148,7 +148,7 @@ def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[s
     after, before = (vars(measure_pattern(pattern)) for pattern in (one, other))
     return {
         name: compare_numbers(
-            before[name], after[name], paired=paired, is_rms=MEASURES[name].is_rms
+            before[name], after[name], paired=paired, is_rms=bool(MEASURES[name].noise)
         ).interval
         for name in after
     }
