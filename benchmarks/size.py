@@ -63,7 +63,7 @@ def main() -> None:
     studies = ROOT / "nope_probe/studies"
     for command in sorted(path.stem for path in (ROOT / "nope_probe").glob("*.py")):
         module = ROOT / "nope_probe" / f"{command}.py"
-        if "EXAMPLES" not in module.read_text():
+        if "import Settings" not in module.read_text():
             continue
         settings = import_module(f"nope_probe.{command}").Settings
         place = Path(sys.modules[settings.__module__].__file__ or "")

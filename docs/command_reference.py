@@ -6,14 +6,14 @@ import dataclasses
 import importlib
 import pkgutil
 import re
-import sys
 import typing
 from collections.abc import Iterator
 from types import ModuleType
-from unittest.mock import patch
 
-from nope_probe import cli
-from nope_probe.run.flags import description_of, hints_of
+from docstring_parser.google import parse as parse_docstring
+
+from nope_probe.cli import SHOWING
+from nope_probe.run.flags import hints_of
 
 
 def commands() -> Iterator[ModuleType]:
@@ -28,29 +28,18 @@ def commands() -> Iterator[ModuleType]:
             yield module
 
 
-class ParsedError(Exception):
-    """Raised in the place of parsing, with the settings that would have been parsed."""
-
-
 def settings_of(module: ModuleType) -> type:
-    """Return the settings that a command parses: its, and the flags that `cli` adds to them."""
-
-    def stop(settings: type, *_: object, **__: object) -> None:
-        raise ParsedError(settings)
-
-    try:
-        with patch.object(cli, "in_groups", stop), patch.object(sys, "argv", [module.__name__]):
-            module.main()
-    except ParsedError as parsed:
-        return parsed.args[0]
-    raise TypeError(f"{module.__name__} parses no settings")
+    """Return the settings of a command, and the flags on what is shown that `cli` adds to them."""
+    shown = [SHOWING[name] for name in module.Settings.showing]
+    bases = (module.Settings,)
+    return dataclasses.make_dataclass("Settings", shown, bases=bases, frozen=True, kw_only=True)
 
 
 def command_text(module: ModuleType) -> str:
     """Return a command's section, as MyST: what it does, then its flags."""
     name = module.__name__.rpartition(".")[2]
     settings = settings_of(module)
-    documented = description_of(settings)
+    documented = parse_docstring(module.Settings.__doc__ or "").description
     flags = "\n\n".join(flag_text(*flag) for flag in flags_of(settings))
     return f"## {name}\n\n`python -m {module.__name__}`\n\n{documented}\n\n{flags}\n"
 

@@ -1,70 +1,44 @@
 """Find where a decoder's positional attention pattern comes from: the mask, RoPE or the weights."""
 
-import ast
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from nope_probe import figures as figures
-    from nope_probe.analyses.attention import AttentionSplit as AttentionSplit
-    from nope_probe.analyses.attention import split_attention as split_attention
-    from nope_probe.analyses.attribution import LayerValues as LayerValues
-    from nope_probe.analyses.attribution import Values as Values
-    from nope_probe.analyses.attribution import attribute as attribute
-    from nope_probe.analyses.attribution import attribute_heads as attribute_heads
-    from nope_probe.analyses.parameter_free.simulation import Simulation as Simulation
-    from nope_probe.analyses.parameter_free.simulation import simulate_scores as simulate_scores
-    from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec as ParameterFreeSpec
-    from nope_probe.analyses.parameter_free.theory import theory_scores as theory_scores
-    from nope_probe.analyses.pattern import Measures as Measures
-    from nope_probe.analyses.pattern import measure as measure
-    from nope_probe.analyses.pattern import measure_heads as measure_heads
-    from nope_probe.data.sequences import Sequences as Sequences
-    from nope_probe.data.sequences import gaussian as gaussian
-    from nope_probe.data.sequences import sequences as sequences
-    from nope_probe.figures.attention import Why as Why
-    from nope_probe.figures.text_view import TextView as TextView
-    from nope_probe.hooks.ablation import ablated as ablated
-    from nope_probe.hooks.reading.attention import capture_attention as capture_attention
-    from nope_probe.hooks.reading.calibration import calibrate as calibrate
-    from nope_probe.hooks.reading.capture import capture_losses as capture_losses
-    from nope_probe.hooks.reading.capture import capture_scores as capture_scores
-    from nope_probe.hooks.reading.capture import capture_stages as capture_stages
-    from nope_probe.hooks.reading.need import Needs as Needs
-    from nope_probe.hooks.reading.need import capture_need as capture_need
-    from nope_probe.hooks.removing.edited_weights import untrained as untrained
-    from nope_probe.hooks.removing.removals import Ablation as Ablation
-    from nope_probe.hooks.removing.replacements import Calibration as Calibration
-    from nope_probe.maps.centred import row_centred as row_centred
-    from nope_probe.maps.maps import AttentionMaps as AttentionMaps
-    from nope_probe.maps.maps import ScoreMaps as ScoreMaps
-    from nope_probe.maps.maps import StageMaps as StageMaps
-    from nope_probe.models.info import LoadedModel as LoadedModel
-    from nope_probe.models.load import load as load
-    from nope_probe.models.parameter_free import build as build
-    from nope_probe.models.parameter_free import parameter_free as parameter_free
-    from nope_probe.run.folder import Run as Run
-    from nope_probe.run.folder import read_run as read_run
-    from nope_probe.studies.ablate_run import run_ablations as run_ablations
-    from nope_probe.studies.attention import text_view as text_view
-    from nope_probe.studies.attention_run import explain as explain
-    from nope_probe.studies.attention_run import run_attention as run_attention
-    from nope_probe.studies.behaviour_run import run_behaviour as run_behaviour
-    from nope_probe.studies.circuit_run import run_circuit as run_circuit
-    from nope_probe.studies.compare_run import difference as difference
-    from nope_probe.studies.head_scores import head_scores as head_scores
-    from nope_probe.studies.heads_run import run_heads as run_heads
-    from nope_probe.studies.trace_run import run_trace as run_trace
-
-# Public names by module are the imports above, which are not run: TransformerLens takes seconds.
-_HOME = {
-    name.name: str(node.module)
-    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-    if isinstance(node, ast.ImportFrom)
-    for name in node.names
-    if name.asname
+_NAMES = {  # public names by module, which are imported on first use: TransformerLens takes seconds
+    "nope_probe": "figures",
+    "nope_probe.analyses.attention": "AttentionSplit split_attention",
+    "nope_probe.analyses.attribution": "LayerValues Values attribute attribute_heads",
+    "nope_probe.analyses.parameter_free.simulation": "Simulation simulate_scores",
+    "nope_probe.analyses.parameter_free.spec": "ParameterFreeSpec",
+    "nope_probe.analyses.parameter_free.theory": "theory_scores",
+    "nope_probe.analyses.pattern": "Measures measure measure_heads",
+    "nope_probe.data.sequences": "Sequences gaussian sequences",
+    "nope_probe.figures.attention": "Why",
+    "nope_probe.figures.text_view": "TextView",
+    "nope_probe.hooks.ablation": "ablated",
+    "nope_probe.hooks.reading.attention": "capture_attention",
+    "nope_probe.hooks.reading.calibration": "calibrate",
+    "nope_probe.hooks.reading.capture": "capture_losses capture_scores capture_stages",
+    "nope_probe.hooks.reading.need": "Needs capture_need",
+    "nope_probe.hooks.removing.edited_weights": "untrained",
+    "nope_probe.hooks.removing.removals": "Ablation",
+    "nope_probe.hooks.removing.replacements": "Calibration",
+    "nope_probe.maps.centred": "row_centred",
+    "nope_probe.maps.maps": "AttentionMaps ScoreMaps StageMaps",
+    "nope_probe.models.info": "LoadedModel",
+    "nope_probe.models.load": "load",
+    "nope_probe.models.parameter_free": "build parameter_free",
+    "nope_probe.run.folder": "Run read_run",
+    "nope_probe.studies.ablate_run": "run_ablations",
+    "nope_probe.studies.attention": "text_view",
+    "nope_probe.studies.attention_run": "explain run_attention",
+    "nope_probe.studies.behaviour_run": "run_behaviour",
+    "nope_probe.studies.circuit_run": "run_circuit",
+    "nope_probe.studies.compare_run": "difference",
+    "nope_probe.studies.head_scores": "head_scores",
+    "nope_probe.studies.heads_run": "run_heads",
+    "nope_probe.studies.trace_run": "run_trace",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __version__ = "0.2.0"
 __all__ = sorted(_HOME)

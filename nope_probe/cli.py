@@ -11,11 +11,12 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from contextvars import ContextVar
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from itertools import chain, takewhile
@@ -25,10 +26,11 @@ from types import ModuleType
 from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 import tyro
+from docstring_parser.google import parse as parse_docstring
 
 from nope_probe.errors import UserError, line_of, printable
 from nope_probe.files import JsonObject
-from nope_probe.run.flags import description_of, flag_of, hints_of, takes_several
+from nope_probe.run.flags import CommandSettings, flag_of, hints_of, takes_several
 from nope_probe.run.paths import validate_image_place
 from nope_probe.run.processes import (
     HEAD_START,
@@ -40,9 +42,9 @@ from nope_probe.run.processes import (
     record_error,
     status,
 )
-from nope_probe.run.settings import OutputSettings, SessionSettings, place_of
+from nope_probe.run.settings import place_of
 
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound=CommandSettings)
 FEW = 3  # commands that an error names
 GROUP = "_group"  # at the end of the names of groups of flags
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
@@ -50,19 +52,24 @@ IMAGE_HELP = (
     "Draw the first figure of the page into this .pdf, .png or .svg file too (needs Chrome)."
 )
 VERBOSE_HELP = "Print all tables, and how to read them; without it, the result alone."
-# Flags on what is shown, which do not identify a run: a type, its help, and a default each.
-IMAGE = ("image", Annotated[Path | None, tyro.conf.arg(help=IMAGE_HELP)], None)
-VERBOSE = ("verbose", Annotated[bool, tyro.conf.arg(help=VERBOSE_HELP)], False)
 DRY_RUN_HELP = "Print the passes, their memory and, after a timed batch of each kind, their time."
-DRY_RUN = ("dry_run", Annotated[bool, tyro.conf.arg(help=DRY_RUN_HELP)], False)
+# Flags on what is shown, which do not identify a run: a name, a type with its help, and a default.
+SHOWING: Mapping[str, tuple[str, Any, Any]] = {
+    "image": ("image", Annotated[Path | None, tyro.conf.arg(help=IMAGE_HELP)], None),
+    "verbose": ("verbose", Annotated[bool, tyro.conf.arg(help=VERBOSE_HELP)], False),
+    "dry_run": ("dry_run", Annotated[bool, tyro.conf.arg(help=DRY_RUN_HELP)], False),
+}
 
 
-def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
-    """Return the settings on the command line; the class's docstring is the help.
+def parse(settings: type[Settings], showing: Sequence[str] = ()) -> tuple[Settings, JsonObject]:
+    """Return the settings on the command line, and the values of further flags by name.
 
     Args:
-        settings: a dataclass.
-        examples: arguments of the command, which its help shows after the command as it was typed.
+        settings: a dataclass, whose docstring is the help.
+        showing: the flags on what is shown.
+
+    Raises:
+        UserError: for an image that cannot be drawn at that path.
     """
     subcommand = _subcommand.get()
     typed = " ".join([*program(), *([] if subcommand is None else [subcommand])])
@@ -73,14 +80,15 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     with one_line_for_a_box(see):
         groups: Any
         groups, unknown = tyro.cli(
-            in_groups(settings),
+            in_boxes(settings, showing),
             prog=typed,
             args=arguments,
-            description=help_text(settings, [f"{typed} {example}" for example in examples]),
+            description=help_text(settings, [f"{typed} {given}" for given in settings.examples]),
             return_unknown_args=True,
         )
     for stray in unknown[:1]:
-        near = get_close_matches(stray, flags_of(settings), n=1)
+        flags = [*flags_of(settings), *map(flag_of, showing)]
+        near = get_close_matches(stray, flags, n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         for instead in way_out(stray, settings, arguments):
             raise UserError(instead)
@@ -90,7 +98,10 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
         values |= vars(values.pop(name))
     if process_count() > 1:  # so that torch prints nothing about a connection that it loses
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    return settings(**values)
+    shown = {name: values.pop(name) for name in showing}
+    if shown.get("image") is not None:
+        validate_image_place(shown["image"])
+    return settings(**values), shown
 
 
 def help_text(settings: type, examples: Sequence[str]) -> str:
@@ -100,7 +111,8 @@ def help_text(settings: type, examples: Sequence[str]) -> str:
     """
     width = min(100, shutil.get_terminal_size().columns)
     indented = TextWrapper(width, initial_indent="  ", subsequent_indent="  ")
-    first, *others = description_of(settings).split("\n\n")
+    described = parse_docstring(settings.__doc__ or "").description or ""
+    first, *others = described.split("\n\n")
     lines = [first, *map(indented.fill, others)]
     if examples:
         lines += ["", "Examples:", *(f"  {example}".rstrip() for example in examples)]
@@ -113,21 +125,24 @@ def print_version() -> NoReturn:
     sys.exit(0)
 
 
-def in_groups(settings: type) -> type:
-    """Return a dataclass of dataclasses: the settings that each class of settings declares.
+def in_boxes(settings: type[CommandSettings], showing: Sequence[str]) -> type:
+    """Return a dataclass of dataclasses: the flags of each box of the help.
 
-    The help has a box for each, which is called after the class; the settings that a command
-    declares itself are in the first.
+    The flags that a command declares itself are in the first box, which has no title.
     """
     titles: dict[str, str] = {}
     for kind in filter(is_dataclass, reversed(settings.__mro__)):
-        title = kind.__name__.removesuffix("Settings").lower()
+        title = ""
         for name in (setting.name for setting in fields(kind)):
+            title = settings.boxes.get(name, title)
             titles.setdefault(name, "" if kind is settings else title)
     groups: dict[str, list[tuple[str, Any, Any]]] = {}
-    for setting in fields(settings):
-        hint, default = hints_of(settings)[setting.name], field(default=setting.default)
+    declared: type = settings
+    for setting in fields(declared):
+        hint, default = hints_of(declared)[setting.name], field(default=setting.default)
         groups.setdefault(titles[setting.name], []).append((setting.name, hint, default))
+    for name in showing:
+        groups.setdefault("output", []).append(SHOWING[name])
     boxes: list[Any] = []
     for title, flags in groups.items():
         if not title:
@@ -139,51 +154,20 @@ def in_groups(settings: type) -> type:
     return make_dataclass("Groups", boxes, kw_only=True)
 
 
-def parse_with(
-    settings: type[Settings], examples: Sequence[str], *flags: tuple[str, Any, Any]
-) -> tuple[Settings, JsonObject]:
-    """Return the settings on the command line, and the values of further flags by name.
-
-    Args:
-        settings: a dataclass.
-        examples: arguments of the command, for its help.
-        flags: `IMAGE`, `VERBOSE` or `DRY_RUN`.
-
-    Raises:
-        UserError: for an image that cannot be drawn at that path.
-    """
-    # A subclass, since a field of the settings themselves would identify the run. Help shows the
-    # flags in the box of the class that has this name.
-    output = make_dataclass(OutputSettings.__name__, flags, frozen=True, kw_only=True)
-    both = make_dataclass(settings.__name__, (), bases=(output, settings), frozen=True)
-    both.__doc__ = settings.__doc__
-    values = dict(vars(parse(both, examples)))
-    shown = {name: values.pop(name) for name, *_ in flags}
-    if shown.get("image") is not None:
-        validate_image_place(shown["image"])
-    return settings(**values), shown
+def command(settings: type[CommandSettings]) -> Callable[[], None]:
+    """Return the `main` of a command, given the class of its settings."""
+    return partial(run_and_show, settings)
 
 
-def run_and_show(
-    command: str,
-    settings: type[SessionSettings],
-    examples: Sequence[str],
-    flags: Sequence[tuple[str, Any, Any]] = (IMAGE, VERBOSE, DRY_RUN),
-) -> None:
+def run_and_show(settings: type[CommandSettings]) -> None:
     """Run a command line, and print its result; draw its first figure for `--image`.
 
-    A finished run is shown without torch. With `--dry-run`, only what would be run is printed.
-
-    Args:
-        command: the command's name.
-        settings: the settings of the command; their module says what to show of it, and the one
-            that `place_of` names has the study.
-        examples: arguments of the command, for its help.
-        flags: those on what is shown that the command has.
+    A finished run is shown without torch. With `--dry-run`, only what would be run is printed. The
+    module of the settings says what to show, and the one that `place_of` names has the study.
     """
     with one_line_errors():
         try:
-            chosen, shown = parse_with(settings, examples, *flags)
+            chosen, shown = parse(settings, settings.showing)
             chosen.validate()
         except UserError as error:  # a value that is several values
             for instead in separated_by_spaces(str(error), settings, typed_arguments()):
@@ -196,7 +180,7 @@ def run_and_show(
             )
         from nope_probe.run.finished_run import finished_folder  # pandas, which --help does without
 
-        folder = None if dry else finished_folder(command, chosen)
+        folder = None if dry else finished_folder(chosen)
         if folder is None:
             run = module_of(settings, "study").run
             folder = run(chosen, dry=True) if dry else run(chosen)

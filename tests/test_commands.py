@@ -102,8 +102,8 @@ def test_help_and_the_reference_page_have_the_same_flags_and_two_examples(
         nope_probe(monkeypatch, command, "--help")
     shown, module = output.getvalue(), import_module(f"nope_probe.{command}")
     assert shown.startswith(f"usage: nope-probe {command} [-h]")
-    assert len(module.EXAMPLES) == 2
-    for example in module.EXAMPLES:
+    assert len(module.Settings.examples) == 2
+    for example in module.Settings.examples:
         assert f"\n  nope-probe {command} {example}".rstrip() + "\n" in shown
     flags = flags_of(settings_of(module))
     on_page = {word for flag, _, _ in flags for word in flag.split() if word.startswith("--")}
@@ -130,8 +130,8 @@ def another_value(hint: object, default: object) -> object:
 def test_the_command_of_a_run_has_each_setting_that_is_not_the_default(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_of(import_module(f"nope_probe.{command}"))
-    assert settings().typed(command) == command
+    settings = import_module(f"nope_probe.{command}").Settings
+    assert settings().typed() == f"python -m nope_probe.{command}"
     hints = hints_of(settings)
     flags = [field for field in fields(settings) if "Suppress" not in str(hints[field.name])]
     given = {field.name: another_value(hints[field.name], field.default) for field in flags}
@@ -140,8 +140,8 @@ def test_the_command_of_a_run_has_each_setting_that_is_not_the_default(
         given |= {"layers": "7:9"}
     chosen = settings(**given)
     assert chosen.chosen() == given
-    monkeypatch.setattr(sys, "argv", shlex.split(chosen.typed(command)))
-    assert parse(settings) == chosen
+    monkeypatch.setattr(sys, "argv", shlex.split(chosen.typed())[2:])
+    assert parse(settings) == (chosen, {})
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -162,6 +162,5 @@ def test_a_range_of_layers_is_run_from_the_first_and_reported_alone() -> None:
 
 def test_a_parameter_free_model_takes_vectors_unless_data_is_given() -> None:
     assert ablate.Settings(model="parameter-free-RoPE").data == "gaussian"
-    assert (
-        ablate.Settings(model="parameter-free").typed("ablate") == "ablate --model parameter-free"
-    )
+    typed = ablate.Settings(model="parameter-free").typed()
+    assert typed == "python -m nope_probe.ablate --model parameter-free"

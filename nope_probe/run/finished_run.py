@@ -12,11 +12,11 @@ from pathlib import Path
 
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, file_checksum, json_checksum, read_json
+from nope_probe.run.flags import CommandSettings
 from nope_probe.run.folder import check_output_dir
 from nope_probe.run.manifest import FileRecord, read_manifest
 from nope_probe.run.paths import checkpoint_dir, default_output_dir, output_folder, remove
 from nope_probe.run.processes import print_line
-from nope_probe.run.settings import SessionSettings
 
 # The bytes read of a source; size and time of change identify the files beyond.
 LARGE = 1 << 30
@@ -26,31 +26,29 @@ _UNREAD = ("generation_config.json", "run.json")
 UNUSED_IN_FILE = ("_name_or_path", "transformers_version")
 
 
-def folder_of(command: str, settings: SessionSettings, recorded: JsonObject) -> Path:
+def folder_of(settings: CommandSettings, recorded: JsonObject) -> Path:
     """Return the folder of a run.
 
     Args:
-        command: the command's name.
-        settings: its settings.
+        settings: the command's.
         recorded: what identifies the run, as its manifest holds it.
     """
     if settings.out is None:
-        return default_output_dir(command, settings.subject, recorded)
+        return default_output_dir(settings.command, settings.subject, recorded)
     return output_folder(settings.out)
 
 
-def finished_folder(command: str, settings: SessionSettings) -> Path | None:
+def finished_folder(settings: CommandSettings) -> Path | None:
     """Return the folder of a run that is finished, and say that it is shown again; or None.
 
     Args:
-        command: the command's name.
-        settings: its settings, validated.
+        settings: the command's, validated.
 
     Raises:
         UserError: for a folder that holds something else, or a source that changed since.
     """
     recorded = settings.recorded()
-    folder = folder_of(command, settings, recorded)
+    folder = folder_of(settings, recorded)
     if not check_output_dir(folder, recorded):
         return None
     tell_finished(folder, settings.sources())

@@ -6,23 +6,30 @@ next to the other flags is refused, never ignored. A flag's help is in the docst
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from inspect import Parameter, cleandoc
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
+from docstring_parser.google import parse as parse_docstring
 
 from nope_probe.errors import UserError, as_tuple, leaves_of, validate_choices, validate_types
 from nope_probe.files import JsonObject, local_path
+from nope_probe.run.processes import validate_one_process
 
-Chosen = TypeVar("Chosen", bound="BoundedSettings")
-HELP = "\n\nAttributes:\n"
-_ENTRY = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.M)  # a name and its help, with its lines
+Chosen = TypeVar("Chosen", bound="CommandSettings")
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,26 @@ SEQ_LEN = Bounds(4, LARGEST)
 ALPHA = Bounds(0, 1, open_above=True)
 
 
-class BoundedSettings:
-    """A base for dataclasses of settings, which have `Bounds` and `Literal`s in their annotations.
+Mistakes: TypeAlias = Iterator[tuple[object, str]]  # whether something is wrong, and the message
 
-    Paths become absolute; in Python they may be given as text. Values from Python are checked
-    against their types too.
+
+def refuse(mistakes: Mistakes) -> None:
+    """Refuse the first mistake that is made.
+
+    Raises:
+        UserError: with its message.
+    """
+    for is_made, message in mistakes:
+        if is_made:
+            raise UserError(message)
+
+
+class CommandSettings:
+    """A base for the settings of commands: frozen dataclasses, whose fields are the flags.
+
+    Numbers have `Bounds` and words are `Literal`s, in the annotations. Paths become absolute; in
+    Python they may be given as text. Values from Python are checked against their types too. By
+    default a run has one process's CPU, no model and no files.
 
     Example:
         >>> from nope_probe.ablate import Settings
@@ -80,6 +102,14 @@ class BoundedSettings:
         Traceback (most recent call last):
         nope_probe.errors.UserError: --n-seqs 0: expected 1 <= n-seqs <= 2147483647
     """
+
+    command: ClassVar[str]
+    function: ClassVar[str] = ""  # that runs the command from Python
+    examples: ClassVar[tuple[str, ...]] = ()  # arguments, for its help
+    showing: ClassVar[tuple[str, ...]] = ("image", "verbose", "dry_run")  # flags on what is shown
+    boxes: ClassVar[Mapping[str, str]] = {}  # the titles of boxes in its help, by first flag
+    unrecorded: ClassVar[tuple[str, ...]] = ("out",)  # flags that change no number and no name
+    in_one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         kind: type = type(self)
@@ -102,19 +132,21 @@ class BoundedSettings:
         values = {field.name: getattr(self, field.name) for field in fields(every)}
         return {f.name: values[f.name] for f in fields(every) if values[f.name] != f.default}
 
-    def typed(self, *program: str) -> str:
-        """Return the command line that gives these settings, without those that are the default.
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The words before the flags that run the command; a recipe is a script."""
+        return ("python", "-m", f"nope_probe.{self.command}")
 
-        Args:
-            program: the words before the flags.
+    def typed(self) -> str:
+        """Return the command line that gives these settings, without those that are the default.
 
         Example:
             >>> from nope_probe.ablate import Settings
-            >>> Settings(seq_len=32, shuffle=True, remove=("mask", "w_q")).typed("ablate")
-            'ablate --shuffle --seq-len 32 --remove mask w_q'
+            >>> Settings(seq_len=32, shuffle=True, remove=("mask", "w_q")).typed()
+            'python -m nope_probe.ablate --shuffle --seq-len 32 --remove mask w_q'
         """
         kind: type = type(self)
-        words, hints = [*program], hints_of(kind)
+        words, hints = [*self.program], hints_of(kind)
         for name, value in self.chosen().items():
             if isinstance(value, bool):
                 words.append(flag_of(name if value else f"no_{name}"))
@@ -123,6 +155,50 @@ class BoundedSettings:
             else:
                 words += [flag_of(name), *map(str, as_tuple(value))]
         return shlex.join(words)
+
+    @property
+    def out(self) -> Path | None:
+        """The folder of the run; None for the default."""
+
+    def at(self: Chosen, out: Path) -> Chosen:
+        """Return the same settings of a run in another folder."""
+        return type(self)(**{**vars(self), "out": out})
+
+    @property
+    def device(self) -> str:
+        """The torch device, or `auto`."""
+        return "cpu"
+
+    @property
+    def subject(self) -> str:
+        """What the default folder is named after."""
+        return ""
+
+    def recorded(self) -> JsonObject:
+        """Return the settings that identify the run, as the manifest holds them."""
+        return {name: value for name, value in vars(self).items() if name not in self.unrecorded}
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return the paths of the model's and the data's files; None for files elsewhere."""
+        return {}
+
+    def memory(self, n_maps: int = 1, d_model: int = 0) -> int:
+        """Return the bytes that the run needs above its model, at least."""
+        return 0
+
+    def validate(self) -> None:
+        """Check what can be checked without the model.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        if self.in_one_process:
+            validate_one_process()
+        refuse(self.mistakes())
+
+    def mistakes(self) -> Mistakes:
+        """Yield what can be wrong before a model is loaded, each with a message and a way out."""
+        yield from ()
 
 
 def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
@@ -164,8 +240,8 @@ def hints_of(settings: type) -> dict[str, Any]:
     """
     helps: dict[str, str] = {}
     for kind in reversed(settings.__mro__):
-        entries = cleandoc(kind.__doc__ or "").partition(HELP)[2]
-        helps |= {name: " ".join(text.split()) for name, text in _ENTRY.findall(entries)}
+        entries = parse_docstring(kind.__doc__ or "").params
+        helps |= {entry.arg_name: " ".join((entry.description or "").split()) for entry in entries}
     hints: dict[str, Any] = get_type_hints(settings, include_extras=True)
     for name in helps.keys() & hints.keys():
         if not any(getattr(extra, "help", None) for extra in get_args(hints[name])):
@@ -189,22 +265,6 @@ def words_of(chosen: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def description_of(settings: type) -> str:
-    """Return what the docstring of settings says besides their help."""
-    return cleandoc(settings.__doc__ or "").partition(HELP)[0]
-
-
-def options_of(settings: type) -> Iterator[tuple[Parameter, str]]:
-    """Yield the settings as keyword parameters of a function, each with its help."""
-    for field in fields(settings):
-        plain, *extras = get_args(hints_of(settings)[field.name])
-        text = "".join(getattr(extra, "help", None) or "" for extra in extras)
-        yield (
-            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=plain),
-            text,
-        )
-
-
 def flag_of(name: str) -> str:
     """Return the flag of a setting.
 
@@ -215,16 +275,14 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def validate_effects(settings: Any, without_effect: Mapping[str, str]) -> None:
-    """Check that no flag without an effect was given another value than its default.
+def effects_of(settings: Any, without_effect: Mapping[str, str]) -> Mistakes:
+    """Yield for each flag without an effect whether it has another value than its default.
 
     Args:
         settings: a dataclass.
         without_effect: by setting, the reason, as in `no effect on --data random`.
-
-    Raises:
-        UserError: naming the flag, and why it has no effect.
     """
     for field in fields(settings):
-        if field.name in without_effect and getattr(settings, field.name) != field.default:
-            raise UserError(f"{flag_of(field.name)} has no effect {without_effect[field.name]}")
+        if reason := without_effect.get(field.name):
+            is_given = getattr(settings, field.name) != field.default
+            yield is_given, f"{flag_of(field.name)} has no effect {reason}"

@@ -28,7 +28,7 @@ from nope_probe.run.finished_run import (
     record_sources,
     tell_finished,
 )
-from nope_probe.run.flags import words_of
+from nope_probe.run.flags import CommandSettings, words_of
 from nope_probe.run.folder import Run, check_output_dir, write_run
 from nope_probe.run.identity import (
     fingerprint,
@@ -41,21 +41,20 @@ from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel
 from nope_probe.run.paths import checkpoint_dir, locked, validate_memory
 from nope_probe.run.process_group import Processes, device_of_process, process_group
 from nope_probe.run.processes import Signals, print_line, status
-from nope_probe.run.settings import RunSettings, SessionSettings
+from nope_probe.run.settings import RunSettings
 from nope_probe.run.sources import load_model, make_sequences, validate_reach
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 OF_INPUTS = ("name", "bos", "bos_token", "sha256", "notes")  # what a manifest says of them
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
-Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
+Settings_co = TypeVar("Settings_co", covariant=True, bound=CommandSettings)
 
 
 class Session(Generic[Settings_co]):
     """A run in progress, or a finished one.
 
     Args:
-        command: the command's name.
-        settings: its settings.
+        settings: the command's.
         load: loads the model onto a device; by default the first layers that the settings name.
         model: a model in memory, which no name leads back to, in place of the one to load.
         inputs: the sequences, if the settings do not describe them.
@@ -85,22 +84,21 @@ class Session(Generic[Settings_co]):
 
     def __init__(
         self,
-        command: str,
         settings: Settings_co,
         load: Callable[[Settings_co, str], LoadedModel | None] = load_model,
         *,
         model: LoadedModel | None = None,
         inputs: Sequences | None = None,
-        asked: SessionSettings | None = None,
+        asked: CommandSettings | None = None,
         call: str = "",
         is_kept: bool = True,
     ) -> None:
         self.asked = asked or settings
-        self.typed = call or self.asked.typed(*self.asked.program(command))
-        self.settings, self._command, self._load_model = settings, command, load
+        self.typed = call or self.asked.typed()
+        self.settings, self._load_model = settings, load
         self.in_memory, self.inputs, self.is_kept = model, inputs, is_kept
         self.recorded = settings.recorded() | self._given()
-        self.folder = folder_of(command, settings, self.recorded)
+        self.folder = folder_of(settings, self.recorded)
         self.finished, self.started, self.weights = False, time.monotonic(), ""
         self.processes = Processes()
         self._exits = ExitStack()
@@ -132,7 +130,7 @@ class Session(Generic[Settings_co]):
         self.settings.validate()
         self.finished = check_output_dir(self.folder, self.recorded)
         if not self.finished:
-            validate_memory(self.settings.least_memory, SIZES)
+            validate_memory(self.settings.memory(), SIZES)
         with ExitStack() as stack:
             if not self.finished:
                 self._start(stack)
@@ -228,7 +226,7 @@ class Session(Generic[Settings_co]):
     def manifest(self) -> Manifest:
         """Return the manifest of any run: its identity, settings, versions and duration."""
         manifest = Manifest(
-            kind=self._command,
+            kind=self.settings.command,
             command=self.typed,
             chosen=words_of(self.asked.chosen()),
             settings=self.recorded,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -21,66 +21,13 @@ from nope_probe.run.flags import (
     LAYERS,
     SEED,
     SEQ_LEN,
-    BoundedSettings,
     Bounds,
-    validate_effects,
+    CommandSettings,
+    Mistakes,
+    effects_of,
+    refuse,
 )
-from nope_probe.run.processes import process_count, validate_one_process
-
-Chosen = TypeVar("Chosen", bound="SessionSettings")
-
-
-class SessionSettings(BoundedSettings):
-    """The settings of a command that runs in a session.
-
-    By default a run has one process's CPU, no model, no files, and needs nothing worth a check.
-    """
-
-    # Settings that change neither the numbers nor the folder's name.
-    unrecorded: ClassVar[tuple[str, ...]] = ("out",)
-
-    @property
-    def out(self) -> Path | None:
-        """The folder of the run; None for the default."""
-
-    def at(self: Chosen, out: Path) -> Chosen:
-        """Return the same settings of a run in another folder."""
-        return type(self)(**{**vars(self), "out": out})
-
-    @property
-    def device(self) -> str:
-        """The torch device, or `auto`."""
-        return "cpu"
-
-    @property
-    def subject(self) -> str:
-        """What the default folder is named after."""
-        return ""
-
-    def program(self, command: str) -> tuple[str, ...]:
-        """Return the words before the flags that run a command; a recipe is a script."""
-        return ("python", "-m", f"nope_probe.{command}")
-
-    def validate(self) -> None:
-        """Check without the model that a single process was started."""
-        validate_one_process()
-
-    @property
-    def least_memory(self) -> int:
-        """The bytes that the run needs at one time, at least."""
-        return 0
-
-    def memory(self, info: ModelInfo) -> int:
-        """Return the bytes that the run needs above its model."""
-        return self.least_memory
-
-    def recorded(self) -> JsonObject:
-        """Return the settings that identify the run, as the manifest holds them."""
-        return {name: value for name, value in vars(self).items() if name not in self.unrecorded}
-
-    def sources(self) -> dict[str, Path | None]:
-        """Return the paths of the model's and the data's files; None for files elsewhere."""
-        return {}
+from nope_probe.run.processes import process_count
 
 
 def place_of(settings: type, name: str) -> str:
@@ -105,10 +52,16 @@ OFFSET_BINS = tyro.conf.arg(
 FORMAT = 6
 MIN_KEYS = 8  # other keys that a query sees which has a lead, and that an order needs
 FIRST_LAYERS = 4  # that are studied by default
+# Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.
+VECTORS_OF_BLOCK = 16
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
-# The `data` of a run on sequences that a call from Python gives.
+# The `data` of a run on sequences that a call from Python gives, and what these take the place of.
 GIVEN = "given in Python"
+OF_INPUTS = (
+    *("data", "windows", "pack", "bos", "alpha", "shuffle"),
+    *("n_seqs", "seq_len", "beyond_context"),
+)
 # The settings without effect on a source of data; another value than the default is refused.
 NO_EFFECT_ON = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
@@ -117,10 +70,8 @@ NO_EFFECT_ON = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings(BoundedSettings):
+class ModelSettings(CommandSettings):
     """Which model is read.
-
-    A command's help has a box for the flags of each class of settings.
 
     Attributes:
         model: A shipped or friendly name, a Hub id, a local Hugging Face folder, or a GGUF file
@@ -136,6 +87,8 @@ class ModelSettings(BoundedSettings):
     revision: str | None = None
     allow_unused: bool = False
 
+    boxes: ClassVar = {"model": "model"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         default = type(self).model  # a dataclass keeps its defaults on the class
@@ -144,8 +97,8 @@ class ModelSettings(BoundedSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings:
-    """Which sequences a model is run on.
+class RunSettings(ModelSettings):
+    """Which model is run, on which sequences, and how.
 
     Attributes:
         data: auto (shipped; gaussian for a parameter-free model), shipped (Python source), prose
@@ -163,6 +116,17 @@ class DataSettings:
         n_seqs: How many sequences.
         seq_len: Tokens in a sequence.
         beyond_context: Allow a --seq-len beyond the context (not of learned positions).
+        layers: 4: the first four, L0 to L3; 7:9: L7 and L8, after blocks that are run and not
+            reported; all; auto: 4, or all of fewer.
+        batch_size: Sequences per forward pass; auto: 8,192 tokens, at most 32 sequences.
+        folds: Parts of the data that intervals are made from.
+        query_rows: Rows of the maps: evenly spread queries; all up to 2,048 tokens, 512 above.
+        skip_keys: How many keys count as first; auto: 1 for tokens (trace: for BOS), else 0.
+        seed: Seed of every random choice.
+        device: A torch device, or auto; under torchrun each process takes a GPU.
+        device_map: Spread a model that is larger than one GPU over all of them.
+        dtype: The type of the weights; auto: bfloat16 on a GPU, else float32.
+        out: Folder of the run [runs/COMMAND-MODEL-HASH].
     """
 
     data: str = "auto"
@@ -175,29 +139,6 @@ class DataSettings:
     n_seqs: Annotated[int, COUNT] = 64
     seq_len: Annotated[int, SEQ_LEN] = 64
     beyond_context: bool = False
-
-
-# What given sequences take the place of.
-OF_INPUTS = tuple(field.name for field in fields(DataSettings) if field.name != "tokens")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuringSettings:
-    """What is read of a model, and how it is run.
-
-    Attributes:
-        layers: 4: the first four, L0 to L3; 7:9: L7 and L8, after blocks that are run and not
-            reported; all; auto: 4, or all of fewer.
-        batch_size: Sequences per forward pass; auto: 8,192 tokens, at most 32 sequences.
-        folds: Parts of the data that intervals are made from.
-        query_rows: Rows of the maps: evenly spread queries; all up to 2,048 tokens, 512 above.
-        skip_keys: How many keys count as first; auto: 1 for tokens (trace: for BOS), else 0.
-        seed: Seed of every random choice.
-        device: A torch device, or auto; under torchrun each process takes a GPU.
-        device_map: Spread a model that is larger than one GPU over all of them.
-        dtype: The type of the weights; auto: bfloat16 on a GPU, else float32.
-    """
-
     layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "auto"
     batch_size: Annotated[int | Literal["auto"], COUNT] = "auto"
     folds: Annotated[int, Bounds(MIN_FOLDS, LARGEST)] = 8
@@ -207,24 +148,16 @@ class MeasuringSettings:
     device: str = "auto"
     device_map: Literal["auto", "balanced", "sequential"] | None = None
     dtype: Dtype = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputSettings:
-    """What a run writes.
-
-    Attributes:
-        out: Folder of the run [runs/COMMAND-MODEL-HASH].
-    """
-
     out: Path | None = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings, SessionSettings):
-    """Which model is run, on which sequences, and how."""
-
-    unrecorded: ClassVar[tuple[str, ...]] = (*SessionSettings.unrecorded, "tokens")
+    unrecorded: ClassVar[tuple[str, ...]] = ("out", "tokens")
+    in_one_process = False
+    boxes: ClassVar = {
+        **ModelSettings.boxes,
+        "data": "data",
+        "layers": "measuring",
+        "out": "output",
+    }
     runs_all_layers: ClassVar[bool] = False  # whichever of them are studied
     # Defaults that are not recorded: runs from before these settings existed keep their identity.
     unset: ClassVar[tuple[tuple[str, object], ...]] = (
@@ -281,27 +214,28 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
         kept = {k: v for k, v in settings.items() if (k, v) not in self.unset}
         return {"format": FORMAT, **kept}
 
-    def validate(self) -> None:
-        """Check what can be checked without the model.
-
-        Raises:
-            UserError: naming the flag.
-        """
-        if self.reads_corpus and self.seq_len < self.shortest:
-            raise UserError(
-                f"{self.length_of(self.seq_len)}: measures use queries that see {MIN_KEYS} keys or "
-                f"more besides the first; take {self.length_of(self.shortest)} or more"
-            )
-        if self.reads_corpus and self.n_seqs < self.folds:
-            raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
-        if self.query_rows is not None and self.query_rows > self.seq_len:
-            raise UserError(f"--query-rows {self.query_rows} is more than {self.seq_len} tokens")
-        if self.skip_keys != "auto" and self.skip_keys > self.seq_len - 3:
-            raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.seq_len}")
-        self._validate_devices()
-        self._validate_data()
+    def mistakes(self) -> Mistakes:
+        """Yield what can be wrong before the model is loaded, each with its message."""
+        reads, n, n_seqs = self.reads_corpus, self.seq_len, self.n_seqs
+        yield (
+            reads and n < self.shortest,
+            f"{self.length_of(n)}: measures use queries that see {MIN_KEYS} keys or more besides "
+            f"the first; take {self.length_of(self.shortest)} or more",
+        )
+        yield reads and n_seqs < self.folds, f"{n_seqs} sequences do not fill {self.folds} folds"
+        yield (self.query_rows or 0) > n, f"--query-rows {self.query_rows} is more than {n} tokens"
+        first = 0 if self.skip_keys == "auto" else self.skip_keys
+        yield first > n - 3, f"--skip-keys {first} leaves no keys of {n}"
+        yield from self._wrong_devices()
+        yield from self._wrong_data()
         if self.revision is not None:
             validate_revision(self.model)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a language model reads text."""
+        is_parameter_free = self.model.lower().startswith("parameter-free")
+        return not is_parameter_free and self.data not in ("random", "gaussian")
 
     @property
     def reads_corpus(self) -> bool:
@@ -313,43 +247,57 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
         unused = NO_EFFECT_ON.get(self.data, ("alpha",))
         return dict.fromkeys(unused, f"on --data {self.data}")
 
+    def memory(self, n_maps: int = 1, d_model: int = 0) -> int:
+        """Return the bytes that the run needs above its model: sequences, fold maps and a batch.
+
+        Args:
+            n_maps: how many maps (of float64, in every fold) are in memory at a time.
+            d_model: the width of the model, for the activations of a batch; 0 leaves these out.
+
+        Example:
+            >>> from nope_probe.ablate import Settings
+            >>> Settings(n_seqs=8, seq_len=100, folds=4).memory(n_maps=2)
+            646400
+        """
+        cells = self.folds * n_maps * self.n_rows * self.seq_len
+        tokens = self.seqs_per_batch * self.seq_len
+        inputs = self.n_seqs * self.seq_len
+        return 8 * (inputs + cells) + 4 * tokens * VECTORS_OF_BLOCK * d_model
+
     @property
-    def least_memory(self) -> int:
-        """The bytes of the sequences and of one layer's fold maps, before the model is known."""
-        return memory_of(self, n_maps=1)
+    def n_rows(self) -> int:
+        """How many rows the maps of the run have."""
+        return self.query_rows or default_rows(self.seq_len)
 
-    def memory(self, info: ModelInfo) -> int:
-        """Return the bytes of the sequences, of a batch, and of the fold maps in memory."""
-        return memory_of(self, n_maps=self.n_maps(info), d_model=info.d_model)
-
-    def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps (of float64, in every fold) are in memory at a time."""
-        return len(self.layers_with_maps(info))
-
-    def _validate_data(self) -> None:
+    def _wrong_data(self) -> Mistakes:
+        model, data = self.model.lower(), self.data
         if self.pack:
-            validate_packing(self.data, self.windows)
-        validate_effects(self, self.without_effect())
-        if not self.reads_corpus:
-            return
-        if self.model.lower() in PARAMETER_FREE and self.data not in ("gaussian", GIVEN):
-            raise UserError(f"{self.model} takes gaussian vectors, not --data {self.data}")
-        if self.model.lower() in CHECKPOINTS and self.data == "gaussian":
-            raise UserError(f"{self.model} takes text or random tokens, not --data gaussian")
+            validate_packing(data, self.windows)
+        yield from effects_of(self, self.without_effect())
+        yield (
+            self.reads_corpus and model in PARAMETER_FREE and data not in ("gaussian", GIVEN),
+            f"{self.model} takes gaussian vectors, not --data {data}",
+        )
+        yield (
+            self.reads_corpus and model in CHECKPOINTS and data == "gaussian",
+            f"{self.model} takes text or random tokens, not --data gaussian",
+        )
 
-    def _validate_devices(self) -> None:
+    def _wrong_devices(self) -> Mistakes:
         n_processes, n_batches = process_count(), -(-self.n_seqs // self.seqs_per_batch)
-        if n_batches < n_processes:
-            raise UserError(
-                f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
-                f"batches, too few for {n_processes} processes; lower --batch-size"
-            )
-        if self.device_map is not None and self.device != "auto":
-            raise UserError("--device is for one device and --device-map for several: take one")
-        if self.device_map is not None and n_processes > 1:
-            raise UserError(
-                "--device-map gives one process all GPUs, and torchrun one each: take one"
-            )
+        yield (
+            n_batches < n_processes,
+            f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} batches, "
+            f"too few for {n_processes} processes; lower --batch-size",
+        )
+        yield (
+            self.device_map is not None and self.device != "auto",
+            "--device is for one device and --device-map for several: take one",
+        )
+        yield (
+            self.device_map is not None and n_processes > 1,
+            "--device-map gives one process all GPUs, and torchrun one each: take one",
+        )
 
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's and the data's files.
@@ -386,20 +334,27 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
         return self.seq_len if self.beyond_context else None
 
     def validate_layers(self, info: ModelInfo) -> None:
-        """Check that there are the layers that the run measures, and that some of them attends.
+        """Check what can be checked of a model: its layers and heads, and that some attend.
 
         Raises:
-            UserError: for a missing layer, or no attention.
+            UserError: naming the flag.
         """
-        depth = self.depth_in(info)
+        refuse(self.mistakes_of(info))
+
+    def mistakes_of(self, info: ModelInfo) -> Mistakes:
+        """Yield what can be wrong with the settings of a run of some model, each with its message.
+
+        Raises:
+            TooFewLayersError: for a missing layer.
+        """
+        depth, first = self.depth_in(info), info.attending[0]
         if depth > info.n_layers:
             raise TooFewLayersError(info.name, depth=info.n_layers, requested=depth)
-        if not self.layers_with_maps(info):
-            first = info.attending[0]
-            raise UserError(
-                f"--layers {depth if self.layers == 'auto' else self.layers} of {info.name} do not "
-                f"attend: L{first} is the first that does, try --layers {first + 1}"
-            )
+        yield (
+            not self.layers_with_maps(info),
+            f"--layers {depth if self.layers == 'auto' else self.layers} of {info.name} do not "
+            f"attend: L{first} is the first that does, try --layers {first + 1}",
+        )
 
     @property
     def shortest(self) -> int:
@@ -424,27 +379,3 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
         first, colon, _ = str(self.layers).partition(":")
         studied = range(int(first) if colon else 0, self.depth_in(info))
         return tuple(layer for layer in info.attending if layer in studied)
-
-
-# Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.
-VECTORS_OF_BLOCK = 16
-
-
-def memory_of(settings: RunSettings, *, n_maps: int, d_model: int = 0) -> int:
-    """Return the bytes that a run needs above its model: sequences, fold maps and a batch.
-
-    Args:
-        settings: the run's.
-        n_maps: how many maps it holds at a time.
-        d_model: the width of the model, for the activations of a batch; 0 leaves these out.
-
-    Example:
-        >>> from nope_probe.ablate import Settings
-        >>> memory_of(Settings(n_seqs=8, seq_len=100, folds=4), n_maps=2)
-        646400
-    """
-    n_rows = settings.query_rows or default_rows(settings.seq_len)
-    cells = settings.folds * n_maps * n_rows * settings.seq_len
-    tokens = settings.seqs_per_batch * settings.seq_len
-    inputs = settings.n_seqs * settings.seq_len
-    return 8 * (inputs + cells) + 4 * tokens * VECTORS_OF_BLOCK * d_model

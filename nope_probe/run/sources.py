@@ -23,15 +23,15 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.maps.folds import default_folds
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, validate_hub_answers, validate_reachable
-from nope_probe.run.flags import flag_of
+from nope_probe.run.flags import CommandSettings, flag_of
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import status
-from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings, SessionSettings
+from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings
 
 Chosen = TypeVar("Chosen", bound=RunSettings)
 
 
-def validate_reach(settings: SessionSettings) -> None:
+def validate_reach(settings: CommandSettings) -> None:
     """Check that model and data are on this machine or within reach, without loading them.
 
     Raises:
@@ -52,7 +52,7 @@ def validate_reach(settings: SessionSettings) -> None:
         validate_hub_answers(f"the data set {settings.data}")
 
 
-def load_model(settings: SessionSettings, device: str) -> LoadedModel | None:
+def load_model(settings: CommandSettings, device: str) -> LoadedModel | None:
     """Load the first layers of the model that settings name; None if they name none.
 
     Raises:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from nope_probe.errors import UserError
 from nope_probe.figures.words import (
     ATTENTION,
     HEAD_MEASURES,
@@ -24,11 +23,10 @@ from nope_probe.figures.words import (
     View,
 )
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
-from nope_probe.models.info import ModelInfo
 from nope_probe.removal import INTACT, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Report, Section, explorer_section
-from nope_probe.run.flags import Bounds
+from nope_probe.run.flags import Bounds, Mistakes
 from nope_probe.run.settings import OFFSET_BINS
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 from nope_probe.studies.tidy import sections
@@ -58,6 +56,13 @@ class Settings(RemovingSettings):
             head's map, and measure its attention.
     """
 
+    command = "ablate"
+    function = "run_ablations"
+    examples = (
+        "--model rope-tiny",
+        "--model llama-3.1-8b --layers 4 --seq-len 256 --data fineweb-edu",
+    )
+
     remove: Annotated[
         tuple[str, ...] | None,
         _arg(
@@ -82,18 +87,15 @@ class Settings(RemovingSettings):
         """Whether the run removes components."""
         return self.remove not in ((), ("none",))
 
-    def validate_removed(self) -> None:
-        """Check what is removed besides sources and bands, where it is named."""
+    def wrong_removals(self) -> Mistakes:
+        """Yield what can be wrong besides sources and bands, where it is named."""
         if self.removed_names is not None:
             names = [name for name in self.removed_names if name != "sources"]
-            self.validate_conditions([*map(parse_removed, names)])
-        if self.bands == "octaves" and self.removes:
-            raise UserError("--bands octaves splits maps: take it with --remove none")
-
-    def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds; of a head two, with half the bytes of a layer's."""
-        n_layers = len(self.layers_with_maps(info))
-        return n_layers * (1 + info.n_heads) if self.per_head else n_layers
+            yield from self.wrong_conditions([*map(parse_removed, names)])
+        yield (
+            self.bands == "octaves" and self.removes,
+            "--bands octaves splits maps: take it with --remove none",
+        )
 
     unset = (*RemovingSettings.unset, ("per_head", False))
 

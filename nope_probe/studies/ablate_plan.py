@@ -102,6 +102,7 @@ class Plan:
             engine=engine,
             read=partial(Engine.scores, layers=self.layers, per_head=per_head),
             ablation=ablation if ablation.condition else None,
+            maps=engine.n_maps(self.layers, per_head=per_head),
             kind="scores of heads" if per_head else "scores",
         )
 

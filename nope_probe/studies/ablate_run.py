@@ -38,6 +38,7 @@ from nope_probe.maps.maps import Layers, heads_of
 from nope_probe.models.context import stated_lengths
 from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT
 from nope_probe.run.checkpoint import tensor_writer, write_folds
+from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run, StoredArrays
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
@@ -64,7 +65,7 @@ from nope_probe.studies.ablate_plan import (
 )
 from nope_probe.studies.engine import Engine, validate_first_sequence
 from nope_probe.studies.explore import PAGE_BYTES, explorer_of
-from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, Out, run_of
 from nope_probe.studies.head_scores import captured_induction, random_copies
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
@@ -78,9 +79,6 @@ MAPS_BYTES = 1 << 26
 
 class Ablate(Study[Settings]):
     """The lead and the order of every layer without the sources, and with weights replaced."""
-
-    command = "ablate"
-    function = "run_ablations"
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
@@ -103,7 +101,7 @@ class Ablate(Study[Settings]):
             heads="sources" if settings.per_head else "nowhere",
         )
         if settings.removes:
-            settings.validate_conditions(self.plan.removed)
+            refuse(settings.wrong_conditions(self.plan.removed))
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that map the scores of every condition."""
@@ -116,7 +114,8 @@ class Ablate(Study[Settings]):
             yield from self.plan.passes(engine, shuffled)
             return
         read = partial(read_intact, layers=layers, per_head=self.settings.per_head)
-        yield Pass(key=f"score/{INTACT.name}", engine=engine, read=read)
+        n_maps = engine.n_maps(layers, per_head=self.settings.per_head)
+        yield Pass(key=f"score/{INTACT.name}", engine=engine, read=read, maps=n_maps)
         if self.settings.per_head:
             copies, n_tokens = self._copies()
             induction = partial(captured_induction, layers=layers, n_tokens=n_tokens)
@@ -442,7 +441,6 @@ def run_explorer(plan: Plan, maps: Maps, values: Sequence[Mapping[Row, Values]])
     )
 
 
-@takes(Ablate)
 def run_ablations(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> Run:
@@ -450,6 +448,12 @@ def run_ablations(
 
     Runs the model with and without its mask, position encoding and weights, as the `ablate` command
     does. A progress bar goes to stderr.
+
+    Args:
+        model: a name, as the command takes it, or a model that `load` takes or returns.
+        inputs: what `capture_scores` takes; by default the sequences that the options describe.
+        out: a new folder for the run, or that of the same run; by default nothing is kept.
+        options: the flags of `python -m nope_probe.ablate --help`, as in `seq_len=32`.
 
     Raises:
         UserError: for what cannot be done, such as components that the model lacks, too few

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from nope_probe.analyses.verdicts import MOSTLY, UNIFORM, kinds_of
 from nope_probe.data.documents import read_text, validate_text
@@ -27,7 +27,7 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
-from nope_probe.run.flags import COUNT, LAYERS, Bounds
+from nope_probe.run.flags import COUNT, LAYERS, Bounds, Mistakes
 from nope_probe.run.manifest import ShownText
 from nope_probe.run.settings import LAYERS_ARG, MIN_KEYS
 from nope_probe.studies.removing import RemovingSettings
@@ -111,7 +111,14 @@ class Settings(RemovingSettings):
             taken out of the model too, to measure what the score loses.
     """
 
-    unrecorded = (*RemovingSettings.unrecorded, "text_file")
+    command = "attention"
+    function = "run_attention"
+    examples = (
+        "--model rope-tiny --text 'def area(width, height): return width * height'",
+        "--model rope-tiny --remove rope",
+    )
+
+    unrecorded: ClassVar = (*RemovingSettings.unrecorded, "text_file")
     # None becomes a value as soon as settings are made: a text that comes alone is read alone.
     data: str | None = None  # type: ignore[assignment]
     n_seqs: Annotated[int | None, COUNT] = None  # type: ignore[assignment]
@@ -176,17 +183,16 @@ class Settings(RemovingSettings):
             return super().without_effect()
         return dict.fromkeys(OF_OTHERS, "on a text alone: --n-seqs reads other texts too")
 
-    def validate(self) -> None:
-        """Check the settings that need no model."""
-        super().validate()
+    def mistakes(self) -> Mistakes:
+        """Yield what can be wrong before the model is loaded, each with its message."""
+        yield from super().mistakes()
         text = self.shown_text
-        for is_wrong, message in (*self._wrong_text(text or ""), *self._wrong_why(text)):
-            if is_wrong:
-                raise UserError(message)
+        yield from self._wrong_text(text or "")
+        yield from self._wrong_why(text)
         if text is not None:
             validate_text(self.text_file or "--text", text)
 
-    def _wrong_text(self, text: str) -> Iterator[tuple[bool, str]]:
+    def _wrong_text(self, text: str) -> Mistakes:
         """Yield what can be wrong with a text, and what to do."""
         size = f"has {len(text):,} characters" if text else "is empty"
         is_read = "the text is read next to the mean of every query"
@@ -205,7 +211,7 @@ class Settings(RemovingSettings):
             f"{is_read}: take {self.length_of(TEXT_TOKENS)} or less",
         )
 
-    def _wrong_why(self, text: str | None) -> Iterator[tuple[bool, str]]:
+    def _wrong_why(self, text: str | None) -> Mistakes:
         """Yield what can be wrong with a question about a head, and what to do."""
         asks, writer = self.why is not None, Writer.parse(self.why or "")
         replaced = [name for name in self.removed.ordered if name in ("w_q", "w_k")]
@@ -222,19 +228,15 @@ class Settings(RemovingSettings):
             f"{' and '.join(replaced)}",
         )
 
-    def validate_layers(self, info: ModelInfo) -> None:
-        """Check that the layers and the head of `why` exist.
-
-        Raises:
-            UserError: naming the possible heads.
-        """
-        super().validate_layers(info)
+    def mistakes_of(self, info: ModelInfo) -> Mistakes:
+        """Yield whether the layers or the head of `why` do not exist."""
+        yield from super().mistakes_of(info)
         layers, asked = self.layers_with_maps(info), Writer(self.why or f"L{info.attending[0]}H0")
-        if self.why and (asked.block not in layers or (asked.head or 0) >= info.n_heads):
-            raise UserError(
-                f"--why {self.why}: there are L{layers[0]} to L{layers[-1]}, with the heads H0 to "
-                f"H{info.n_heads - 1}"
-            )
+        yield (
+            self.why and (asked.block not in layers or (asked.head or 0) >= info.n_heads),
+            f"--why {self.why}: there are L{layers[0]} to L{layers[-1]}, with the heads H0 to "
+            f"H{info.n_heads - 1}",
+        )
 
     @property
     def rows(self) -> int:
@@ -249,12 +251,6 @@ class Settings(RemovingSettings):
         """Return how many layers' maps fit in memory at once, at least 1."""
         of_layer = 8 * self.folds * info.n_heads * self.rows * self.seq_len
         return max(1, MAP_BYTES // of_layer)
-
-    def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds; the weights and scores of a head count as one."""
-        n_layers = min(self.layers_at_a_time(info), len(self.layers_with_maps(info)))
-        every_row = self.query_rows or default_rows(self.seq_len)  # as `memory_of` counts
-        return -(-n_layers * info.n_heads * self.rows // every_row)
 
 
 def has_other_texts(run: Run) -> bool:

@@ -46,7 +46,7 @@ from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.attention import MAP_BYTES, Settings, kept_why, report, shown_text
 from nope_probe.studies.attention_text import Question, read_text
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
-from nope_probe.studies.from_python import ModelOrName, Out, as_loaded, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, Out, as_loaded, run_of
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import (
     Pass,
@@ -65,9 +65,6 @@ UNNAMED = ("format", "given")  # of a manifest's settings: no flags
 
 class Attention(Study[Settings]):
     """Position and content in the attention of every head, on average and in one text."""
-
-    command = "attention"
-    function = "run_attention"
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
@@ -105,8 +102,14 @@ class Attention(Study[Settings]):
         for start in range(0, len(self.layers), size):
             group = self.layers[start : start + size]
             capture = partial(read_heads, layers=group, text=text, compared=compared)
-            read = partial(captured, capture)
-            yield Pass(key=f"attention-L{group[0]}", engine=engine, read=read, ablation=condition)
+            n_rows = len(group) * info.n_heads * settings.rows  # weights and scores of a head
+            yield Pass(
+                key=f"attention-L{group[0]}",
+                engine=engine,
+                read=partial(captured, capture),
+                ablation=condition,
+                maps=-(-n_rows // settings.n_rows),
+            )
         if self.measures_need:
             for name in NEEDED:
                 need = partial(read_need, removal=Ablation(remove=name, layers=self.layers))
@@ -295,7 +298,6 @@ def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:
 run = partial(run_study, Attention)
 
 
-@takes(Attention)
 def run_attention(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> Run:
@@ -303,6 +305,12 @@ def run_attention(
 
     Inside `ablated`, the ablated model is measured. `text_view` shows a run's text, and `explain`
     says why a head looks where it looks in it.
+
+    Args:
+        model: a name, as the command takes it, or a model that `load` takes or returns.
+        inputs: what `capture_scores` takes; by default the sequences that the options describe.
+        out: a new folder for the run, or that of the same run; by default nothing is kept.
+        options: the flags of `python -m nope_probe.attention --help`, as in `seq_len=32`.
 
     Raises:
         UserError: for what cannot be done.

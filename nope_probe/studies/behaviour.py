@@ -26,7 +26,7 @@ from nope_probe.removal import (
 )
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
-from nope_probe.run.flags import COUNT, LARGEST, LAYERS, SEQ_LEN, Bounds, validate_effects
+from nope_probe.run.flags import COUNT, LARGEST, LAYERS, SEQ_LEN, Bounds, Mistakes, effects_of
 from nope_probe.run.settings import LAYERS_ARG
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 from nope_probe.studies.tidy import brief, sections
@@ -238,6 +238,13 @@ class Settings(RemovingSettings):
         layers: In which layers to read position, as in `ablate`; all layers are run.
     """
 
+    command = "behaviour"
+    function = "run_behaviour"
+    examples = (
+        "--model nope-tiny",
+        "--model rope-tiny --remove mask rope --measures loss copy",
+    )
+
     measures: tuple[Measure, ...] = MEASURES
     remove: Annotated[
         tuple[str, ...] | None,
@@ -269,22 +276,10 @@ class Settings(RemovingSettings):
             return tuple(map(spelled, self.remove))
         return tuple(GROUPS) if self.model.lower() in CHECKPOINTS else ("sources",)
 
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-        if self.data in ("random", "gaussian") or self.model.lower().startswith("parameter-free"):
-            raise UserError(ON_TEXT)
-        super().validate()
-        for wrong, message in self._mistakes():
-            if wrong:
-                raise UserError(message)
-
-    def validate_removed(self) -> None:
-        """Check what is removed, where it is named: the model decides on groups."""
-        if self.remove is not None:
-            self.validate_removals(make_conditions(COMPONENTS, self))
-
-    def _mistakes(self) -> Iterator[tuple[bool, str]]:
-        """Yield what is wrong, and what to say then."""
+    def mistakes(self) -> Mistakes:
+        """Yield what can be wrong before the model is loaded, each with its message."""
+        yield not self.reads_text, ON_TEXT
+        yield from super().mistakes()
         names, n = self.measures, self.seq_len
         different = len({*names}) == len(names) > 0
         yield not different, "expected one or more different values of --measures"
@@ -296,17 +291,18 @@ class Settings(RemovingSettings):
         prefixes = f"expected a --prefix from 4 to {n - 4} of {n} tokens, got {self.prefix_len}"
         yield not 4 <= self.prefix_len <= n - 4, prefixes
 
-    def validate_removals(self, conditions: Mapping[str, Ablation]) -> None:
-        """Check that flags of weights and of the mask have a condition to act on.
+    def wrong_removals(self) -> Mistakes:
+        """Yield what can be wrong with what is removed, where it is named: a model has groups."""
+        if self.remove is not None:
+            yield from self.wrong_ablations(make_conditions(COMPONENTS, self))
 
-        Raises:
-            UserError: naming the flag.
-        """
+    def wrong_ablations(self, conditions: Mapping[str, Ablation]) -> Mistakes:
+        """Yield for flags of weights and of the mask whether they have no condition to act on."""
         removed = [ablation.condition for ablation in conditions.values()]
-        self.validate_conditions(removed)
+        yield from self.wrong_conditions(removed)
         scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
         if not (scores_suffix or any("mask" in condition for condition in removed)):
-            validate_effects(self, {"prefix": "where the mask is not removed"})
+            yield from effects_of(self, {"prefix": "where the mask is not removed"})
 
     def without_effect(self) -> dict[str, str]:
         """Return by name why settings have no effect next to the others."""

@@ -39,6 +39,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State
 from nope_probe.removal import INTACT, NO_REPLACEMENT
+from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.behaviour import (
@@ -51,7 +52,7 @@ from nope_probe.studies.behaviour import (
 )
 from nope_probe.studies.costs import Probe, captured_losses, copies, costs
 from nope_probe.studies.engine import Engine, irreplaceable, validate_removable
-from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, Out, run_of
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
 from nope_probe.studies.tables import (
@@ -74,9 +75,6 @@ PLACE = ["removed", "replacement"]
 class Behaviour(Study[Settings]):
     """What a model does with context, order, BOS, copies and length, in every condition."""
 
-    command = "behaviour"
-    function = "run_behaviour"
-
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
         settings, loaded, text = self.settings, session.loaded, session.sequences()
@@ -88,7 +86,7 @@ class Behaviour(Study[Settings]):
         kept = irreplaceable(loaded.model)
         self.left_out = kept if "weights" in settings.removals else {}
         self.conditions = make_conditions(components(loaded.model), settings, kept)
-        settings.validate_removals(self.conditions)
+        refuse(settings.wrong_ablations(self.conditions))
         validate_removable(loaded.model, [*self.conditions.values()])
         self.layers = settings.layers_with_maps(loaded.info)  # refused before anything is run
         if text.n_documents < MIN_DOCUMENTS:
@@ -409,7 +407,6 @@ class Behaviour(Study[Settings]):
 run = partial(run_study, Behaviour)
 
 
-@takes(Behaviour)
 def run_behaviour(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> Run:
@@ -417,6 +414,12 @@ def run_behaviour(
 
     Inputs are text, and the sequences of one text are one document only where `sequences` cut them.
     Extrapolation needs longer sequences, so a call with inputs leaves it out.
+
+    Args:
+        model: a name, as the command takes it, or a model that `load` takes or returns.
+        inputs: what `capture_scores` takes; by default the sequences that the options describe.
+        out: a new folder for the run, or that of the same run; by default nothing is kept.
+        options: the flags of `python -m nope_probe.behaviour --help`, as in `seq_len=32`.
 
     Raises:
         UserError: for what cannot be done.

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from nope_probe.errors import UserError
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import MEASURES, Column, View, listed
 from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section
-from nope_probe.run.flags import COUNT, LAYERS, SEQ_LEN, Bounds
-from nope_probe.run.processes import validate_one_process
+from nope_probe.run.flags import COUNT, LAYERS, SEQ_LEN, Bounds, Mistakes
 from nope_probe.stages import SCORE_STAGES
 from nope_probe.studies.removing import RemovingSettings
 from nope_probe.studies.tidy import preferred_keys, sections
@@ -82,36 +80,34 @@ class Settings(RemovingSettings):
         layer: Which block, from 0; the last one has (a) to (g).
     """
 
+    command = "circuit"
+    function = "run_circuit"
+    examples = (
+        "--model nope-tiny",
+        "--model rope-tiny --layer 1 --remove mask w_q",
+    )
+
     model: str = "nope-tiny"
     layer: Annotated[int, Bounds(0, LAYERS.high - 1)] = 0
     n_seqs: Annotated[int, COUNT] = 1000
     seq_len: Annotated[int, SEQ_LEN] = 50
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
-    unrecorded: ClassVar[tuple[str, ...]] = (*RemovingSettings.unrecorded, "layers")
 
-    def validate(self) -> None:
-        """Check the settings that need no model."""
-        validate_one_process()
-        super().validate()
+    unrecorded: ClassVar = (*RemovingSettings.unrecorded, "layers")
+    in_one_process = True
 
-    def validate_layers(self, info: ModelInfo) -> None:
-        """Check that the block attends.
-
-        Raises:
-            UserError: if the block does not attend.
-        """
-        if self.layer in info.not_attending:
-            named = ", ".join(f"L{layer}" for layer in info.attending)
-            raise UserError(f"--layer {self.layer} of {info.name} does not attend; {named} do")
+    def mistakes_of(self, info: ModelInfo) -> Mistakes:
+        """Yield whether the block does not attend."""
+        named = ", ".join(f"L{layer}" for layer in info.attending)
+        yield (
+            self.layer in info.not_attending,
+            f"--layer {self.layer} of {info.name} does not attend; {named} do",
+        )
 
     @property
     def removes(self) -> bool:
         """Whether the run removes components."""
         return bool(self.remove)
-
-    def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds: stages (a) to (i), intact and ablated."""
-        return len(STAGES) * (1 + self.removes)
 
 
 def report(run: Run) -> Report:

@@ -27,7 +27,7 @@ from nope_probe.run.session import Session
 from nope_probe.run.sources import load_layers
 from nope_probe.studies.circuit import Settings, report
 from nope_probe.studies.engine import Engine, ablation_of, are_finite
-from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, Out, run_of
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, calibration, run_study
 from nope_probe.studies.tables import measures_table
@@ -37,9 +37,6 @@ ABLATED = "ablated"
 
 class CaptureStages(Study[Settings]):
     """The stages of a block, of the intact model and, with an ablation, of the ablated model."""
-
-    command = "circuit"
-    function = "run_circuit"
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
@@ -66,10 +63,11 @@ class CaptureStages(Study[Settings]):
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that capture the stages."""
         ablation, engine = self.ablation, Engine.of(self.session)
-        yield Pass(key=INTACT.name, engine=engine, read=self._read)
+        yield Pass(key=INTACT.name, engine=engine, read=self._read, maps=len(STAGES))
         yield from calibration(engine, [ablation])
         if ablation.condition:
-            yield Pass(key=ABLATED, engine=engine, read=self._read, ablation=ablation)
+            n_maps = 2 * len(STAGES)  # those of the intact model stay in memory
+            yield Pass(key=ABLATED, engine=engine, read=self._read, ablation=ablation, maps=n_maps)
 
     def _read(self, engine: Engine, key: str, ablation: Ablation | None) -> StageMaps:
         maps = engine.stages(key, ablation, layer=self.settings.layer)
@@ -146,11 +144,16 @@ def stages_table(maps: Mapping[str, StageMaps], layer: int) -> pd.DataFrame:
     return table
 
 
-@takes(CaptureStages)
 def run_circuit(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> Run:
     """Capture the stages (a) to (i) of a block, as the `circuit` command does.
+
+    Args:
+        model: a name, as the command takes it, or a model that `load` takes or returns.
+        inputs: what `capture_scores` takes; by default the sequences that the options describe.
+        out: a new folder for the run, or that of the same run; by default nothing is kept.
+        options: the flags of `python -m nope_probe.circuit --help`, as in `seq_len=32`.
 
     Raises:
         UserError: for what cannot be done.

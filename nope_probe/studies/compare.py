@@ -18,9 +18,9 @@ from nope_probe.models.names import resolve
 from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Link, Listing, Report, Section
+from nope_probe.run.flags import CommandSettings
 from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import checkpoint_dir, default_output_dir
-from nope_probe.run.settings import SessionSettings
 from nope_probe.studies.attention import text_view
 from nope_probe.studies.tidy import declared, sections
 
@@ -81,7 +81,7 @@ TOPICS = {"non_relative": "Non-relative part", "bands": "RoPE bands"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(SessionSettings):
+class Settings(CommandSettings):
     """Compare finished runs of one command with the first run.
 
     Puts every number that they share on one page and in differences.csv: differences with
@@ -93,6 +93,13 @@ class Settings(SessionSettings):
         labels: Their names [their models, or their folders].
         out: Folder of the comparison [runs/compare-HASH].
     """
+
+    command = "compare"
+    examples = (
+        "runs/ablate-nope-tiny-0a1b2c3d runs/ablate-rope-tiny-4e5f6a7b",
+        "runs/one runs/two --labels before after",
+    )
+    showing = ("verbose",)
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
     labels: tuple[str, ...] = ()

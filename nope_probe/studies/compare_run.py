@@ -58,7 +58,7 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for runs that cannot be compared, or that share no number.
     """
-    session = Session("compare", settings)
+    session = Session(settings)
     with session:
         if not session.finished:
             with status("comparing and writing", in_logs=True):

@@ -216,6 +216,11 @@ class Engine:
         captured = stored_layers(tensors if self.checkpoint is None else self.checkpoint.open(key))
         return captured if self.skip_keys is None else with_skip_keys(captured, self.skip_keys)
 
+    def n_maps(self, layers: Sequence[int], *, per_head: bool = False) -> int:
+        """Return how many maps the scores of some layers are."""
+        n_heads = layers_of(self.model)[0].n_heads
+        return len(layers) * (1 + n_heads * per_head)
+
     def stages(self, key: str, ablation: Ablation | None = None, *, layer: int = 0) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
         return self._captured(StageMaps, key, capture_stages, ablation, layer=layer)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from textwrap import TextWrapper
 from typing import TypeAlias, TypeVar
 
 from nope_probe.errors import UserError, as_tuple
@@ -18,7 +16,7 @@ from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.models.parity import as_loaded
-from nope_probe.run.flags import options_of, settings_from
+from nope_probe.run.flags import settings_from
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import process_count
@@ -29,42 +27,7 @@ from nope_probe.studies.study import Study, carry_out, session_of
 ModelOrName: TypeAlias = str | Model
 Out: TypeAlias = Path | str | None
 Settings = TypeVar("Settings", bound=RunSettings)
-Function = TypeVar("Function", bound=Callable[..., Run])
-PARAMETERS = {  # of every function
-    "model": "a name, as the command takes it, or a model that `load` takes or returns. A model "
-    "that is no name is studied in all its layers by default.",
-    "inputs": "what `capture_scores` takes; vectors for a parameter-free model. By default the "
-    "sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).",
-    "out": "a folder for the run, as the command writes it: a new one, or one whose run was "
-    "interrupted. A finished run of a model by name is read again. By default nothing is kept.",
-    "options": "the command's flags, as below; a tuple may be given as a list or a single value.",
-}
 OF_MODEL = ("adapter", "tokens", "revision", "allow_unused", "device", "device_map", "dtype")
-
-
-def takes(study: type[Study[Settings]]) -> Callable[[Function], Function]:
-    """Let the signature and the help of a function show the settings that its options are.
-
-    Args:
-        study: the command's; parameters of the function take the place of settings.
-    """
-
-    def documented(function: Function) -> Function:
-        signature = inspect.signature(function)
-        *parameters, _ = signature.parameters.values()  # without those of any name
-        helps = dict(PARAMETERS)
-        for option, text in options_of(study.settings_class()):
-            if option.name not in signature.parameters:
-                parameters.append(option)
-                helps[option.name] = text
-        wrapper = TextWrapper(100, " " * 8, " " * 12, break_on_hyphens=False)
-        args = "\n".join(wrapper.fill(f"{name}: {text}") for name, text in helps.items())
-        before, raises, after = (function.__doc__ or "").partition("\n\n    Raises:")
-        function.__doc__ = f"{before}\n\n    Args:\n{args}{raises}{after}"
-        vars(function)["__signature__"] = signature.replace(parameters=parameters)
-        return function
-
-    return documented
 
 
 def run_of(
@@ -119,7 +82,7 @@ def run_of(
             inputs=data,
             model=in_memory,
             asked=asked,
-            call=call_of(study.function, asked, in_memory is not None, inputs is not None),
+            call=call_of(asked, in_memory is not None, inputs is not None),
             is_kept=out is not None,
         )
         run = read_run(carry_out(study, session))
@@ -127,25 +90,24 @@ def run_of(
     return replace(run, headline=page.report(run).headline.html())
 
 
-def call_of(function: str, settings: RunSettings, in_memory: bool, on_inputs: bool) -> str:
+def call_of(settings: RunSettings, in_memory: bool, on_inputs: bool) -> str:
     """Return the call of a function that gives settings, without those that are the default.
 
     Args:
-        function: its name.
         settings: as they were asked for.
         in_memory: whether the model is one in memory.
         on_inputs: whether sequences were given.
 
     Example:
         >>> from nope_probe.ablate import Settings
-        >>> call_of("run_ablations", Settings(seq_len=32, remove=("mask",)), False, True)
+        >>> call_of(Settings(seq_len=32, remove=("mask",)), False, True)
         "run_ablations('rope-tiny', inputs, seq_len=32, remove=('mask',))"
     """
     chosen = settings.chosen()
     chosen.pop("model", None)
     given = ["model" if in_memory else repr(settings.model), *["inputs"] * on_inputs]
     values = {k: str(v) if isinstance(v, Path) else v for k, v in chosen.items()}
-    return f"{function}({', '.join([*given, *(f'{k}={v!r}' for k, v in values.items())])})"
+    return f"{settings.function}({', '.join([*given, *(f'{k}={v!r}' for k, v in values.items())])})"
 
 
 def _validate_options(options: Mapping[str, object], inputs: Given | None) -> None:

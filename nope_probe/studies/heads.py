@@ -11,12 +11,9 @@ from nope_probe.errors import UserError
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import Column, View, listed, with_readers
-from nope_probe.maps import default_rows
-from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report
-from nope_probe.run.flags import COUNT, LARGEST, LAYERS, Bounds
-from nope_probe.run.processes import validate_one_process
+from nope_probe.run.flags import COUNT, LARGEST, LAYERS, Bounds, Mistakes
 from nope_probe.run.settings import LAYERS_ARG, RunSettings
 from nope_probe.studies.tidy import sections
 
@@ -120,6 +117,13 @@ class Settings(RunSettings):
         layers: Which layers' heads to order, as in `ablate`; all layers are run.
     """
 
+    command = "heads"
+    function = "run_heads"
+    examples = (
+        "--model rope-tiny --k 1 4",
+        "--model smollm2-135m --remove rope --k 1 5 --n-seqs 32 --seq-len 128",
+    )
+
     by: tuple[str, ...] = ("need",)
     least: bool = False
     remove: tuple[Removed, ...] = ("rope",)
@@ -131,26 +135,26 @@ class Settings(RunSettings):
     layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
 
     runs_all_layers = True
+    in_one_process = True
 
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-        validate_one_process()
-        if self.data in ("random", "gaussian") or self.model.lower().startswith("parameter-free"):
-            raise UserError("heads are tested on text, with a language model")
-        super().validate()
+    def mistakes(self) -> Mistakes:
+        """Yield what can be wrong before the model is loaded, each with its message."""
+        yield not self.reads_text, "heads are tested on text, with a language model"
+        yield from super().mistakes()
         chosen: dict[str, tuple[object, ...]] = {"remove": self.remove, "k": self.k}
         for name, values in ({"by": (*map(name_of, self.by),)} | chosen).items():
-            if not values or len({*values}) < len(values):
-                raise UserError(f"expected one or more different values of --{name}")
+            are_different = len({*values}) == len(values) > 0
+            yield not are_different, f"expected one or more different values of --{name}"
         for order in self.by:
-            if not is_file(order) and order not in ORDERS:
-                raise UserError(f"--by {order}: expected {', '.join(ORDERS)}, or a CSV file")
-            if is_file(order) and not Path(order).is_file():
-                raise UserError(f"--by {order}: there is no such file")
-        if "need" in self.by and (len(self.remove) > 1 or "content" in self.remove):
-            raise UserError("--by need is of --remove rope or --remove mask: take --by others")
-        if self.seq_len < SHORTEST:
-            raise UserError(f"copies need {self.length_of(SHORTEST)} or more")
+            is_known = is_file(order) or order in ORDERS
+            yield not is_known, f"--by {order}: expected {', '.join(ORDERS)}, or a CSV file"
+            is_missing = is_file(order) and not Path(order).is_file()
+            yield is_missing, f"--by {order}: there is no such file"
+        yield (
+            "need" in self.by and (len(self.remove) > 1 or "content" in self.remove),
+            "--by need is of --remove rope or --remove mask: take --by others",
+        )
+        yield self.seq_len < SHORTEST, f"copies need {self.length_of(SHORTEST)} or more"
 
     def without_effect(self) -> dict[str, str]:
         """Return by name why settings have no effect next to the others."""
@@ -171,12 +175,6 @@ class Settings(RunSettings):
                 f"--k {max(counts, default=1)}: there are {n_heads} heads{why}: take up to {most}"
             )
         return counts
-
-    def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds: those of one layer's heads, and all heads' means."""
-        every_row = self.query_rows or default_rows(self.seq_len)
-        of_heads = info.n_heads * (1 + info.n_layers // self.folds)
-        return -(-of_heads * self.seq_len // every_row)
 
 
 def is_file(order: str) -> bool:

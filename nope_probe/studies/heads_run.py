@@ -45,7 +45,7 @@ from nope_probe.studies.costs import (
     costs,
 )
 from nope_probe.studies.engine import Engine, validate_removable
-from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, Out, run_of
 from nope_probe.studies.head_scores import HeadSums, head_sums, induction
 from nope_probe.studies.heads import MEASURES, Settings, against_chance, is_file, name_of, report
 from nope_probe.studies.page import with_page
@@ -117,9 +117,6 @@ class HeadCondition:
 class Heads(Study[Settings]):
     """What the heads do that measures rank first."""
 
-    command = "heads"
-    function = "run_heads"
-
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
         settings, loaded = self.settings, session.loaded
@@ -169,11 +166,15 @@ class Heads(Study[Settings]):
             "need": (few, partial(needs, removal=removal)),
             "induction": (drawn, partial(inductions, layers=self.layers, n=self.text.segment)),
         }
+        info = session.loaded.info
+        of_heads = info.n_heads * (1 + info.n_layers // settings.folds)  # of a layer, and all means
+        n_maps = -(-of_heads * settings.seq_len // settings.n_rows)
         for name in settings.by:
             if not is_file(name):
                 shares = partial(positional_shares, layers=self.layers, name=name)
                 engine, capture = orders.get(name, (means, shares))
-                yield Pass(key=f"order/{name}", engine=engine, read=partial(captured, capture))
+                read = partial(captured, capture)
+                yield Pass(key=f"order/{name}", engine=engine, read=read, maps=n_maps)
         if "content" in settings.remove:
             yield Pass(key=CALIBRATION, engine=means, read=self._mean_attention)
         intact = {INTACT.name: Ablation()}
@@ -416,11 +417,16 @@ def read_order(path: Path, heads: Sequence[HeadPlace]) -> list[tuple[HeadPlace, 
 run = partial(run_study, Heads)
 
 
-@takes(Heads)
 def run_heads(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> Run:
     """Test what the heads at the top of an order do, as the `heads` command does.
+
+    Args:
+        model: a name, as the command takes it, or a model that `load` takes or returns.
+        inputs: what `capture_scores` takes; by default the sequences that the options describe.
+        out: a new folder for the run, or that of the same run; by default nothing is kept.
+        options: the flags of `python -m nope_probe.heads --help`, as in `seq_len=32`.
 
     Raises:
         UserError: for what cannot be done.

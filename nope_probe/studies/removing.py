@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
@@ -13,7 +13,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import COMPONENTS, Condition, Gain, Writer
-from nope_probe.run.flags import validate_effects
+from nope_probe.run.flags import Mistakes, effects_of
 from nope_probe.run.settings import RunSettings
 
 _arg = tyro.conf.arg
@@ -43,48 +43,39 @@ class RemovingSettings(RunSettings):
         "output"
     )
 
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-        super().validate()
-        names = self.replacements
-        repeated = len({*names}) < max(1, len(names))
-        has_gain = self.gain == "output" or bool({*WITH_GAIN} & {*names})
-        for is_wrong, message in (
-            (repeated, f"expected each --replacement once, got {' '.join(names) or 'none'}"),
-            (
-                not has_gain,
-                f"--gain is for the replacements {' and '.join(WITH_GAIN)}, not {' '.join(names)}",
-            ),
-        ):
-            if is_wrong:
-                raise UserError(message)
-        self.validate_removed()
+    boxes: ClassVar = {**RunSettings.boxes, "remove": "removing"}
 
-    def validate_removed(self) -> None:
-        """Check what the settings say is removed, without the model."""
-        self.validate_conditions([self.removed])
+    def mistakes(self) -> Mistakes:
+        """Yield what can be wrong before the model is loaded, each with its message."""
+        yield from super().mistakes()
+        names, with_gain = self.replacements, " and ".join(WITH_GAIN)
+        yield (
+            len({*names}) < max(1, len(names)),
+            f"expected each --replacement once, got {' '.join(names) or 'none'}",
+        )
+        yield (
+            self.gain != "output" and not {*WITH_GAIN} & {*names},
+            f"--gain is for the replacements {with_gain}, not {' '.join(names)}",
+        )
+        yield from self.wrong_removals()
 
-    def validate_conditions(self, conditions: Sequence[Condition]) -> None:
-        """Check that flags of weights and of heads have a condition to act on.
+    def wrong_removals(self) -> Mistakes:
+        """Yield what can be wrong with what is removed, where the settings say it."""
+        yield from self.wrong_conditions([self.removed])
 
-        Raises:
-            UserError: naming the flag.
-        """
+    def wrong_conditions(self, conditions: Sequence[Condition]) -> Mistakes:
+        """Yield for flags of weights and of heads whether they have no condition to act on."""
         if not any(condition.weights for condition in conditions):
             reason = "where no weight is removed"
-            validate_effects(self, {"replacement": reason, "gain": reason})
+            yield from effects_of(self, {"replacement": reason, "gain": reason})
         removed = [name for condition in conditions for name in condition.ordered]
         without = [name for name in removed if not name.row.per_head]
         has_heads = self.heads_by_layer is not None
-        for is_wrong, message in (
-            (has_heads and not removed, "--in-heads has no effect where nothing is removed"),
-            (
-                has_heads and bool(without),
-                f"--in-heads: {''.join(without[:1])} has no heads; name what heads can lose",
-            ),
-        ):
-            if is_wrong:
-                raise UserError(message)
+        yield has_heads and not removed, "--in-heads has no effect where nothing is removed"
+        yield (
+            has_heads and without,
+            f"--in-heads: {''.join(without[:1])} has no heads; name what heads can lose",
+        )
 
     @property
     def heads_by_layer(self) -> dict[int, list[int]] | None:
@@ -101,20 +92,16 @@ class RemovingSettings(RunSettings):
             heads.setdefault(writer.block, []).append(writer.head)
         return heads or None
 
-    def validate_layers(self, info: ModelInfo) -> None:
-        """Check that there are the layers and heads that the settings name.
-
-        Raises:
-            UserError: naming a layer or head that does not exist.
-        """
-        super().validate_layers(info)
+    def mistakes_of(self, info: ModelInfo) -> Mistakes:
+        """Yield whether a layer or a head that the settings name does not exist."""
+        yield from super().mistakes_of(info)
         n_layers = min(self.depth or info.n_layers, info.n_layers)
         for layer, heads in (self.heads_by_layer or {}).items():
-            if layer not in info.attending or layer >= n_layers or max(heads) >= info.n_heads:
-                raise UserError(
-                    f"--in-heads L{layer}H{max(heads)}: the run has the heads H0 to "
-                    f"H{info.n_heads - 1} of L0 to L{n_layers - 1} (--layers)"
-                )
+            yield (
+                layer not in info.attending or layer >= n_layers or max(heads) >= info.n_heads,
+                f"--in-heads L{layer}H{max(heads)}: the run has the heads H0 to "
+                f"H{info.n_heads - 1} of L0 to L{n_layers - 1} (--layers)",
+            )
 
     @property
     def removed(self) -> Condition:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, TypeAlias, TypeVar, get_args
 
 import pandas as pd
 from rich.filesize import decimal
@@ -23,16 +23,17 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
+from nope_probe.run.flags import CommandSettings
 from nope_probe.run.folder import Run
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import print_line, status, validate_one_process
 from nope_probe.run.session import SIZES, Session
-from nope_probe.run.settings import RunSettings, SessionSettings
+from nope_probe.run.settings import RunSettings
 from nope_probe.run.sources import load_model, on_tokens
 from nope_probe.studies.engine import Capture, Engine, position_keys
 
-Chosen = TypeVar("Chosen", bound=SessionSettings)
+Chosen = TypeVar("Chosen", bound=CommandSettings)
 CALIBRATION = "calibration"  # the pass whose result calibrates the engines of all passes after it
 TIMED = 0.1  # of all tokens: the share of a kind of passes that --dry-run times
 Results: TypeAlias = Mapping[str, Any]  # by the pass's key; passes read different things
@@ -49,6 +50,7 @@ class Pass:
             has the `results` of the passes before it by key; none where `--dry-run` times a batch.
         ablation: what the model is run without; None for the intact model.
         inside: a further change of the model during the pass, besides the ablation.
+        maps: how many maps (of float64, in every fold) are in memory while it is read.
         runs: how often it runs the engine's sequences; None where the results before it decide.
         kind: passes of a kind take the same time for each sequence; by default, a kind is one pass.
     """
@@ -58,6 +60,7 @@ class Pass:
     read: Callable[[Engine, str, Ablation | None], Any]
     ablation: Ablation | None = None
     inside: Callable[[HookedModel], AbstractContextManager[object]] = nullcontext
+    maps: int = 0
     runs: int | None = 1
     kind: str | None = None
 
@@ -102,9 +105,6 @@ class Study(ABC, Generic[Chosen]):
     Raises:
         UserError: for what the model or the data cannot satisfy.
     """
-
-    command: ClassVar[str]
-    function: ClassVar[str] = ""  # that runs it from Python
 
     def __init__(self, session: Session[Chosen]) -> None:
         self.session, self.settings = session, session.settings
@@ -175,7 +175,7 @@ def session_of(
     def load(settings: Chosen, device: str) -> LoadedModel | None:
         return kind.load(settings, device) if loaded is None else loaded
 
-    return Session(kind.command, settings, load, inputs=inputs, **about)
+    return Session(settings, load, inputs=inputs, **about)
 
 
 def carry_out(kind: type[Study[Chosen]], session: Session[Chosen]) -> Path:
@@ -205,7 +205,10 @@ def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Results:
         UserError: for maps and a batch that are larger than the memory that is free.
     """
     sizes = {key: n for pass_ in passes for key, n in pass_.sizes(session.processes).items()}
-    n_done, memory = sum(key in session.checkpoint for key in sizes), memory_in_words(session)
+    n_done, memory = (
+        sum(key in session.checkpoint for key in sizes),
+        memory_in_words(session, passes),
+    )
     done = f", {n_done:,} of them done before" if n_done else ""
     print_line(f"running {len(sizes):,} {'pass' if len(sizes) == 1 else 'passes'}{done}; {memory}")
     with session.checkpoint.progress(sizes):
@@ -235,7 +238,7 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
         session: the run, which has not begun.
         passes: all of them.
     """
-    loading, memory = time.monotonic() - session.started, memory_in_words(session)
+    loading, memory = time.monotonic() - session.started, memory_in_words(session, passes)
     rows = [
         (kind_of(pass_), key, condition.name if condition else "", n * pass_.engine.inputs.shape[1])
         for pass_ in passes
@@ -291,12 +294,13 @@ def seconds_per_token(pass_: Pass) -> float:
     return (time.monotonic() - start) / (n_seqs * engine.inputs.shape[1])
 
 
-def memory_in_words(session: Session[Chosen]) -> str:
+def memory_in_words(session: Session[Chosen], passes: Sequence[Pass]) -> str:
     """Return in words how much memory a study takes above its model.
 
     Raises:
         UserError: for maps and a batch that are larger than the memory that is free.
     """
-    n_bytes = session.settings.memory(session.loaded.info)
+    n_maps, d_model = max(pass_.maps for pass_ in passes), session.loaded.info.d_model
+    n_bytes = session.settings.memory(n_maps, d_model)
     validate_memory(n_bytes, SIZES)
     return f"about {decimal(n_bytes)} of memory above the model"

@@ -10,7 +10,6 @@ from math import isnan
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from nope_probe.analyses.verdicts import main_writers, most_of
-from nope_probe.errors import UserError
 from nope_probe.figures.intervals import ValueAndBounds, bound_columns
 from nope_probe.figures.names import OTHERS
 from nope_probe.figures.words import MEASURES, SHARE, Column, View, listed, with_readers
@@ -18,7 +17,7 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
-from nope_probe.run.flags import LARGEST, Bounds
+from nope_probe.run.flags import LARGEST, Bounds, Mistakes
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.tidy import sections, strongest_row
@@ -132,6 +131,13 @@ class Settings(RunSettings):
         folds: Parts of the data that intervals are made from.
     """
 
+    command = "trace"
+    function = "run_trace"
+    examples = (
+        "--model nope-tiny",
+        "--model rope-tiny --reader L1H2 --confirm 0",
+    )
+
     model: str = "nope-tiny"
     reader: str | None = None
     writers: Literal["heads", "layers"] = "heads"
@@ -139,24 +145,20 @@ class Settings(RunSettings):
     confirm: Annotated[int, Bounds(0, 1000)] = 6
     folds: Annotated[int, Bounds(MIN_FOLDS, LARGEST)] = 8
 
-    def validate(self) -> None:
-        """Check the settings that need no model.
-
-        Raises:
-            UserError: naming the flag.
-        """
-        super().validate()
-        layer, *of_layer = numbers_of(self.reader or "") or [0]
-        named = re.fullmatch(r"L(0|[1-9][0-9]*)(H(0|[1-9][0-9]*))?", self.reader or "L0")
-        refuse(
-            self.reader and f"--reader {self.reader}",
-            {
-                ": expected a layer or head, such as L2 or L2H1": not named,
-                ": with --per-head, readers are heads, as L2H1": self.per_head and not of_layer,
-                f" is not among the first {self.depth} layers: take --layers {layer + 1}": (
-                    self.depth is not None and layer >= self.depth
-                ),
-            },
+    def mistakes(self) -> Mistakes:
+        """Yield what can be wrong before the model is loaded, each with its message."""
+        yield from super().mistakes()
+        reader, depth = self.reader, self.depth
+        layer, *of_layer = numbers_of(reader or "") or [0]
+        named = re.fullmatch(r"L(0|[1-9][0-9]*)(H(0|[1-9][0-9]*))?", reader or "L0")
+        yield not named, f"--reader {reader}: expected a layer or head, such as L2 or L2H1"
+        yield (
+            reader and self.per_head and not of_layer,
+            f"--reader {reader}: with --per-head, readers are heads, as L2H1",
+        )
+        yield (
+            reader and depth is not None and layer >= depth,
+            f"--reader {reader} is not among the first {depth} layers: take --layers {layer + 1}",
         )
 
     @property
@@ -164,31 +166,27 @@ class Settings(RunSettings):
         """Whether the readers are heads, not layers."""
         return self.per_head or len(numbers_of(self.reader or "")) == 2
 
-    def validate_layers(self, info: ModelInfo) -> None:
-        """Check that the reader exists, and that the sums of all writers fit into memory.
+    def mistakes_of(self, info: ModelInfo) -> Mistakes:
+        """Yield whether the reader does not exist, or a layer reads another layer's keys.
 
         Raises:
-            UserError: naming the possible readers, or the flags that save memory; for a layer that
-                reads another layer's keys.
+            UserError: for sums of all writers that do not fit into memory.
         """
-        super().validate_layers(info)
+        yield from super().mistakes_of(info)
         layers = self.layers_with_maps(info)
         layer, head = (*numbers_of(self.reader or "L0"), 0)[:2]
         there = ", ".join(f"L{number}" for number in layers)
-        refuse(
-            self.reader and f"--reader {self.reader}",
-            {
-                f": there are {there}, with the heads H0 to H{info.n_heads - 1}": (
-                    layer not in layers or head >= info.n_heads
-                )
-            },
+        yield (
+            self.reader and (layer not in layers or head >= info.n_heads),
+            f"--reader {self.reader}: there are {there}, with the heads H0 to H{info.n_heads - 1}",
         )
         sources = dict(zip(info.attending, info.keys_from, strict=False))
-        shared = [number for number in layers if sources.get(number, number) != number]
-        if shared:
-            raise UserError(
-                f"L{shared[0]} of {info.name} attends to the keys of L{sources[shared[0]]}, which "
-                f"are no map of the residual stream that it reads: take --layers {shared[0]}"
+        for number in layers:
+            source = sources.get(number, number)
+            yield (
+                source != number,
+                f"L{number} of {info.name} attends to the keys of L{source}, which are no map of "
+                f"the residual stream that it reads: take --layers {number}",
             )
         fewer = ", or take --writers layers" if self.writers == "heads" else ""
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
@@ -198,11 +196,6 @@ class Settings(RunSettings):
         """Whether writers' positions are taken away."""
         return self.confirm > 0
 
-    def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds, with the writers' sums counted in maps."""
-        maps_of_sums = self.bytes_of_sums(info) // (8 * self.folds * self.seq_len**2)
-        return len(self.layers_with_maps(info)) + maps_of_sums
-
     def bytes_of_sums(self, info: ModelInfo) -> int:
         """Return the bytes of the writers' parts of queries and keys, by fold and position."""
         n_layers = self.depth_in(info)
@@ -211,17 +204,6 @@ class Settings(RunSettings):
         n_queries = info.n_heads if self.traces_heads else info.n_kv_heads
         width = (n_queries + info.n_kv_heads) * info.d_head
         return 8 * self.folds * n_writers * self.seq_len * width
-
-
-def refuse(flag: str | None, mistakes: Mapping[str, bool]) -> None:
-    """Refuse a flag, if it is given, with the first message whose mistake is made.
-
-    Raises:
-        UserError: naming the flag.
-    """
-    for message, is_made in mistakes.items():
-        if flag and is_made:
-            raise UserError(f"{flag}{message}")
 
 
 def numbers_of(reader: str) -> list[int]:

@@ -32,7 +32,7 @@ from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
 from nope_probe.run.identity import input_arrays
 from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, Out, run_of
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, run_study
 from nope_probe.studies.tables import (
@@ -54,16 +54,15 @@ MATTERS = 0.05  # of a lead or pattern: what a removal takes, or what a writer w
 class TracePosition(Study[Settings]):
     """The writers of the position that each layer or head reads, and what it loses without them."""
 
-    command = "trace"
-    function = "run_trace"
-
     def passes(self) -> Iterator[Pass]:
         """Yield the pass that sums the writers' parts, and those that take positions away."""
-        session, engine = self.session, Engine.of(self.session)
-        if "positions" not in session.checkpoint:
-            layers = self.settings.layers_with_maps(session.loaded.info)
-            validate_first_sequence(session.loaded.model, engine.inputs, layers)
-        yield Pass(key="positions", engine=engine, read=self._read_positions)
+        settings, engine, info = self.settings, Engine.of(self.session), self.session.loaded.info
+        layers = settings.layers_with_maps(info)
+        if "positions" not in self.session.checkpoint:
+            validate_first_sequence(engine.model, engine.inputs, layers)
+        of_sums = settings.bytes_of_sums(info) // (8 * settings.folds * settings.seq_len**2)
+        n_maps = len(layers) + of_sums
+        yield Pass(key="positions", engine=engine, read=self._read_positions, maps=n_maps)
         yield Pass(key="effects", engine=engine, read=self._read_effects, runs=None)
 
     def _read_positions(self, engine: Engine, key: str, ablation: Ablation | None) -> PositionSums:
@@ -324,13 +323,18 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-@takes(TracePosition)
 def run_trace(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> Run:
     """Find who writes the position that each layer reads, as the `trace` command does.
 
     Inside `ablated`, the ablated model is traced, with `confirm=0`.
+
+    Args:
+        model: a name, as the command takes it, or a model that `load` takes or returns.
+        inputs: what `capture_scores` takes; by default the sequences that the options describe.
+        out: a new folder for the run, or that of the same run; by default nothing is kept.
+        options: the flags of `python -m nope_probe.trace --help`, as in `seq_len=32`.
 
     Raises:
         UserError: for too few sequences or folds, or for a family whose residual stream is no sum,

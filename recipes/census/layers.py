@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import torch
 
 from findings_table import print_findings
-from nope_probe.cli import VERBOSE, one_line_errors, parse_with
+from nope_probe.cli import one_line_errors, parse
 from nope_probe.data.tokenizing import forces_bos
 from nope_probe.errors import UserError, beyond_context
 from nope_probe.hooks.layers.model import Inputs, hugging_face_config
@@ -19,14 +19,13 @@ from nope_probe.models.context import validate_context
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, path_of, validate_reachable, validate_revision
 from nope_probe.run.finished_run import record_sources
-from nope_probe.run.flags import LAYERS, SEED, SEQ_LEN, validate_effects
+from nope_probe.run.flags import LAYERS, SEED, SEQ_LEN, Mistakes, effects_of
 from nope_probe.run.identity import threads, versions
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import status
 from nope_probe.run.settings import ModelSettings
 from probe import N_SHORT, ModelFindings, probe_layers
 
-EXAMPLES = ("--model rope-tiny", "--model smollm3-3b --layers 12")
 N_SEQS = 2
 N_MARGIN = 16  # positions beyond a window for it to show
 N_LONGEST = 1280  # positions of the longest sequence that `auto` takes for the mask
@@ -50,6 +49,9 @@ class Settings(ModelSettings):
         device: A torch device, or auto.
     """
 
+    examples = ("--model rope-tiny", "--model smollm3-3b --layers 12")
+    in_one_process = False
+
     layers: Annotated[int | Literal["all"], LAYERS] = "all"
     seq_len: Annotated[int | Literal["auto"], SEQ_LEN] = "auto"
     beyond_context: bool = False
@@ -62,14 +64,10 @@ class Settings(ModelSettings):
         made_here = self.model.lower().startswith("parameter-free")
         return {} if made_here else {"model": path_of(self.model)}
 
-    def validate(self) -> None:
-        """Check the settings that need no model.
-
-        Raises:
-            UserError: naming the flag.
-        """
+    def mistakes(self) -> Mistakes:
+        """Yield what can be wrong before the model is loaded, each with its message."""
         if self.seq_len == "auto":
-            validate_effects(self, {"beyond_context": "without a --seq-len"})
+            yield from effects_of(self, {"beyond_context": "without a --seq-len"})
         if self.revision is not None:
             validate_revision(self.model)
 
@@ -77,7 +75,7 @@ class Settings(ModelSettings):
 def main() -> None:
     """Run the command line: print a table of the findings, or JSON."""
     with one_line_errors():
-        settings, shown = parse_with(Settings, EXAMPLES, VERBOSE)
+        settings, shown = parse(Settings, ("verbose",))
         settings.validate()
         if settings.json and shown["verbose"]:
             raise UserError("--verbose has no effect with --json, which holds all findings")

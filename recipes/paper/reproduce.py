@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from nope_probe.cli import (
-    IMAGE,
-    VERBOSE,
-    module_of,
-    one_line_errors,
-    parse_with,
-    typed_arguments,
-)
+from nope_probe.cli import module_of, one_line_errors, parse, typed_arguments
 from reproduce_settings import FIGURES, Settings
 
 ALL = "every figure that a laptop can run, and a page about all sixteen"
-EXAMPLES = ("figure2", "figure3", "--list")
 
 
 def main() -> None:
@@ -25,7 +17,7 @@ def main() -> None:
             shows = {name: figure.shows for name, figure in FIGURES.items()} | {"all": ALL}
             sys.stdout.write("".join(f"{name:<9} {words}\n" for name, words in shows.items()))
             return
-        settings, shown = parse_with(Settings, EXAMPLES, IMAGE, VERBOSE)
+        settings, shown = parse(Settings, ("image", "verbose"))
         if shown["image"] is not None:
             settings.validate_drawable()
         settings.validate()

@@ -12,9 +12,8 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
-from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, Bounds
+from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, Bounds, CommandSettings
 from nope_probe.run.paths import default_output_dir
-from nope_probe.run.settings import SessionSettings
 from nope_probe.studies.ablate import Settings as Ablate
 from nope_probe.studies.circuit import Settings as Circuit
 from simulation_settings import Settings as Simulation
@@ -112,7 +111,7 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(SessionSettings):
+class Settings(CommandSettings):
     """Reproduce one of the paper's figures, or all figures that a laptop can run.
 
     Checks the paper's claims about the figure, and draws published panels next to the reproduced
@@ -137,6 +136,9 @@ class Settings(SessionSettings):
         seed: Seed of the samples.
         out: Folder of the figure [runs/reproduce-FIGURE-HASH]; its experiments go next to it.
     """
+
+    command = "reproduce"
+    examples = ("figure2", "figure3", "--list")
 
     figure: tyro.conf.Positional[FigureName]
     n_samples: Annotated[int | None, Bounds(FEWEST_SAMPLES, 10**9)] = None
@@ -172,9 +174,10 @@ class Settings(SessionSettings):
         same = all(papers_name(self.figure, model) for model in self.models)
         return not self.models or (same and given == (None,) * len(given))
 
-    def program(self, command: str) -> tuple[str, ...]:
-        """Return the words before the flags: the script in a clone."""
-        return ("python", f"recipes/paper/{command}.py")
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The words before the flags: the script in a clone."""
+        return ("python", f"recipes/paper/{self.command}.py")
 
     def recorded(self) -> JsonObject:
         """Return the settings that identify a figure's run: the settings of its experiments."""

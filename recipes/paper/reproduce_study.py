@@ -56,7 +56,7 @@ def run_figure(settings: Settings) -> Path:
         UserError: for settings that cannot be run, and for a finished figure whose experiments'
             files, model or data have changed.
     """
-    with Session("reproduce", settings) as session:
+    with Session(settings) as session:
         above, finished = session.folder.parent, session.finished
         folders = run_experiments(experiments_of(settings), above, finished=finished)
         if not finished and session.is_first:
@@ -102,7 +102,7 @@ def run_experiments(
     folders = {}
     for name, settings in experiments.items():
         study = STUDIES[type(settings)]
-        folder = place(study.command, settings, above)
+        folder = place(settings.command, settings, above)
         if folder.is_dir() or not finished:
             folders[name] = run_study(study, replace(settings, out=folder))
     return folders

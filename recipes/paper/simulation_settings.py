@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
-from nope_probe.run.flags import ALPHA, LARGEST, LAYERS, SEED, BoundedSettings, Bounds
-from nope_probe.run.settings import SessionSettings
+from nope_probe.run.flags import ALPHA, LARGEST, LAYERS, SEED, Bounds, CommandSettings, Mistakes
 from nope_probe.stages import Norm
 
 CONTEXT = 4096
@@ -20,7 +18,7 @@ N_SAMPLES = Bounds(2, 10**9)  # a single sample has no variance
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(SessionSettings):
+class Settings(CommandSettings):
     """Simulate the parameter-free transformer (eq. 1 of the paper) and compare it with theory.
 
     Writes manifest.json, maps.safetensors, layers.csv and report.html into a folder.
@@ -39,6 +37,9 @@ class Settings(SessionSettings):
         seed: Seed of the samples.
         out: Folder of the run [runs/simulate-HASH].
     """
+
+    command = "simulate"
+    examples = ("--alpha 0 0.2", "--rope --n-layers 3 --target-se 1e-4")
 
     alpha: Annotated[tuple[float, ...], ALPHA] = (0.0, 0.2)
     n_layers: Annotated[int, LAYERS] = 4
@@ -75,41 +76,35 @@ class Settings(SessionSettings):
             d_model=self.d_model, norm=self.norm, rope=self.rope, causal=self.causal
         )
 
-    def program(self, command: str) -> tuple[str, ...]:
-        """Return the words before the flags: the script in a clone."""
-        return ("python", f"recipes/paper/{command}.py")
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The words before the flags: the script in a clone."""
+        return ("python", f"recipes/paper/{self.command}.py")
 
     def recorded(self) -> JsonObject:
         """Return the settings that a run's manifest records, which identify the run."""
         return super().recorded() | {"n_samples": self.samples}
 
-    def validate(self) -> None:
-        """Check the settings.
-
-        Raises:
-            UserError: naming the given and the possible values.
-        """
-        super().validate()
-        if not self.alpha:
-            raise UserError("expected at least one --alpha")
-        if len({f"{alpha:g}" for alpha in self.alpha}) < len(self.alpha):
-            raise UserError("two alphas are the same to six digits")
+    def mistakes(self) -> Mistakes:
+        """Yield what can be wrong, each with its message."""
+        yield not self.alpha, "expected at least one --alpha"
+        different = {f"{alpha:g}" for alpha in self.alpha}
+        yield len(different) < len(self.alpha), "two alphas are the same to six digits"
         resolution, target = self.spec.resolution, self.target_se
-        if self.n_samples is not None and target is not None:
-            raise UserError("expected --n-samples or --target-se, not both")
-        if target is not None and not resolution <= target < float("inf"):
-            raise UserError(
-                f"expected a --target-se that float32 resolves, {resolution:.2g} nats or more"
-            )
+        both = self.n_samples is not None and target is not None
+        yield both, "expected --n-samples or --target-se, not both"
+        yield (
+            target is not None and not resolution <= target < float("inf"),
+            f"expected a --target-se that float32 resolves, {resolution:.2g} nats or more",
+        )
 
-    @property
-    def least_memory(self) -> int:
-        """The bytes of one map (float64) of each layer."""
+    def memory(self, n_maps: int = 1, d_model: int = 0) -> int:
+        """Return the bytes of one map (float64) of each layer."""
         return 8 * self.n_layers * self.seq_len**2
 
 
 @dataclass(frozen=True, kw_only=True)
-class TheorySettings(BoundedSettings):
+class TheorySettings(CommandSettings):
     """Find for each layer the alpha below which its scores do not increase in the key position j.
 
     Uses the mean field, which is exact as d_model grows, and no sampling. With --alpha, the
@@ -123,6 +118,8 @@ class TheorySettings(BoundedSettings):
         norm: Norm of the residual stream.
         rope: Rotate queries and keys.
     """
+
+    examples = ("", "--seq-len 100 --alpha 0.1 0.2")
 
     seq_len: Annotated[int, Bounds(3, LARGEST)] = 50
     n_layers: Annotated[int, LAYERS] = 10

@@ -53,8 +53,6 @@ N_LIVE = 11  # maps of each alpha in memory at a time, as measured
 class Simulate(Study[Settings]):
     """The mean scores of the parameter-free transformer at each alpha, next to the theory's."""
 
-    command = "simulate"
-
     @staticmethod
     def load(settings: Settings, device: str) -> LoadedModel:
         """Build the parameter-free transformer."""

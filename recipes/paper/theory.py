@@ -5,13 +5,11 @@ from __future__ import annotations
 from nope_probe.cli import module_of, one_line_errors, parse
 from simulation_settings import TheorySettings as Settings
 
-EXAMPLES = ("", "--seq-len 100 --alpha 0.1 0.2")
-
 
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        settings = parse(Settings, EXAMPLES)
+        settings, _ = parse(Settings)
         module_of(Settings, "study").print_critical_alphas(settings)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.names import validate_hub_answers, validate_reachable
-from nope_probe.run.flags import COUNT, SEED, BoundedSettings
+from nope_probe.run.flags import COUNT, SEED, CommandSettings
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import process_count
 from training_folder import OWN_FILES, validate_same_training
@@ -98,7 +98,7 @@ def split_batch(recipe: Recipe, n_processes: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(BoundedSettings):
+class Settings(CommandSettings):
     """Train the paper's NoPE model or its RoPE twin, and write a Hugging Face folder.
 
     The tiny presets train on the text of this Python's standard library, in about half an hour on
@@ -112,6 +112,9 @@ class Settings(BoundedSettings):
         seed: Seed of weights and data order.
         resume: Resume from the newest checkpoint in OUT.
     """
+
+    examples = ("--preset nope-tiny", "--preset rope-tiny --steps 100 --out runs/short")
+    in_one_process = False
 
     preset: PresetName
     out: Path | None = None

@@ -9,13 +9,11 @@ from nope_probe.errors import printable
 from nope_probe.run.processes import is_first_process, status
 from presets import Settings
 
-EXAMPLES = ("--preset nope-tiny", "--preset rope-tiny --steps 100 --out runs/short")
-
 
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        settings = parse(Settings, EXAMPLES)
+        settings, _ = parse(Settings)
         settings.validate()
         with status("loading torch"):
             import training_run

@@ -262,7 +262,7 @@ def parsed(text: str) -> Line:
 
 
 def documented_text() -> Iterator[str]:
-    """Yield each command line that README, docs, help texts and EXAMPLES show, as typed."""
+    """Yield each command line that README, docs and help texts show, as typed."""
     anywhere = re.compile(rf"(?:-m nope_probe\.|nope-probe )({'|'.join(COMMANDS)})\b([^\n`#>]*)")
     in_prose = re.compile(rf"`({'|'.join(COMMANDS)}) (--[^`\n]*)`")
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -273,7 +273,7 @@ def documented_text() -> Iterator[str]:
     for line in overview(find_commands()).partition("examples:\n")[2].splitlines():
         yield re.search(rf"(?:{'|'.join(COMMANDS)}) --.*", line)[0]  # whatever started Python
     for command in COMMANDS:
-        for words in import_module(f"nope_probe.{command}").EXAMPLES:
+        for words in import_module(f"nope_probe.{command}").Settings.examples:
             yield f"{command} {words}"
 
 

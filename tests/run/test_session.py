@@ -37,14 +37,14 @@ def test_a_batch_that_does_not_fit_is_halved_with_a_message(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     settings = Settings(**SMALL | {"layers": 2}, batch_size=7, out=tmp_path / "run")
-    with Session("ablate", settings) as session, out_of_memory_above(4, session.loaded.model, 0):
+    with Session(settings) as session, out_of_memory_above(4, session.loaded.model, 0):
         maps = next(iter(run_passes(Ablate(session).passes())["score/intact"].maps.values()))
     assert "a batch does not fit into memory: going on with 3 at a time" in capfd.readouterr().err
     assert maps.counts.sum() == 13
 
 
 def run_out_of_memory(settings: Settings) -> None:
-    with Session("ablate", settings) as session:
+    with Session(settings) as session:
         session.checkpoint.save("score/intact", MAPS)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -58,10 +58,10 @@ def test_running_out_of_memory_is_a_users_error_and_keeps_progress(tmp_path: Pat
 
 def test_the_sequences_of_a_run_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = Settings(**SMALL, out=tmp_path / "run")
-    with Session("ablate", settings) as first:
+    with Session(settings) as first:
         made = first.sequences()
     monkeypatch.setattr("nope_probe.run.session.make_sequences", None)
-    with Session("ablate", settings) as second:
+    with Session(settings) as second:
         read = second.sequences()
     assert torch.equal(read.inputs, made.inputs)
     assert (read.name, read.bos) == (made.name, made.bos) == ("shipped", True)
@@ -127,7 +127,7 @@ def test_an_interrupted_run_that_nobody_keeps_says_how_to_keep_it(tmp_path: Path
     settings = Settings(**SMALL, out=tmp_path / "run")
     with (
         pytest.raises(Interrupted, match="nothing was kept; a run with out=FOLDER goes on"),
-        Session("ablate", settings, is_kept=False),
+        Session(settings, is_kept=False),
     ):
         os.kill(os.getpid(), signal.SIGINT)
 

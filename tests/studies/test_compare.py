@@ -107,7 +107,7 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     out = tmp_path / "out"
     shutil.rmtree(runs[1])
     write(runs[1], maps(0), model="b")  # the same maps as a's
-    with Session("compare", Settings(runs=tuple(runs), out=out)):
+    with Session(Settings(runs=tuple(runs), out=out)):
         line = refused(capfd, tmp_path, compare, *runs, "--out", out)
         assert f"process {os.getpid()} on " in line
     assert not out.exists()

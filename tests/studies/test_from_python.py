@@ -1,22 +1,17 @@
 """The public `run_*` functions are the commands, of a model by name or of one in memory."""
 
-import inspect
-import pydoc
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import fields
 from html import escape, unescape
-from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from command_reference import flags_of
 from support.finished_runs import Finished, show
 from support.rounding import NETWORK
 
@@ -207,26 +202,6 @@ def test_extrapolation_of_a_model_in_memory_takes_its_positions_and_sequences_of
     assert run.manifest.results["skipped"]["extrapolation"].startswith(
         "it takes windows of 512 tokens"
     )
-
-
-@each_function
-def test_the_signature_and_the_help_show_the_flags_of_the_command(name: str) -> None:
-    kind = import_module(f"nope_probe.{RUNS[name][0].split()[0]}").Settings
-    hints = get_type_hints(kind)  # without what is annotated
-    shown = inspect.signature(getattr(nope_probe, name)).parameters
-    flags = {field.name: field for field in fields(kind) if field.name not in ("model", "out")}
-    assert [*shown] == ["model", "inputs", "out", *flags]
-    for flag, field in flags.items():
-        option = shown[flag]
-        assert option.kind is inspect.Parameter.KEYWORD_ONLY
-        assert (option.default, option.annotation) == (field.default, hints[flag])
-    told = " ".join(pydoc.render_doc(getattr(nope_probe, name), renderer=pydoc.plaintext).split())
-    for flag, _, text in flags_of(kind):
-        option = flag.split()[0].removeprefix("--").replace("-", "_")
-        if option not in ("model", "out"):
-            assert f" {option}: {text} " in told
-    # The sections that the function's own docstring has stay as they are.
-    assert told.index(" Args: ") < told.rindex(f" {[*flags][-1]}: ") < told.index(" Raises: ")
 
 
 @each_function
