@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from critical_alphas import critical_alphas, n_rounds, smallest_steps
 from monotonicity import (
     MonotonicityTest,
     by_distance,
@@ -23,12 +24,7 @@ from monotonicity import (
 )
 from nope_probe.analyses.parameter_free.simulation import Simulation, simulate_scores, spec_of
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.analyses.parameter_free.theory import (
-    critical_alphas,
-    n_rounds,
-    smallest_steps,
-    theory_scores,
-)
+from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.folds import State
