@@ -224,52 +224,44 @@ class Behaviour(Study[Settings]):
         names: Sequence[str],
         inside: Callable[[HookedModel], AbstractContextManager[object]],
     ) -> Iterator[Pass]:
-        """Yield two passes for each condition: one fits the index, and one reads it elsewhere.
-
-        Half of the documents are fitted, and the distances of true and fitted index are those of
-        the other half.
-        """
-        text = self.probes["text"]
-        fit, held_out = (text.engine(self.session, half) for half in halves(text.documents))
+        """Yield a pass for each condition that fits the index, and reads it in other documents."""
         for name in names:
-            fitted = Pass(
-                key=f"{weights}/{name}/fit",
-                engine=fit,
-                read=partial(captured, self._fit),
+            yield Pass(
+                key=f"{weights}/{name}",
+                engine=self.probes["text"].engine(self.session),
+                read=self._distances,
                 ablation=self.conditions[name],
                 inside=inside,
                 kind="decoding",
             )
-            yield fitted
-            read = partial(self._distances, fitted.key)
-            yield replace(fitted, key=f"{weights}/{name}/distance", engine=held_out, read=read)
-
-    def _fit(self, engine: Engine, stream: StreamCheckpoint | None) -> State:
-        generator = torch.Generator().manual_seed(self.settings.seed)
-        n_seqs, seq_len = engine.inputs.shape
-        targets = index_targets(n_seqs, seq_len, self.skip, generator)
-        read = self._on_streams(capture_moments, engine, stream)
-        return {"weights": ridge(*read(targets, n_layers=len(self.layers)))}
 
     def _distances(
-        self, fitted: str, engine: Engine, key: str, ablation: Ablation | None
+        self, engine: Engine, key: str, ablation: Ablation | None
     ) -> Float[Tensor, "held_out layer fit"]:
-        """Return the distances of true and fitted index, by document, given the key of the fit."""
-        weights = engine.results[fitted]["weights"]
+        """Return the distances of true and fitted index, of the documents that are not fitted.
+
+        Half of the documents are fitted, and the distances are those of the other half.
+        """
+        text, generator = self.probes["text"], torch.Generator().manual_seed(self.settings.seed)
+        fit, held_out = (text.engine(self.session, half) for half in halves(text.documents))
+        n_seqs, seq_len = fit.inputs.shape
+        targets = index_targets(n_seqs, seq_len, self.skip, generator)
 
         def capture(engine: Engine, stream: StreamCheckpoint | None) -> State:
-            return {"distances": self._on_streams(capture_distances, engine, stream)(weights)}
+            options: dict[str, Any] = {"skip": self.skip, "checkpoint": stream}
+            size, n_layers = fit.batch_size, len(self.layers)
+            moments = capture_moments(
+                engine.model, fit.inputs, targets, n_layers=n_layers, batch_size=size, **options
+            )
+            weights, size = ridge(*moments), held_out.batch_size
+            distances = capture_distances(
+                engine.model, held_out.inputs, weights, batch_size=size, **options
+            )
+            return {"distances": distances}
 
+        assert held_out.documents is not None
         distances = captured(capture, engine, key, ablation)["distances"]
-        assert engine.documents is not None
-        return by_document(distances, engine.documents)
-
-    def _on_streams(
-        self, capture: Callable[..., Any], engine: Engine, stream: StreamCheckpoint | None
-    ) -> Callable[..., Any]:
-        """Return a capture of residual streams, given the engine."""
-        options = {"skip": self.skip, "batch_size": engine.batch_size, "checkpoint": stream}
-        return partial(capture, engine.model, engine.inputs, **options)
+        return by_document(distances, held_out.documents)
 
     def analyse(self, results: Results) -> Run:
         """Estimate every measure in every condition, and return the run."""
@@ -349,7 +341,7 @@ class Behaviour(Study[Settings]):
             suffix_only: whether only targets after the prefix are scored.
         """
         about, prefix = QUANTITIES[name], self.settings.prefix_len
-        distances = results.get(f"distances/{condition}/distance")
+        distances = results.get(f"distances/{condition}")
         return about.read(
             Predictions(
                 losses=results[f"loss/{condition}/{about.probe}"],
@@ -390,12 +382,12 @@ class Behaviour(Study[Settings]):
         names = interval_names("distance", "null", "untrained", "difference")
         rows = list[TableRow]()
         for condition in self.conditions if "position" in self.settings.measures else ():
-            distances = results[f"distances/{condition}/distance"]
+            distances = results[f"distances/{condition}"]
             of = {"distance": distances[..., 0], "null": distances[..., 1]}
-            if (drawn := results.get(f"untrained/{condition}/distance")) is not None:
+            if (drawn := results.get(f"untrained/{condition}")) is not None:
                 of["untrained"] = drawn[..., 0]
             if condition != INTACT.name:
-                intact = results[f"distances/{INTACT.name}/distance"]
+                intact = results[f"distances/{INTACT.name}"]
                 of["difference"] = of["distance"] - intact[..., 0]
             for place, layer in enumerate(self.layers):
                 means = {name: mean_interval(values[:, place]) for name, values in of.items()}
