@@ -1,32 +1,49 @@
-"""What `ablate` and the explorer remove from a model, one thing at a time, and the passes of it."""
+"""What `ablate` and the explorer remove from a model, one thing at a time, and what passes read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from nope_probe.analyses.attribution import conditions_of
+from nope_probe.analyses.attribution import (
+    conditions_of,
+)
+from nope_probe.analyses.head_measures import attended
+from nope_probe.analyses.splits import Band, BandChoice, make_bands
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.model import Inputs
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import Inputs, numbered_layers
+from nope_probe.hooks.reading.accumulators import Cut
+from nope_probe.hooks.reading.attention import AttentionAccumulator
+from nope_probe.hooks.reading.batch_readings import read_rotations
+from nope_probe.hooks.reading.capture import capture_bands
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
+from nope_probe.maps.rows import choose_rows
 from nope_probe.models.info import LoadedModel
-from nope_probe.removal import (
-    INTACT,
-    MASK,
-    NO_REPLACEMENT,
-    SOURCES,
-    UNION,
-    Component,
-    Condition,
+from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, SOURCES, UNION, Component, Condition
+from nope_probe.studies.engine import (
+    Engine,
+    idle_sources,
+    irreplaceable,
+    validate_removable,
 )
-from nope_probe.studies.engine import Engine, idle_sources, irreplaceable, validate_removable
+from nope_probe.studies.head_scores import (
+    HeadSums,
+    head_sums,
+)
 from nope_probe.studies.removing import parse_removed
-from nope_probe.studies.study import Pass, Results, calibration
+from nope_probe.studies.study import (
+    Pass,
+    Results,
+    calibration,
+)
 
 DEFAULT_WEIGHTS = ("w_q", "w_k", "w_q+w_k", "w_o")  # constant queries, keys, both, and output
 Row = tuple[Condition, str]  # what is removed, and what the weights among it are replaced by
@@ -200,3 +217,60 @@ def plan_of(
     plan = make_plan(components(model), remove, **options)
     validate_removable(model, plan.rows.values())
     return plan
+
+
+class Reading(NamedTuple):
+    """What the pass of an intact model reads: score maps and, of each layer, sums over its heads.
+
+    Attributes:
+        maps: the score maps of each layer.
+        heads: the measures of its heads' attention, where heads are kept.
+        attention: the attention weights of its heads.
+    """
+
+    maps: Layers
+    heads: list[HeadSums]
+    attention: list[AttentionAccumulator]
+
+
+def read_intact(
+    engine: Engine, key: str, ablation: Ablation | None, *, layers: Sequence[int], per_head: bool
+) -> Reading:
+    """Return the maps of the intact model and its heads' attention, from one pass."""
+    cut = Cut(
+        counts=engine.fold_of.bincount(),
+        queries=choose_rows(engine.inputs.shape[1], engine.query_rows),
+        skip_keys=engine.skip_keys or 0,
+    )
+    heads = head_sums(engine.model, layers, engine.n_folds, attended) if per_head else []
+    attention = [AttentionAccumulator(of.layer, cut, keeps_scores=False) for of in heads]
+    also = [*heads, *attention]
+    maps = engine.scores(key, ablation, layers=layers, per_head=per_head, also=also)
+    return Reading(maps, heads, attention)
+
+
+def capture_band_folds(
+    engine: Engine, stream: StreamCheckpoint | None, *, bands: Sequence[Sequence[Band]]
+) -> State:
+    """Return the fold maps of bands of RoPE, `folds` [fold, layer, band, row, key_pos], nats."""
+    groups = [[band.coordinates for band in of_layer] for of_layer in bands]
+    return {"folds": engine.by_fold(capture_bands, stream, groups=groups)}
+
+
+def bands_of_layers(
+    model: HookedModel, inputs: Inputs, layers: Sequence[int], choice: BandChoice
+) -> list[list[Band]]:
+    """Return the bands of the first layers that attend, from their rotations.
+
+    Raises:
+        UserError: if no layer has RoPE, if scores are soft-capped, or for too many bands.
+    """
+    blocks = numbered_layers(model, layers)
+    capped = [f"L{layer.index}" for layer in blocks if layer.soft_cap is not None]
+    if capped:
+        raise UserError(f"--bands: the scores of {capped[0]} are soft-capped, so they are no sum")
+    try:
+        rotations = read_rotations(model, inputs[:1], len(blocks))
+        return make_bands(rotations, blocks[0].d_head, choice, layers)
+    except (NotImplementedError, ValueError) as error:
+        raise UserError(f"--bands: {error}") from error

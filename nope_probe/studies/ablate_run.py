@@ -1,4 +1,4 @@
-"""The `ablate` command's run: its passes, and the tables and maps of what they captured."""
+"""The `ablate` command's run: its passes, its maps, and the run of what they captured."""
 
 from __future__ import annotations
 
@@ -11,30 +11,36 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attribution import (
     Values,
     conditions_of,
-    mean_over_layers,
     patterns_of,
     values_in,
 )
-from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
-from nope_probe.analyses.jackknife import jackknife, mean_intervals, rms, rms_difference, squared
-from nope_probe.analyses.offsets import OffsetBins, bin_means, mean_squares_by_query, offset_bins
-from nope_probe.analyses.pattern import Measures, edge_contrast, measure, query_stride
-from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
+from nope_probe.analyses.contrasts import contrast_grams, contrast_map, source_terms
+from nope_probe.analyses.jackknife import (
+    jackknife,
+    standard_error,
+)
+from nope_probe.analyses.pattern import (
+    edge_contrast,
+    query_stride,
+)
 from nope_probe.analyses.splits import Band
-from nope_probe.figures.explorer import Explorer
-from nope_probe.figures.values import QUESTIONS
+from nope_probe.figures.explorer import Explorer, head_maps
+from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import named_bands, wavelengths_of
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN
+from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import Estimates
-from nope_probe.maps.layers import windows_of
-from nope_probe.maps.maps import Layers, heads_of
+from nope_probe.maps.folds import pooled
+from nope_probe.maps.layers import LayerMaps, windows_of
+from nope_probe.maps.maps import Layers
 from nope_probe.models.context import stated_lengths
 from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT
 from nope_probe.run.checkpoint import tensor_writer, write_folds
@@ -43,25 +49,28 @@ from nope_probe.run.folder import Run, StoredArrays
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
 from nope_probe.studies.ablate import Settings, report
-from nope_probe.studies.ablate_intact import (
-    Reading,
-    bands_of_layers,
-    bands_table,
-    capture_band_folds,
-    head_patterns,
-    heads_table,
-    intact_maps,
-    read_intact,
-)
 from nope_probe.studies.ablate_plan import (
     INTACT_ROW,
     QUERIES,
     Maps,
     Plan,
+    Reading,
     Row,
+    bands_of_layers,
+    capture_band_folds,
     name_of,
-    named,
     plan_of,
+    read_intact,
+)
+from nope_probe.studies.ablate_tables import (
+    bands_table,
+    head_pattern_table,
+    heads_table,
+    means_table,
+    offsets_table,
+    pattern_table,
+    queries_table,
+    terms_table,
 )
 from nope_probe.studies.engine import Engine, validate_first_sequence
 from nope_probe.studies.explore import PAGE_BYTES, explorer_of
@@ -69,11 +78,9 @@ from nope_probe.studies.from_python import ModelOrName, Out, run_of
 from nope_probe.studies.head_scores import captured_induction, random_copies
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
-from nope_probe.studies.tables import TableRow, columns_of, interval_columns, mean_columns
+from nope_probe.studies.tables import interval_columns
 
 Tables = dict[str, pd.DataFrame]
-LayerGrams = Grams[Row]
-UNMASKED_ROW: Row = (MASK, NO_REPLACEMENT)
 MAPS_BYTES = 1 << 26
 
 
@@ -233,157 +240,6 @@ def shuffled_maps(results: Results) -> Maps:
     return {(c, NO_REPLACEMENT): results[key] for c, key in keys.items() if key in results}
 
 
-def pattern_table(
-    maps: Maps, layers: Sequence[int], values: Sequence[Mapping[Row, Values]] = ()
-) -> pd.DataFrame:
-    """Return the measures of lead and pattern of each layer and row, and what is kept, nats.
-
-    `mask_adds` of the row without the mask is the non-relative part (RMS) with the mask less that
-    without it, paired (the paper's section 5).
-
-    Args:
-        maps: of each row.
-        layers: the layers' numbers.
-        values: of each layer, for what is kept; without them it is left out.
-    """
-    measured = {row: measure(of_row) for row, of_row in maps.items()}
-    kept = values or [{}] * len(layers)
-    return pd.DataFrame(
-        {
-            "layer": layer,
-            **named(row),
-            **interval_columns(**vars(measures)),
-            **(columns_of(of_layer[row], ("kept",)) if of_layer else {}),
-            **(mask_adds(intact, measures) if row == UNMASKED_ROW else {}),
-        }
-        for row, of_row in measured.items()
-        for layer, measures, intact, of_layer in zip(
-            layers, of_row, measured[INTACT_ROW], kept, strict=True
-        )
-    )
-
-
-def mask_adds(intact: Measures, unmasked: Measures) -> TableRow:
-    """Return the columns of the difference of a layer's non-relative part, paired."""
-    parts = [of.non_relative.replicates for of in (intact, unmasked)]
-    with_mask, without = (squared(part) for part in parts if part is not None)
-    return interval_columns(mask_adds=rms_difference(with_mask, without))
-
-
-def terms_table(plan: Plan, grams: Sequence[LayerGrams]) -> pd.DataFrame:
-    """Return the sizes of the exact sum of each layer's lead and pattern: of, term, size, nats."""
-    terms = {
-        name: {(condition, NO_REPLACEMENT): times for condition, times in contrast.items()}
-        for name, contrast in source_terms(plan.sources).items()
-    }
-    return pd.DataFrame(
-        {"layer": layer, "of": question, "term": name, **interval_columns(size=gram.size(term))}
-        for layer, of_layer in zip(plan.layers, grams, strict=True)
-        for question, gram in of_layer.items()
-        for name, term in terms.items()
-    )
-
-
-def means_table(values: Sequence[Mapping[Row, Values]]) -> pd.DataFrame:
-    """Return the means over layers of lead and kept in each row, where layers have any.
-
-    A row has the mean with its bounds (nats), the number of layers that have one, and of those in
-    which less than half of the intact value is left (`lead_below_half`).
-
-    Args:
-        values: of each layer.
-    """
-    rows = list[TableRow]()
-    for row in values[0]:
-        rows.append({**named(row)})
-        for name in QUESTIONS:
-            pairs = [[getattr(of[x], name).replicates for x in (row, INTACT_ROW)] for of in values]
-            known = [(left, whole) for left, whole in pairs if left is not None]
-            if known:
-                mean = mean_over_layers(*map(list, zip(*known, strict=True)))
-                rows[-1] |= interval_columns(**{name: mean.mean})
-                rows[-1] |= {f"{name}_layers": mean.n_layers}
-                rows[-1] |= {f"{name}_below_half": mean.n_below_half}
-    return pd.DataFrame(rows)
-
-
-def head_pattern_table(plan: Plan, maps: Maps) -> pd.DataFrame:
-    """Return lead, amplitude and kept of each head without sources and bands, nats."""
-    rows = [row for row in maps if plan.keeps_heads(row[0])]
-    heads = {row: heads_of(maps[row]) for row in rows}
-    return pd.DataFrame(
-        {
-            "layer": layer,
-            "head": head,
-            **named(row),
-            **columns_of(values_in(grams, row, INTACT_ROW), ("lead", "amplitude", "kept")),
-        }
-        for layer, head in heads[INTACT_ROW]
-        for grams in [contrast_grams(patterns_of(heads, (layer, head)))]
-        for row in rows
-    )
-
-
-def offsets_table(plan: Plan, maps: Maps, choice: OffsetBins) -> pd.DataFrame:
-    """Return offset profiles: layer, term, offset, and the mean with its bounds, nats.
-
-    The terms are `score`, `pattern` and those of `source_terms`, which add up to `pattern`. Offsets
-    beyond a layer's window have no row. Where some distances share a row, `offset` is the first and
-    `last_offset` the last of them.
-    """
-    intact = maps[INTACT_ROW]
-    of_terms = source_terms(plan.sources)
-    patterns = [of_layer.pattern for of_layer in intact.values()]
-    first = patterns[0].maps
-    bins = offset_bins(first.n_offsets, choice)
-    profiles = {
-        condition: bin_means(
-            [  # on the cells that the intact model sees
-                replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer])
-                for layer, pattern in zip(intact, patterns, strict=True)
-            ],
-            pattern_distance_sums,
-            bins,
-        )
-        for condition in dict.fromkeys([INTACT, *chain.from_iterable(of_terms.values())])
-    }
-    score = bin_means(patterns, score_distance_sums, bins)
-    means = {"score": score, "pattern": profiles[INTACT]}
-    means |= {name: contrast_map(term, profiles) for name, term in of_terms.items()}
-    return profiles_table(means, intact, bins)
-
-
-def profiles_table(
-    means: Mapping[str, Float[Tensor, "fold layer bin"]], layers: Layers, bins: Tensor
-) -> pd.DataFrame:
-    """Return the rows of `offsets_table` from fold means by term, nats; see `bin_means`."""
-    first = next(iter(layers.values()))
-    offsets = {"offset": bins.tolist()}
-    if len(bins) < first.n_offsets:
-        offsets["last_offset"] = [*(bins[1:] - 1).tolist(), first.n_offsets]
-    profiles = {name: mean_intervals(of_term, first.weights) for name, of_term in means.items()}
-    parts = [
-        pd.DataFrame(
-            {"layer": layer, "term": name, **offsets, **mean_columns("mean", profile.at(place))}
-        ).dropna(subset=["mean"])
-        for place, layer in enumerate(layers)
-        for name, profile in profiles.items()
-    ]
-    return pd.concat(parts, ignore_index=True)
-
-
-def queries_table(layers: Layers) -> pd.DataFrame:
-    """Return the RMS of the pattern in the rows of groups of queries, nats, by layer.
-
-    `query` is the first and `last_query` the last query of a group.
-    """
-    return pd.DataFrame(
-        {"layer": layer, "query": first, "last_query": last, **interval_columns(rms=rms(square))}
-        for layer, maps in layers.items()
-        for (first, last), square in mean_squares_by_query(maps.pattern)
-    )
-
-
 def write_maps(path: Path, plan: Plan, maps: Maps, n_bytes: int = MAPS_BYTES) -> None:
     """Write the maps of a run that removes components, in float32, nats, by blocks of rows.
 
@@ -424,6 +280,62 @@ def write_maps(path: Path, plan: Plan, maps: Maps, n_bytes: int = MAPS_BYTES) ->
                 row = rows.stop
         if QUERIES in shapes:
             write(QUERIES, (0,), first.queries.float().numpy())
+
+
+def intact_maps(
+    layers: Layers,
+    bands: Sequence[Sequence[Band]],
+    band_maps: Float[Tensor, "fold layer band row key_pos"] | None,
+) -> dict[str, np.ndarray]:
+    """Return the maps of a run that removes nothing, float32, in nats, NaN where masked.
+
+    `score/intact`, `se/intact` (its standard error, from folds), `pattern/intact` (whose first
+    column holds the lead) and `normalised/intact` (less each diagonal's mean, the paper's Figure 5)
+    are [layer, row, key_pos]; so is `band/<band>` of each band. `score_per_head/intact` is [layer,
+    head, row, key_pos]. If some queries have no rows, `query_positions` are the queries of the
+    rows.
+    """
+    first, of_layers = next(iter(layers.values())), layers.values()
+    where, means = first.folds.where, [layer.mean() for layer in of_layers]
+    arrays = {
+        "score/intact": torch.stack([mean.float() for mean in means]),
+        "se/intact": torch.stack([standard_errors(layer) for layer in of_layers]),
+        "pattern/intact": torch.stack([layer.pattern.mean_with_lead() for layer in of_layers]),
+        "normalised/intact": torch.stack(
+            [diagonal_normalised(mean, where).float() for mean in means]
+        ),
+    }
+    if first.heads:
+        arrays["score_per_head/intact"] = head_means(layers)
+    if len(where.queries) < where.n:
+        arrays[QUERIES] = where.queries
+    if band_maps is not None:
+        of_bands = pooled(band_maps, first.counts).unbind(1)
+        names = [f"band/{band.name}" for band in bands[0]]
+        arrays |= dict(zip(names, of_bands, strict=True))
+    return {name: array.float().numpy() for name, array in arrays.items()}
+
+
+def standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
+    """Return the standard error of a layer's mean map in float32, nats, NaN for j > i."""
+    errors, row = torch.full((len(layer.queries), layer.n), torch.nan), 0
+    for start, stop in layer.folds.where.blocks(layer.folds.n_folds):
+        rows = slice(row, row + stop - start)
+        errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.weights).float()
+        row = rows.stop
+    return errors
+
+
+def head_means(layers: Layers) -> Float[Tensor, "layer head row key_pos"]:
+    """Return the mean scores of every head over all sequences, nats."""
+    return torch.stack([torch.stack([x.mean() for x in maps.heads]) for maps in layers.values()])
+
+
+def head_patterns(layers: Layers, heads: pd.DataFrame) -> str:
+    """Return the positional pattern of every head, for the page."""
+    first = next(iter(layers.values()))
+    patterns = row_centred(head_means(layers), first.skip_keys, first.queries)
+    return head_maps(RowMaps(values=patterns.float().numpy(), queries=first.queries.numpy()), heads)
 
 
 def run_explorer(plan: Plan, maps: Maps, values: Sequence[Mapping[Row, Values]]) -> Explorer:

@@ -1,0 +1,275 @@
+"""The tables of a run of `ablate`, as in its CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, starmap
+
+import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.attention import AttentionSplit, split_attention
+from nope_probe.analyses.attribution import (
+    Values,
+    mean_over_layers,
+    patterns_of,
+    values_in,
+)
+from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
+from nope_probe.analyses.jackknife import (
+    mean_intervals,
+    rms,
+    rms_difference,
+    squared,
+)
+from nope_probe.analyses.offsets import OffsetBins, bin_means, mean_squares_by_query, offset_bins
+from nope_probe.analyses.pattern import (
+    Measures,
+    measure,
+    measure_heads,
+)
+from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
+from nope_probe.analyses.splits import Band, split_bands
+from nope_probe.errors import UserError
+from nope_probe.figures.values import QUESTIONS
+from nope_probe.figures.words import HEAD_MEASURES
+from nope_probe.hooks.layers.attention import relative_error
+from nope_probe.hooks.reading.attention import attention_maps
+from nope_probe.maps.folds import State
+from nope_probe.maps.maps import Layers, heads_of
+from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT
+from nope_probe.studies.ablate_plan import (
+    INTACT_ROW,
+    Maps,
+    Plan,
+    Reading,
+    Row,
+    named,
+)
+from nope_probe.studies.head_scores import (
+    head_columns,
+    means_of,
+)
+from nope_probe.studies.tables import (
+    WEIGHTS,
+    TableRow,
+    attention_table,
+    columns_of,
+    interval_columns,
+    mean_columns,
+)
+
+ADDS_UP = 1e-3  # relative error, for scores in half precision
+UNMASKED_ROW: Row = (MASK, NO_REPLACEMENT)
+
+
+def pattern_table(
+    maps: Maps, layers: Sequence[int], values: Sequence[Mapping[Row, Values]] = ()
+) -> pd.DataFrame:
+    """Return the measures of lead and pattern of each layer and row, and what is kept, nats.
+
+    `mask_adds` of the row without the mask is the non-relative part (RMS) with the mask less that
+    without it, paired (the paper's section 5).
+
+    Args:
+        maps: of each row.
+        layers: the layers' numbers.
+        values: of each layer, for what is kept; without them it is left out.
+    """
+    measured = {row: measure(of_row) for row, of_row in maps.items()}
+    kept = values or [{}] * len(layers)
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            **named(row),
+            **interval_columns(**vars(measures)),
+            **(columns_of(of_layer[row], ("kept",)) if of_layer else {}),
+            **(mask_adds(intact, measures) if row == UNMASKED_ROW else {}),
+        }
+        for row, of_row in measured.items()
+        for layer, measures, intact, of_layer in zip(
+            layers, of_row, measured[INTACT_ROW], kept, strict=True
+        )
+    )
+
+
+def mask_adds(intact: Measures, unmasked: Measures) -> TableRow:
+    """Return the columns of the difference of a layer's non-relative part, paired."""
+    parts = [of.non_relative.replicates for of in (intact, unmasked)]
+    with_mask, without = (squared(part) for part in parts if part is not None)
+    return interval_columns(mask_adds=rms_difference(with_mask, without))
+
+
+def means_table(values: Sequence[Mapping[Row, Values]]) -> pd.DataFrame:
+    """Return the means over layers of lead and kept in each row, where layers have any.
+
+    A row has the mean with its bounds (nats), the number of layers that have one, and of those in
+    which less than half of the intact value is left (`lead_below_half`).
+
+    Args:
+        values: of each layer.
+    """
+    rows = list[TableRow]()
+    for row in values[0]:
+        rows.append({**named(row)})
+        for name in QUESTIONS:
+            pairs = [[getattr(of[x], name).replicates for x in (row, INTACT_ROW)] for of in values]
+            known = [(left, whole) for left, whole in pairs if left is not None]
+            if known:
+                mean = mean_over_layers(*map(list, zip(*known, strict=True)))
+                rows[-1] |= interval_columns(**{name: mean.mean})
+                rows[-1] |= {f"{name}_layers": mean.n_layers}
+                rows[-1] |= {f"{name}_below_half": mean.n_below_half}
+    return pd.DataFrame(rows)
+
+
+def terms_table(plan: Plan, grams: Sequence[Grams[Row]]) -> pd.DataFrame:
+    """Return the sizes of the exact sum of each layer's lead and pattern: of, term, size, nats."""
+    terms = {
+        name: {(condition, NO_REPLACEMENT): times for condition, times in contrast.items()}
+        for name, contrast in source_terms(plan.sources).items()
+    }
+    return pd.DataFrame(
+        {"layer": layer, "of": question, "term": name, **interval_columns(size=gram.size(term))}
+        for layer, of_layer in zip(plan.layers, grams, strict=True)
+        for question, gram in of_layer.items()
+        for name, term in terms.items()
+    )
+
+
+def bands_table(
+    layers: Layers,
+    band_maps: Float[Tensor, "fold layer band row key_pos"],
+    bands: Sequence[Sequence[Band]],
+) -> pd.DataFrame:
+    """Return each band as a term of its layer's pattern, with its pairs and wavelengths (tokens).
+
+    `size` is its amplitude, nats, and `share` its share of the pattern. `first_pair` and
+    `last_pair` count from 0. The unrotated rest has no pairs and no wavelengths.
+
+    Raises:
+        UserError: naming the first layer whose scores are not q.k, the sum of its bands.
+    """
+    for (number, layer), of_layer in zip(layers.items(), band_maps.unbind(1), strict=True):
+        scores, added = layer.folds.maps, of_layer.sum(1)
+        visible = ~scores[0].isnan()
+        if not relative_error(added[:, visible], scores[:, visible]) < ADDS_UP:
+            raise UserError(f"--bands: the scores of L{number} are not q.k, so they have no bands")
+    patterns = (maps.pattern for maps in layers.values())
+    parts = starmap(split_bands, zip(patterns, band_maps.unbind(1), bands, strict=True))
+    rows = [
+        {
+            **{"layer": part.band.layer, "of": "pattern", "term": part.band.name},
+            **interval_columns(size=part.amplitude, share=part.share),
+            "n_pairs": len(part.band.pairs),
+            "first_pair": min(part.band.pairs, default=None),
+            "last_pair": max(part.band.pairs, default=None),
+            "shortest_wavelength": min(part.band.wavelengths, default=None),
+            "longest_wavelength": max(part.band.wavelengths, default=None),
+        }
+        for part in chain.from_iterable(parts)
+    ]
+    return pd.DataFrame(rows).astype({"first_pair": "Int64", "last_pair": "Int64"})
+
+
+def head_pattern_table(plan: Plan, maps: Maps) -> pd.DataFrame:
+    """Return lead, amplitude and kept of each head without sources and bands, nats."""
+    rows = [row for row in maps if plan.keeps_heads(row[0])]
+    heads = {row: heads_of(maps[row]) for row in rows}
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            "head": head,
+            **named(row),
+            **columns_of(values_in(grams, row, INTACT_ROW), ("lead", "amplitude", "kept")),
+        }
+        for layer, head in heads[INTACT_ROW]
+        for grams in [contrast_grams(patterns_of(heads, (layer, head)))]
+        for row in rows
+    )
+
+
+def heads_table(
+    reading: Reading, induction: State, fold_of: Tensor, fold_of_copies: Tensor
+) -> pd.DataFrame:
+    """Return each head's lead and three measures of its pattern, and its attention's measures.
+
+    Args:
+        reading: of the intact model.
+        induction: fold means of induction attention.
+        fold_of: the fold of each sequence.
+        fold_of_copies: the fold of each sequence of repeated tokens.
+    """
+    rows = pd.DataFrame(
+        {"layer": layer, "head": head, **named(INTACT_ROW), **columns_of(measures, HEAD_MEASURES)}
+        for (layer, head), measures in measure_heads(reading.maps).items()
+    )
+    means = means_of(reading.heads, fold_of)
+    attended = head_columns((means, fold_of), (induction, fold_of_copies))
+    splits: dict[tuple[int, int], AttentionSplit] = {}
+    for sums in reading.attention:  # a layer at a time: the fold means are in memory once
+        splits |= split_attention(attention_maps([sums]))
+    split = attention_table(splits, WEIGHTS).drop(columns=["layer", "head"])
+    return pd.concat([rows, attended, split], axis=1)
+
+
+def offsets_table(plan: Plan, maps: Maps, choice: OffsetBins) -> pd.DataFrame:
+    """Return offset profiles: layer, term, offset, and the mean with its bounds, nats.
+
+    The terms are `score`, `pattern` and those of `source_terms`, which add up to `pattern`. Offsets
+    beyond a layer's window have no row. Where some distances share a row, `offset` is the first and
+    `last_offset` the last of them.
+    """
+    intact = maps[INTACT_ROW]
+    of_terms = source_terms(plan.sources)
+    patterns = [of_layer.pattern for of_layer in intact.values()]
+    first = patterns[0].maps
+    bins = offset_bins(first.n_offsets, choice)
+    profiles = {
+        condition: bin_means(
+            [  # on the cells that the intact model sees
+                replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer])
+                for layer, pattern in zip(intact, patterns, strict=True)
+            ],
+            pattern_distance_sums,
+            bins,
+        )
+        for condition in dict.fromkeys([INTACT, *chain.from_iterable(of_terms.values())])
+    }
+    score = bin_means(patterns, score_distance_sums, bins)
+    means = {"score": score, "pattern": profiles[INTACT]}
+    means |= {name: contrast_map(term, profiles) for name, term in of_terms.items()}
+    return profiles_table(means, intact, bins)
+
+
+def profiles_table(
+    means: Mapping[str, Float[Tensor, "fold layer bin"]], layers: Layers, bins: Tensor
+) -> pd.DataFrame:
+    """Return the rows of `offsets_table` from fold means by term, nats; see `bin_means`."""
+    first = next(iter(layers.values()))
+    offsets = {"offset": bins.tolist()}
+    if len(bins) < first.n_offsets:
+        offsets["last_offset"] = [*(bins[1:] - 1).tolist(), first.n_offsets]
+    profiles = {name: mean_intervals(of_term, first.weights) for name, of_term in means.items()}
+    parts = [
+        pd.DataFrame(
+            {"layer": layer, "term": name, **offsets, **mean_columns("mean", profile.at(place))}
+        ).dropna(subset=["mean"])
+        for place, layer in enumerate(layers)
+        for name, profile in profiles.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def queries_table(layers: Layers) -> pd.DataFrame:
+    """Return the RMS of the pattern in the rows of groups of queries, nats, by layer.
+
+    `query` is the first and `last_query` the last query of a group.
+    """
+    return pd.DataFrame(
+        {"layer": layer, "query": first, "last_query": last, **interval_columns(rms=rms(square))}
+        for layer, maps in layers.items()
+        for (first, last), square in mean_squares_by_query(maps.pattern)
+    )
