@@ -20,6 +20,7 @@ import torch
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, json_checksum
+from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.maps.folds import folds_of
 from nope_probe.models.info import LoadedModel
 from nope_probe.run.checkpoint import RunCheckpoint
@@ -155,7 +156,7 @@ class Session(Generic[Settings_co]):
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
-        if self.in_memory is None and self.inputs is None:
+        if self.in_memory is None:
             with status("looking for model and data"):
                 validate_reach(self.settings)
         with status("loading torch"):
@@ -219,6 +220,7 @@ class Session(Generic[Settings_co]):
                 if made is None or settings is not None:
                     with status(f"reading {chosen.data}"):
                         made = make_sequences(chosen, self.loaded)
+                validate_inputs(self.loaded.model, made.inputs)
                 tensors = made.to_tensors()
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))

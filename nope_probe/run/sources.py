@@ -18,13 +18,11 @@ from nope_probe.hooks.layers.model import (
     begins_alike,
     blocks_of,
     layers_of,
-    validate_inputs,
 )
 from nope_probe.maps.folds import default_folds
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, validate_hub_answers, validate_reachable
 from nope_probe.run.flags import CommandSettings, flag_of
-from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import status
 from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings
 
@@ -43,6 +41,8 @@ def validate_reach(settings: CommandSettings) -> None:
 
     model, revision = settings.model, settings.revision
     validate_reachable(model, revision)
+    if settings.data == GIVEN:
+        return
     validate_context(model, settings.seq_len, beyond=settings.beyond_context, revision=revision)
     if not settings.reads_corpus:
         return
@@ -134,7 +134,6 @@ def make_sequences(settings: RunSettings, loaded: LoadedModel) -> Sequences:
         pack=settings.pack,
         shuffle=settings.shuffle,
     )
-    validate_inputs(loaded.model, made.inputs)
     validate_folds(settings.data, made.n_documents, settings.folds)
     return made
 
@@ -171,25 +170,20 @@ def on_inputs(
     return replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=folds)
 
 
-def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, LoadedModel, Sequences]:
-    """Return the settings, the model and the sequences of a run on the tokens of a file.
+def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, Sequences]:
+    """Return the settings and the sequences of a run on the tokens of a file.
 
     Raises:
-        UserError: for a flag that describes other sequences, or tokens that cannot be read or run.
+        UserError: for a flag that describes other sequences, or tokens that cannot be read.
     """
     others = {name: value for name, value in vars(settings).items() if name not in OF_INPUTS}
     by_default = type(settings)(**others)
     for name in OF_INPUTS:
         if getattr(settings, name) != getattr(by_default, name):
             raise UserError(f"{flag_of(name)} has no effect next to --tokens")
-    validate_reachable(settings.model, settings.revision)
-    data = read_tokens(file)
-    loaded = load_first_layers(settings, device_of_process(settings.device))
-    validate_inputs(loaded.model, data.inputs)
-    default = type(settings).folds == settings.folds
-    n_folds = None if default else settings.folds
+    data, default = read_tokens(file), type(settings).folds == settings.folds
     try:
-        return on_inputs(settings, data, n_folds), loaded, data
+        return on_inputs(settings, data, None if default else settings.folds), data
     except ValueError as error:
         raise UserError(f"--tokens {file.name}: {error}") from error
 

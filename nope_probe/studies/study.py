@@ -166,11 +166,11 @@ def session_of(
         about: further arguments of `Session`.
 
     Raises:
-        UserError: for tokens that cannot be read or run.
+        UserError: for tokens that cannot be read.
     """
     about.setdefault("asked", settings)
     if isinstance(settings, RunSettings) and settings.tokens is not None:
-        settings, loaded, inputs = on_tokens(settings, settings.tokens)
+        settings, inputs = on_tokens(settings, settings.tokens)
 
     def load(settings: Chosen, device: str) -> LoadedModel | None:
         return kind.load(settings, device) if loaded is None else loaded
