@@ -144,10 +144,19 @@ class Look(NamedTuple):
 class Row(NamedTuple):
     """A term of a look in `why_steps.csv`; or the part of it that a head moved from a token."""
 
+    look: Look
     writer: str
     side: str
     moved_from: int | None
     nats: float
+
+    @property
+    def before(self) -> Look | None:
+        """The look by which a head moved it."""
+        if self.moved_from is None:
+            return None
+        head = Writer(self.writer)
+        return Look(head.block, head.head or 0, self.look.token(self.side), self.moved_from)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -191,21 +200,20 @@ class Question:
             read = partial(captured, partial(captured_effects, question=self))
             yield Pass(key="why-effects", engine=engine, read=read, ablation=ablation, runs=None)
 
-    def steps(self, results: Results) -> list[list[tuple[Look, State]]]:
-        """Return the looks of each step with the terms of the step, and those of the step to come.
-
-        The last of these looks have no terms yet.
+    def follow(self, results: Results) -> tuple[list[list[Row]], list[Look]]:
+        """Return the rows of the looks of each step, and the looks of the step to come.
 
         Args:
             results: of the passes of some first steps, by key.
         """
-        steps, looks, seen = list[list[tuple[Look, State]]](), [self.first], set[Look]()
-        for key in (key for key in self.keys if key in results):
-            steps.append([(look.with_key(results[key]), results[key]) for look in looks])
-            seen.update(look for look, _ in steps[-1])
-            found = dict.fromkeys(before for _, before in moves_of(steps[-1]))
-            looks = [look for look in found if look not in seen]
-        return [*steps, [(look, {}) for look in looks]]
+        steps, looks, seen = list[list[Row]](), [self.first], set[Look]()
+        for state in (results[key] for key in self.keys if key in results):
+            looks = [look.with_key(state) for look in looks]
+            steps.append([row for look in looks for row in rows_of(look, state)])
+            seen.update(looks)
+            found = dict.fromkeys(row.before for row in steps[-1])
+            looks = [look for look in found if look is not None and look not in seen]
+        return steps, looks
 
     def tables(
         self, results: Results, weights: Float[Tensor, " key_pos"]
@@ -222,25 +230,15 @@ class Question:
         terms = under(results["why"], self.first.prefix)
         tables = {"why": why_table(terms, weights, tokens)}
         if self.n_steps > 1:
-            effects, rows = iter(results["why-effects"]["measured"].tolist()), []
-            for step, looks in enumerate(self.steps(results)[:-1], 1):
-                for look, state in looks:
-                    for row in rows_of(look, state):
-                        is_moved = row.moved_from is not None
-                        measured = next(effects) if is_moved else UNMEASURED
-                        rows.append([step, *look, *row, *measured])
+            effects = iter(results["why-effects"]["measured"].tolist())
+            rows = [
+                (step, *row.look, *row[1:], *(next(effects) if row.before else UNMEASURED))
+                for step, of_step in enumerate(self.follow(results)[0], 1)
+                for row in of_step
+            ]
             table = pd.DataFrame(rows, columns=[*COLUMNS, *ScoreWithout._fields])
             tables["why_steps"] = table.astype({"moved_from": "Int64"})
         return tables
-
-
-def moves_of(looks: Sequence[tuple[Look, State]]) -> Iterator[tuple[Look, Look]]:
-    """Yield looks, given their terms, with the looks by which heads moved what they wrote there."""
-    for look, state in looks:
-        for row in rows_of(look, state):
-            if row.moved_from is not None:
-                head = Writer(row.writer)
-                yield look, Look(head.block, head.head or 0, look.token(row.side), row.moved_from)
 
 
 def captured_looks(
@@ -259,7 +257,7 @@ def captured_looks(
     Raises:
         UserError: for a model whose queries and keys are no sums over writers.
     """
-    looks = [look for look, _ in question.steps(engine.results)[-1]]
+    _, looks = question.follow(engine.results)
     if not looks:
         return {}
     state, text, whole = State(), question.text.tokens, replace(engine, n_folds=1, documents=None)
@@ -325,29 +323,28 @@ def strongest_writers(terms: State, key: int, side: Side) -> list[Writer]:
 
 def rows_of(look: Look, state: State) -> Iterator[Row]:
     """Yield the rows of a look; those that are of no moved part add up to its score."""
-    assert look.key is not None
-    of_look = under(state, look.prefix)
-    terms = {name: float(x[look.key]) for name, x in of_look.items()}
+    of_look, key = under(state, look.prefix), look.cell.key
+    terms = {name: float(x[key]) for name, x in of_look.items()}
     rest = terms["scores"]
     for name in sorted(name for name in terms if name.startswith("position/")):
-        yield Row(name.removeprefix("position/"), "position", None, terms[name])
+        yield Row(look, name.removeprefix("position/"), "position", None, terms[name])
         rest -= terms[name]
     for side in SIDES:
-        for writer in strongest_writers(of_look, look.key, side):
+        for writer in strongest_writers(of_look, key, side):
             term = terms[f"{side}/{writer}"]
-            yield Row(writer, side, None, term)
+            yield Row(look, writer, side, None, term)
             rest -= term
             parts = state.get(look.moved(side, writer))
             if parts is None:
                 continue
-            least = LEAST_MOVED * of_look[f"{side}/{writer}"][look.key].abs()
+            least = LEAST_MOVED * of_look[f"{side}/{writer}"][key].abs()
             largest = parts.abs().argsort(descending=True)[:MOST_MOVED].tolist()
             moved = {token: float(parts[token]) for token in largest if parts[token].abs() > least}
             for token, nats in moved.items():
-                yield Row(writer, side, token, nats)
-            yield Row(writer, "other", None, float(parts.sum()) - sum(moved.values()))
-            yield Row(writer, "mean", None, term - float(parts.sum()))
-    yield Row(OTHERS, "other", None, rest)
+                yield Row(look, writer, side, token, nats)
+            yield Row(look, writer, "other", None, float(parts.sum()) - sum(moved.values()))
+            yield Row(look, writer, "mean", None, term - float(parts.sum()))
+    yield Row(look, OTHERS, "other", None, rest)
 
 
 def captured_effects(
@@ -360,10 +357,12 @@ def captured_effects(
         stream: unused: a text is one batch.
         question: asks about the looks.
     """
+    steps, _ = question.follow(engine.results)
     measured = [
-        score_without(engine.model, question.text.tokens, look.cell, before.cell)
-        for looks in question.steps(engine.results)[:-1]
-        for look, before in moves_of(looks)
+        score_without(engine.model, question.text.tokens, row.look.cell, row.before.cell)
+        for of_step in steps
+        for row in of_step
+        if row.before is not None
     ]
     return {"measured": torch.tensor(measured, dtype=torch.float64).view(-1, len(UNMEASURED))}
 
