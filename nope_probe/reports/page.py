@@ -182,7 +182,7 @@ class Report:
         return page(self.title, self.headline, self.sections, manifest, self.how_to_read)
 
     def image(self) -> go.Figure:
-        """Return the first figure, all layers of its maps, with its section's title.
+        """Return the first figure.
 
         Raises:
             UserError: if the report has no figure.
@@ -190,24 +190,8 @@ class Report:
         for section in self.sections:
             figure = section.drawn()
             if figure is not None:
-                return _titled(figure, section.title)
+                return figure
         raise UserError("there is no figure on the page to draw as an image")
-
-
-def _titled(figure: go.Figure, title: str) -> go.Figure:
-    import plotly.graph_objects as go
-
-    from nope_probe.figures.maps import unfold_layers
-    from nope_probe.figures.style import TITLE_HEIGHT
-
-    unfolded = unfold_layers(figure)
-    if unfolded is figure:
-        # A figure that has a title has that height already.
-        room = 0 if figure.layout.title.text else TITLE_HEIGHT
-        unfolded = go.Figure(figure)
-        unfolded.layout.height += room
-        unfolded.layout.margin.t += room
-    return unfolded.update_layout(title={"text": title})
 
 
 def explorer_section(explorer: Explorer | None) -> Iterator[Section]:

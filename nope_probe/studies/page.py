@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nope_probe.errors import printable
-from nope_probe.figures.image import export
+from nope_probe.figures.image import save
 from nope_probe.figures.intervals import bound_columns, is_number, numbers_as_text
 from nope_probe.figures.words import Column
 from nope_probe.reports import notes
@@ -75,7 +75,7 @@ def show(
     report = report_of(run)
     print_report(report, run.manifest, folder, verbose)
     if image is not None:
-        export(report.image(), image)
+        save(report.image(), image)
 
 
 class PlainConsole(Console):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nope_probe.figures.image import export
+from nope_probe.figures.image import save
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import capitalised
 from nope_probe.reports import notes
@@ -87,7 +87,7 @@ def draw(folder: Path, image: Path) -> None:
     run = read_run(folder)
     runs = {name: read_run(path) for name, path in _experiments(run.manifest, folder).items()}
     pairs = pairs_of(run.manifest.settings["figure"], runs)
-    export(report(run, pairs).image(), image)
+    save(report(run, pairs).image(), image)
 
 
 def _experiments(manifest: Manifest, folder: Path) -> dict[str, Path]:
