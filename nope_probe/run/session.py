@@ -43,7 +43,7 @@ from nope_probe.run.paths import checkpoint_dir, locked, validate_memory
 from nope_probe.run.process_group import Processes, device_of_process, process_group
 from nope_probe.run.processes import Signals, print_line, status
 from nope_probe.run.settings import RunSettings
-from nope_probe.run.sources import load_model, make_sequences, validate_reach
+from nope_probe.run.sources import load_model, make_sequences, on_tokens, validate_reach
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 OF_INPUTS = ("name", "bos", "bos_token", "sha256", "notes")  # what a manifest says of them
@@ -74,8 +74,8 @@ class Session(Generic[Settings_co]):
         started: the start, in seconds of the monotonic clock, which is never set back.
 
     Raises:
-        UserError: on entering, for settings, a folder or a model that cannot be used; on leaving,
-            if the device ran out of memory.
+        UserError: for tokens that cannot be read; on entering, for settings, a folder or a model
+            that cannot be used; on leaving, if the device ran out of memory.
         Interrupted: on a signal; progress is saved.
     """
 
@@ -95,6 +95,8 @@ class Session(Generic[Settings_co]):
         is_kept: bool = True,
     ) -> None:
         self.asked = asked or settings
+        if isinstance(settings, RunSettings) and settings.tokens is not None:
+            settings, inputs = on_tokens(settings, settings.tokens)
         self.typed = call or self.asked.typed()
         self.settings, self._load_model = settings, load
         self.in_memory, self.inputs, self.is_kept = model, inputs, is_kept

@@ -20,9 +20,10 @@ from nope_probe.run.flags import settings_from
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import process_count
+from nope_probe.run.session import Session
 from nope_probe.run.settings import OF_INPUTS, RunSettings, place_of
 from nope_probe.run.sources import as_sequences, load_first_layers, on_inputs
-from nope_probe.studies.study import Study, carry_out, session_of
+from nope_probe.studies.study import Study, carry_out
 
 ModelOrName: TypeAlias = str | Model
 Out: TypeAlias = Path | str | None
@@ -75,10 +76,9 @@ def run_of(
         settings = on_inputs(settings, data, settings.folds if "folds" in options else None)
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
         settings = replace(settings, out=settings.out or Path(temporary, "run"))
-        session = session_of(
-            study,
+        session = Session(
             settings,
-            loaded=loaded,
+            study.load if loaded is None else lambda settings, device: loaded,
             inputs=data,
             model=in_memory,
             asked=asked,

@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeAlias, TypeVar, get_args
 import pandas as pd
 from rich.filesize import decimal
 
-from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
@@ -29,8 +28,7 @@ from nope_probe.run.paths import validate_memory
 from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import print_line, status, validate_one_process
 from nope_probe.run.session import SIZES, Session
-from nope_probe.run.settings import RunSettings
-from nope_probe.run.sources import load_model, on_tokens
+from nope_probe.run.sources import load_model
 from nope_probe.studies.engine import Capture, Engine, position_keys
 
 Chosen = TypeVar("Chosen", bound=CommandSettings)
@@ -140,42 +138,12 @@ def run_study(kind: type[Study[Chosen]], settings: Chosen, *, dry: bool = False)
         UserError: for what cannot be done.
     """
     if not dry:
-        return carry_out(kind, session_of(kind, settings))
+        return carry_out(kind, Session(settings, kind.load))
     validate_one_process()
     with TemporaryDirectory(prefix="nope-probe-") as place:
-        with session_of(kind, settings.at(Path(place, "run"))) as session:
+        with Session(settings.at(Path(place, "run")), kind.load) as session:
             sys.stdout.write(forecast(session, [*kind(session).passes()]))
         return session.folder
-
-
-def session_of(
-    kind: type[Study[Chosen]],
-    settings: Chosen,
-    *,
-    loaded: LoadedModel | None = None,
-    inputs: Sequences | None = None,
-    **about: Any,
-) -> Session[Chosen]:
-    """Return the session of a study, in which the tokens of a file are its sequences.
-
-    Args:
-        kind: the study.
-        settings: the command's.
-        loaded: the model; by default the study loads it.
-        inputs: the sequences, if the settings do not describe them.
-        about: further arguments of `Session`.
-
-    Raises:
-        UserError: for tokens that cannot be read.
-    """
-    about.setdefault("asked", settings)
-    if isinstance(settings, RunSettings) and settings.tokens is not None:
-        settings, inputs = on_tokens(settings, settings.tokens)
-
-    def load(settings: Chosen, device: str) -> LoadedModel | None:
-        return kind.load(settings, device) if loaded is None else loaded
-
-    return Session(settings, load, inputs=inputs, **about)
 
 
 def carry_out(kind: type[Study[Chosen]], session: Session[Chosen]) -> Path:
