@@ -1,9 +1,8 @@
-"""All heads on one map, their changes, and the terms of one query's scores."""
+"""All heads on one map, and the terms of one query's scores."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,12 +14,9 @@ from nope_probe.figures.intervals import estimates_of
 from nope_probe.figures.limits import reach_of
 from nope_probe.figures.names import colour, plain, words
 from nope_probe.figures.style import draw_panels
-from nope_probe.removal import INK
 
 CELL = 32  # px a layer
 LARGEST, SMALLEST = 22, 5  # px across, of the head with the largest number and of any head
-KEYS, ROW = 12, 30  # keys with a bar, and px of a bar
-LEAST_TERM = 0.01  # of the largest term of the shown keys: smaller terms have no bar
 REST = "#9aa0a6"
 KINDS = {  # of heads: their colour and their name in the legend
     "sink": ("#8a6bb8", "sink: looks at the first key"),
@@ -88,7 +84,7 @@ def attention_heads(table: pd.DataFrame, kind_of: pd.Series[str]) -> go.Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Why:
-    """Why a head looks where it looks from one token of a text; a notebook draws it.
+    """Why a head looks where it looks from one token of a text; a notebook shows its numbers.
 
     Attributes:
         head: the head's name.
@@ -104,12 +100,6 @@ class Why:
     query: int
     table: pd.DataFrame = field(repr=False)
     steps: pd.DataFrame | None = field(repr=False, default=None)
-
-    @property
-    def figure(self) -> go.Figure:
-        """The terms of the most attended keys as bars, and their sums."""
-        title = f"Why {self.head} looks there from token {self.query}"
-        return why_bars(self.table, title)
 
     @property
     def moved(self) -> str:
@@ -142,9 +132,8 @@ class Why:
         tokens = dict(zip(self.table["key"], self.table["token"], strict=True))
         return steps_back(self.steps, tokens, f"Why {self.head} looks there, steps back")
 
-    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Any:
-        figure = self.figure if self.steps is None else self.graph
-        return figure._repr_mimebundle_(*args, **kwargs)
+    def _repr_html_(self) -> str:
+        return (self.table if self.steps is None else self.steps).to_html(index=False)
 
 
 def term_styles(table: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
@@ -157,56 +146,3 @@ def term_styles(table: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
             label = term if side == "other" else f"{term}, {side}"
             styles[side, term] = label, REST if " " in term else next(palette)
     return styles
-
-
-def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
-    """Draw the terms of one query's scores as bars: of the keys with the most attention.
-
-    Terms to the right of 0 raise a key above the mean of the keys; the dot is their sum.
-
-    Args:
-        table: `why.csv`: key, token, weight, score, side, term, nats.
-        title: the figure's title.
-    """
-    keys = table.drop_duplicates("key").nlargest(KEYS, "weight").sort_values("key")
-    names = [f"{plain(token)} {key}" for token, key in zip(keys["token"], keys["key"], strict=True)]
-    shown = table[table["key"].isin(keys["key"])]
-    least = LEAST_TERM * float(shown["nats"].abs().max())
-    styles, traces = term_styles(table), []
-    for (side, term), rows in shown.groupby(["side", "term"], sort=False):
-        if not (rows["nats"].abs() > least).any():
-            continue
-        label, fill = styles[str(side), str(term)]
-        traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": label,
-                "x": rows.set_index("key")["nats"].loc[keys["key"]].to_numpy(),
-                "y": names,
-                "hovertemplate": f"%{{y}}: %{{x:.2f}} nats<extra>{label}</extra>",
-                "marker": {"color": fill, "line": {"width": 0}},
-            }
-        )
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "score",
-            "x": keys["score"].to_numpy(),
-            "y": names,
-            "customdata": keys["weight"].to_numpy(),
-            "hovertemplate": "%{y}: %{x:.2f} nats, %{customdata:.0%} of the attention"
-            "<extra>score</extra>",
-            "marker": {"color": INK, "size": 8, "symbol": "diamond"},
-        }
-    )
-    figure = draw_panels(
-        title,
-        {"": traces},
-        panel=ROW * max(4, len(names)),
-        x_title="nats above the mean of the keys",
-        bottom=60 + 20 * -(-len(traces) // 3),
-    )
-    figure.update_yaxes(autorange="reversed", type="category", title_text="key")
-    return figure.update_layout(barmode="relative", bargap=0.25)

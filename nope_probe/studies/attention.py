@@ -430,28 +430,22 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
         return
     compared, why = view.position is not None, view.why
     bar = "from other texts' mean" if compared else "above uniform weights"
+    terms = (
+        "position, and what earlier components wrote into this text's key or query."
+        if compared
+        else "what earlier components wrote into the key, in this text alone."
+    )
     yield Section(
         title="Attention on your text",
         html=view.html(),
         caption="Click a token to shade the keys it attends to. The bar under it: how far "
-        f"these weights are {bar}, in nats.",
-    )
-    if why is None:
-        return
-    terms = (
-        "They are position, and what earlier components wrote into this text's key or query."
-        if compared
-        else "They are what earlier components wrote into the key, in this text alone."
-    )
-    yield Section(
-        title="Why the head looks there",
-        figure=lambda: why.figure,
-        caption=f"Terms of the scores of the most attended keys, less their mean. {terms} The dot "
-        "is their sum.",
-        table=why.table,
+        f"these weights are {bar}, in nats."
+        + f" Terms of a score, less the mean of the keys: {terms}"
+        * (why is not None),
+        table=None if why is None else why.table,
         columns=COLUMNS,
     )
-    if why.steps is not None:
+    if why is not None and why.steps is not None:
         yield Section(
             title="Why, steps back",
             figure=lambda: why.graph,

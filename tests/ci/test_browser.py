@@ -12,7 +12,7 @@ from ci.chromium import needs_chromium, opened
 from support.maps import triangle
 
 from nope_probe import figures
-from nope_probe.figures.attention import why_bars
+from nope_probe.figures.graph import steps_back
 from nope_probe.figures.image import without_controls
 from nope_probe.figures.maps import term_maps
 
@@ -49,10 +49,11 @@ def test_a_pdf_is_one(tmp_path: Path) -> None:
 MARKUP = ("<b>", "</s>", "<bos>", "<br>", '<a href="x">y</a>', "&lt;", "&amp;", "%{y}", "$x$", "a")
 
 
-def _why() -> go.Figure:
+def _steps() -> go.Figure:
     n = len(MARKUP)
-    rows = {"key": range(n), "token": MARKUP, "weight": 1 / n, "score": 1.0, "nats": 1.0}
-    return why_bars(pd.DataFrame({**rows, "side": "position", "term": "rotation"}), "why")
+    look = {"step": 1, "layer": 1, "head": 0, "query": n - 1, "key": range(n)}
+    term = {"writer": "L0H0", "side": "key", "moved_from": pd.NA, "nats": 1.0}
+    return steps_back(pd.DataFrame({**look, **term}), dict(enumerate(MARKUP)), "steps")
 
 
 @needs_chromium
@@ -60,7 +61,7 @@ def test_tokens_and_names_are_drawn_as_they_are_spelled(tmp_path: Path) -> None:
     tokens = [f"{token} {key}" for key, token in enumerate(MARKUP)]
     terms = {name: np.zeros((1, 5, 5)) for name in MARKUP}
     drawn: list[tuple[go.Figure, Iterable[str]]] = [
-        (_why(), tokens),
+        (_steps(), tokens),
         (term_maps(terms, title="t"), MARKUP),
     ]
     scripts = (
