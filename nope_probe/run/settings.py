@@ -49,7 +49,7 @@ OFFSET_BINS = tyro.conf.arg(
 )
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
-FORMAT = 6
+FORMAT = 7
 MIN_KEYS = 8  # other keys that a query sees which has a lead, and that an order needs
 FIRST_LAYERS = 4  # that are studied by default
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.

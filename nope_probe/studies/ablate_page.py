@@ -16,7 +16,7 @@ from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, row_name
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.values import band_label, head_values
-from nope_probe.figures.words import HEAD_MEASURES, MEASURES, QUESTIONS, reader_of, with_readers
+from nope_probe.figures.words import MEASURES, QUESTIONS, reader_of, with_readers
 from nope_probe.removal import INTACT, SOURCES, Condition, parts_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
@@ -29,6 +29,7 @@ from nope_probe.studies.tidy import (
     strongest_row,
 )
 
+SHOWN = ("lead", "amplitude", "locality")
 KEYS = {"near": "near keys", "far": "far keys", "neither": "neither near nor far keys"}
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 LEADS = " The column on the left is the first key's lead over the others."
@@ -158,7 +159,7 @@ def headline_of_intact(run: Run) -> Headline:
         sentence=f"In {manifest.model_name} ({notes.layers_of_run(manifest)}), L"
         f"{best['layer']:.0f} is strongest: {leads if lead == lead else 'its'} pattern is "
         f"{best['amplitude']:.2g} nats, for {KEYS[preferred_keys(interval_of(best, 'locality'))]}.",
-        table=brief(above.sort_values("layer"), "layer", HEAD_MEASURES, MEASURES),
+        table=brief(above.sort_values("layer"), "layer", SHOWN, MEASURES),
         caption=f"Pattern: RMS among the other keys. {MEASURES['locality'].meaning}",
     )
 

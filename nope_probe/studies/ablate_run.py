@@ -35,7 +35,6 @@ from nope_probe.figures.explorer import Explorer, head_maps
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import named_bands, wavelengths_of
-from nope_probe.hooks.removing.stand_ins import WITH_GAIN
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import pooled
@@ -47,6 +46,7 @@ from nope_probe.run.checkpoint import tensor_writer, write_folds
 from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run, StoredArrays
 from nope_probe.run.identity import input_arrays
+from nope_probe.run.manifest import Manifest
 from nope_probe.run.session import Session
 from nope_probe.studies.ablate import Settings, report
 from nope_probe.studies.ablate_plan import (
@@ -80,7 +80,6 @@ from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
 from nope_probe.studies.tables import interval_columns
 
-Tables = dict[str, pd.DataFrame]
 MAPS_BYTES = 1 << 26
 
 
@@ -91,20 +90,16 @@ class Ablate(Study[Settings]):
         super().__init__(session)
         settings, loaded, self.inputs = self.settings, session.loaded, session.sequences()
         self.engine, layers = Engine.of(session), settings.layers_with_maps(loaded.info)
-        self.bands: list[list[Band]] = []
-        removed_bands: tuple[str, ...] = ()
-        if settings.bands and settings.removes:
-            assert settings.bands != "octaves"
-            removed_bands = named_bands(loaded.model, settings.bands)
-        elif settings.bands:
-            self.bands = bands_of_layers(loaded.model, self.inputs.inputs, layers, settings.bands)
+        bands, tokens, removes = settings.bands, self.inputs.inputs, settings.removes
+        is_split = bands and not removes
+        self.bands = bands_of_layers(loaded.model, tokens, layers, bands) if is_split else []
         self.plan = plan_of(
             loaded,
-            self.inputs.inputs,
+            tokens,
             settings.removed_names,
             ablations=settings.ablations,
             layers=layers,
-            bands=removed_bands,
+            bands=named_bands(loaded.model, int(bands)) if bands and removes else (),
             heads="sources" if settings.per_head else "nowhere",
         )
         if settings.removes:
@@ -138,17 +133,29 @@ class Ablate(Study[Settings]):
 
     def analyse(self, results: Results) -> Run:
         """Measure the lead and the pattern of every layer in every condition, return the run."""
-        return (self._of_conditions if self.settings.removes else self._of_intact)(results)
+        plan, session, removes = self.plan, self.session, self.settings.removes
+        intact = results[f"score/{INTACT.name}"]
+        maps: Maps = plan.maps(results) if removes else {INTACT_ROW: intact.maps}
+        folds = session.checkpoint.scratch("folds")
+        write_folds(folds, {name_of(row): layers for row, layers in maps.items()})
+        run = Run(
+            manifest=self._manifest(maps[INTACT_ROW], results),
+            arrays={"tokens": input_arrays(self.inputs)},
+            files={"folds.safetensors": folds},
+            tables={
+                "offsets": offsets_table(plan, maps, self.settings.offset_bins),
+                "queries": queries_table(maps[INTACT_ROW]),
+            },
+        )
+        return self._of_conditions(run, maps, results) if removes else self._of_intact(run, results)
 
-    def _of_conditions(self, results: Results) -> Run:
+    def _of_conditions(self, run: Run, maps: Maps, results: Results) -> Run:
         """Return the run of a model from which components are removed."""
-        plan, session = self.plan, self.session
-        maps, place = plan.maps(results), session.checkpoint.scratch("maps")
+        plan, session, place = self.plan, self.session, self.session.checkpoint.scratch("maps")
         grams = [contrast_grams(patterns_of(maps, layer)) for layer in plan.layers]
         values = [{row: values_in(of, row, INTACT_ROW) for row in maps} for of in grams]
         tables = {
-            "offsets": offsets_table(plan, maps, self.settings.offset_bins),
-            "queries": queries_table(maps[INTACT_ROW]),
+            **run.tables,
             "pattern": pattern_table(maps, plan.layers, values),
             "terms": terms_table(plan, grams),
         }
@@ -160,54 +167,39 @@ class Ablate(Study[Settings]):
         if self.settings.per_head:
             tables["head_pattern"] = head_pattern_table(plan, maps)
         write_maps(place, plan, maps)
-        run = self._run(maps, tables, results)
+        run = replace(run, tables=tables, files={**run.files, "maps.safetensors": place})
         shown = replace(run, arrays={"maps": StoredArrays(place)})
         explorer = run_explorer(plan, maps, values) if session.is_kept else None
-        run = replace(run, files={**run.files, "maps.safetensors": place})
         return with_page(session, run, lambda _: report(shown, explorer))
 
-    def _of_intact(self, results: Results) -> Run:
+    def _of_intact(self, run: Run, results: Results) -> Run:
         """Return the run of a model from which nothing is removed."""
         reading: Reading = results[f"score/{INTACT.name}"]
-        maps, bins = {INTACT_ROW: reading.maps}, self.settings.offset_bins
+        pattern = pattern_table({INTACT_ROW: reading.maps}, self.plan.layers)
         contrasts = pd.DataFrame(
             interval_columns(
                 edge_contrast=jackknife(Estimates.of_means(edge_contrast(x.pattern), x.weights))
             )
             for x in reading.maps.values()
         )
-        tables = {
-            "offsets": offsets_table(self.plan, maps, bins),
-            "queries": queries_table(reading.maps),
-            "pattern": pattern_table(maps, self.plan.layers).join(contrasts),
-        }
+        tables, heads = {**run.tables, "pattern": pattern.join(contrasts)}, ""
         band_maps = results["bands"]["folds"] if self.bands else None
         if band_maps is not None:
             tables["terms"] = bands_table(reading.maps, band_maps, self.bands)
-        heads = ""
         if self.settings.per_head:
             fold_of = self.engine.fold_of, self._copies()[0].fold_of
             tables["head_pattern"] = heads_table(reading, results["induction"], *fold_of)
             heads = head_patterns(reading.maps, tables["head_pattern"])
-        arrays = intact_maps(reading.maps, self.bands, band_maps)
-        run = self._run(maps, tables, results, arrays)
+        maps = intact_maps(reading.maps, self.bands, band_maps)
+        run = replace(run, tables=tables, arrays={**run.arrays, "maps": maps})
         return with_page(self.session, run, partial(report, heads=heads))
 
-    def _run(
-        self,
-        maps: Maps,
-        tables: Tables,
-        results: Results,
-        arrays: Mapping[str, np.ndarray] | None = None,
-    ) -> Run:
-        """Return the run with its manifest, sequences and fold maps."""
-        session, plan, intact = self.session, self.plan, maps[INTACT_ROW]
+    def _manifest(self, intact: Layers, results: Results) -> Manifest:
+        """Return the manifest, given the maps of the intact model."""
+        session, plan, calibration = self.session, self.plan, results.get(CALIBRATION)
         model, revision = session.settings.model, session.settings.revision
-        folds = session.checkpoint.scratch("folds")
-        write_folds(folds, {name_of(row): layers for row, layers in maps.items()})
-        calibration = results.get(CALIBRATION)
-        gains = {} if calibration is None else calibration.gains
-        manifest = replace(
+        removed = chain.from_iterable(plan.removed)
+        return replace(
             session.manifest_of(self.inputs),
             query_stride=query_stride(len(next(iter(intact.values())).queries)),
             layers=plan.layers,
@@ -219,16 +211,10 @@ class Ablate(Study[Settings]):
                 "conditions": [*dict.fromkeys(condition.name for condition, _ in plan.rows)],
                 "positional_sources": plan.sources,
                 "left_out": dict(plan.left_out),
-                "wavelengths": wavelengths_of(
-                    session.loaded.model, chain.from_iterable(plan.removed)
-                ),
-                "gains": gains.get("identity"),
-                **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},
+                "wavelengths": wavelengths_of(session.loaded.model, removed),
+                "gains": {} if calibration is None else calibration.gains,
             },
         )
-        of_run = {"tokens": input_arrays(self.inputs)} | ({"maps": arrays} if arrays else {})
-        files = {"folds.safetensors": folds}
-        return Run(manifest=manifest, arrays=of_run, files=files, tables=tables)
 
 
 run = partial(run_study, Ablate)
