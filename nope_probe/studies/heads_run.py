@@ -5,7 +5,7 @@ A head is its layer and its number in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -28,7 +28,7 @@ from nope_probe.hooks.layers.entry import Entry
 from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.need import capture_need
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State, pooled
@@ -46,7 +46,7 @@ from nope_probe.studies.costs import (
 )
 from nope_probe.studies.engine import Engine, validate_removable
 from nope_probe.studies.from_python import ModelOrName, Out, run_of
-from nope_probe.studies.head_scores import HeadSums, head_sums, induction
+from nope_probe.studies.head_scores import HeadSums, captured_induction, head_sums, induction
 from nope_probe.studies.heads import MEASURES, Settings, against_chance, is_file, name_of, report
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
@@ -164,7 +164,10 @@ class Heads(Study[Settings]):
         removal = Ablation(remove=settings.remove, layers=self.layers)
         orders = {
             "need": (few, partial(needs, removal=removal)),
-            "induction": (drawn, partial(inductions, layers=self.layers, n=self.text.segment)),
+            "induction": (
+                replace(drawn, n_folds=1),
+                partial(captured_induction, layers=self.layers, n_tokens=self.text.segment),
+            ),
         }
         info = session.loaded.info
         of_heads = info.n_heads * (1 + info.n_layers // settings.folds)  # of a layer, and all means
@@ -198,7 +201,8 @@ class Heads(Study[Settings]):
         if order in self.files:
             return self.files[order]
         unknown = {"mean": torch.zeros(len(self.places))}
-        values = results.get(f"order/{order}", unknown)["mean"].nan_to_num()
+        [values] = results.get(f"order/{order}", unknown).values()
+        values = values.flatten().nan_to_num()
         ranks = values.argsort(descending=True, stable=True)
         return [(self.places[at], float(values[at])) for at in ranks]
 
@@ -258,15 +262,9 @@ class Heads(Study[Settings]):
             for by in self.settings.by
             for rank, ((layer, head), value) in enumerate(self.ranked(by, results))
         )
-        table = pd.DataFrame(self._costs(results)).astype({"draw": "Int64"})
-        alone = table["order"] == ""
-        places = pd.DataFrame(
-            [self.places[number] for number in table.loc[alone, "draw"]], columns=["layer", "head"]
-        )
-        of_one = table.drop(columns=["order", "k", "draw", "heads"])[alone]
-        single = places.join(of_one.reset_index(drop=True))
-        tables = {"cost": table[~alone], "order": order}
-        tables["tests"] = against_chance(tables["cost"], single)
+        cost = pd.DataFrame(self._costs(results, alone=False)).astype({"draw": "Int64"})
+        single = pd.DataFrame(self._costs(results, alone=True))
+        tables = {"cost": cost, "order": order, "tests": against_chance(cost, single)}
         if len(single):
             tables["single"] = single
         manifest = replace(
@@ -312,14 +310,16 @@ class Heads(Study[Settings]):
             cost = by_document(cost, self.probes[measure].documents)
         return mean_interval(cost)
 
-    def _costs(self, results: Results) -> Iterator[TableRow]:
-        for (name, one), measure in product(self.conditions.items(), MEASURES):
-            yield {
-                **{"removed": one.removed, "order": name_of(one.order), "k": one.k},
-                **{"draw": one.draw, "heads": named(self.heads_of(one, results))},
-                **{"measure": measure},
-                **interval_columns(cost=self._cost(name, measure, results)),
-            }
+    def _costs(self, results: Results, *, alone: bool) -> Iterator[TableRow]:
+        """Yield what single heads cost, or the heads of orders and those drawn next to them."""
+        chosen = {name: one for name, one in self.conditions.items() if alone == (not one.order)}
+        for (name, one), measure in product(chosen.items(), MEASURES):
+            heads, cost = self.heads_of(one, results), self._cost(name, measure, results)
+            (layer, head), of_order = heads[0], {"order": name_of(one.order), "k": one.k}
+            place = {"layer": layer, "head": head} if alone else {}
+            drawn = {} if alone else {**of_order, "draw": one.draw, "heads": named(heads)}
+            removed = {**place, "removed": one.removed, **drawn, "measure": measure}
+            yield removed | interval_columns(cost=cost)
 
 
 def positional_shares(
@@ -359,27 +359,14 @@ def needs(engine: Engine, checkpoint: StreamCheckpoint | None, *, removal: Ablat
     return {"mean": need.mean.flatten()}
 
 
-def inductions(
-    engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int], n: int
-) -> State:
-    """Return the mean induction scores of heads, on n random tokens twice."""
-    sums = induction_sums(engine, layers, n)
-    every = torch.arange(len(engine.inputs))
-    stream(engine.model, engine.inputs, sums, every, engine.batch_size, checkpoint)
-    return {"mean": torch.cat([of_layer.totals["induction"].cpu().mean(0) for of_layer in sums])}
-
-
 def induction_sums(engine: Engine, layers: Sequence[int], n: int) -> list[HeadSums]:
     """Return what keeps the induction of every sequence of n random tokens twice."""
     return head_sums(engine.model, layers, len(engine.inputs), induction(n))
 
 
-def by_layer(heads: Iterable[HeadPlace]) -> dict[int, list[int]]:
+def by_layer(heads: Sequence[HeadPlace]) -> dict[int, list[int]]:
     """Return heads by layer."""
-    places: dict[int, list[int]] = {}
-    for layer, head in heads:
-        places.setdefault(layer, []).append(head)
-    return places
+    return {layer: [head for at, head in heads if at == layer] for layer, _ in heads}
 
 
 def named(heads: Sequence[HeadPlace]) -> str:

@@ -131,7 +131,7 @@ def test_the_least_needy_heads_lose_rope_next_to_draws_of_all_heads(loaded: Any,
         if pd.isna(row["draw"]):
             assert names == {*least[: row["k"]]}
             lost = {layer: [] for layer in range(4)} | by_layer(
-                (int(name[1]), int(name[3])) for name in names
+                [(int(name[1]), int(name[3])) for name in names]
             )
             with ablated(loaded.model, Ablation(remove="rope", heads=lost)):
                 changed = pd.Series((capture_losses(loaded.model, data).mean(1) - intact).numpy())
