@@ -1,6 +1,7 @@
 """The attribution in memory is the ablate command's, for any model of TransformerLens."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.rounding import MEASURE, assert_same
 
 from nope_probe import Ablation, ablate, ablated, capture_scores, load, run_ablations, sequences
 from nope_probe.run.folder import Run
+from nope_probe.run.session import Session
 from nope_probe.studies.ablate_page import headline
 
 SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
@@ -164,3 +166,27 @@ def test_a_dry_run_lists_every_pass_and_leaves_nothing(
     total = sum(float(columns[-1]) for columns in listed.values())
     assert abs(float(last.split()[1]) - total) < 0.5 + 0.05 * len(rows)  # both are rounded
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "most"),
+    [
+        ("ablate", {"layers": 3}, 3),
+        ("ablate", {"layers": 3, "per_head": True, "remove": ()}, 3 * (1 + 4)),
+        ("circuit", {"remove": ("mask",)}, 2 * 9),  # stages (a) to (i), intact and ablated
+        ("attention", {"layers": 3, "query_rows": 17}, 3 * 4),
+        ("heads", {"layers": 3, "remove": ("mask",), "mean_seqs": 8, "k": (1,), "folds": 5}, 4),
+        # L2 sums keys of 2 heads and queries of 2, of 32 numbers, of two blocks' 4 heads and MLP;
+        # L1 those of one block; a number of a position is a 17th of a row
+        ("trace", {"layers": 3, "folds": 5}, 3 + (2 + 1) * 5 * (2 + 2) * 32 // 17),
+    ],
+)
+def test_the_memory_of_a_run_holds_the_maps_of_its_largest_pass(
+    command: str, options: dict[str, Any], most: int, tmp_path: Path
+) -> None:
+    settings = import_module(f"nope_probe.{command}").Settings(
+        model="nope-tiny", n_seqs=8, seq_len=17, out=tmp_path / "run", **options
+    )
+    (kind,) = import_module(f"nope_probe.studies.{command}_run").run.args
+    with Session(settings, kind.load) as session:
+        assert max(one.maps for one in kind(session).passes()) == most
