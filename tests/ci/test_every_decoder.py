@@ -1,24 +1,27 @@
 """Maps of every decoder that TransformerLens reads are plain transformers' own scores."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from ci.decoder_commands import COMMANDS, run_command
 from support.decoder_errors import map_error, removals_of
-from support.decoders import DECODERS, TYPES, write_decoder
+from support.decoders import DECODERS, SIZES, TYPES, tiny_config, write_decoder
 from support.finished_runs import assert_whole
 from support.plain_attention import Recorder, blocks_of, plain_attention, recording
 from support.rounding import NETWORK
 from support.tiny_models import Tiny, distance
 from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
 from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, load
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.models.context import has_position_table
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import resolve
 
@@ -162,3 +165,28 @@ def test_means_are_of_plain_transformers_own_projections(
     calibration = calibrate(load(str(tiny.folder)).model, tiny.tokens)
     stored = Calibration.from_tensors(calibration.to_tensors(), calibration.checksum)
     assert distance(stored.mean(weight, layer), outputs[0].mean((0, 1))) <= NETWORK
+
+
+@pytest.mark.parametrize(
+    ("model_type", "has_table"),
+    [
+        ("gpt2", True),
+        ("opt", True),
+        ("gptj", True),
+        ("mpt", True),
+        ("xglm", False),
+        ("bloom", False),
+        ("llama", False),
+        ("falcon-with-alibi", False),
+    ],
+)
+def test_a_model_has_a_table_of_positions_where_transformers_ends_at_its_context(
+    model_type: str, has_table: bool, tmp_path: Path
+) -> None:
+    config = tiny_config(model_type)
+    config.save_pretrained(tmp_path)
+    assert has_position_table(str(tmp_path)) == has_table
+    beyond = torch.ones(1, SIZES["max_position_embeddings"] + 7, dtype=torch.long)
+    ends = pytest.raises((IndexError, RuntimeError)) if has_table else nullcontext()
+    with ends, torch.inference_mode():
+        AutoModelForCausalLM.from_config(config)(beyond)

@@ -31,6 +31,7 @@ from nope_probe import (
     load,
     read_run,
     run_ablations,
+    trace,
 )
 from nope_probe.maps.maps import packed_tensors, stored_layers
 from nope_probe.reports.page import Report
@@ -187,3 +188,21 @@ def test_layers_that_do_not_attend_are_named_where_no_other_is_read(
     assert line.endswith("a hybrid model may attend in later layers")
     line = refused(capfd, tmp_path, behaviour, *asked, "--n-seqs", 16, "--seq-len", 20)
     assert line.endswith("do not attend: L1 is the first that does, try --layers 2")
+
+
+def test_a_hybrid_is_read_where_it_attends_and_its_other_blocks_write_as_a_whole(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = write_decoder("jamba", tmp_path)
+    sizes = ["--n-seqs", 43, "--seq-len", 23, "--folds", 5, "--batch-size", 7]
+    flags = ["--model", model.folder, "--data", "random", "--layers", "all", "--confirm", 1]
+    run_command(trace, *sizes, *flags, "--out", tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    readers = sorted(run.tables["terms"]["layer"].unique())
+    others = run.manifest.model.not_attending
+    assert not {*readers} & {*others}
+    last = run.tables["writers"].query("layer == @readers[-1]")
+    assert {f"BLOCK{layer}" for layer in others if layer < readers[-1]} <= {*last["writer"]}
+    elsewhere = tmp_path / "elsewhere"
+    line = refused(capfd, elsewhere, trace, *flags, "--reader", f"L{others[0]}")
+    assert line.startswith(f"--reader L{others[0]}: there are L{readers[0]}")

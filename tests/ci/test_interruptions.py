@@ -9,6 +9,7 @@ import pytest
 from support.command_line import run_command
 
 from nope_probe.cli import find_commands, one_line_errors
+from nope_probe.run.processes import Interrupted, Signals
 
 # Of the commands without a session, the function in which each spends its time.
 ENTERED = {
@@ -50,3 +51,37 @@ def test_the_handlers_are_restored():
     with one_line_errors():
         assert all(signal.getsignal(number) is not handler for number, handler in before.items())
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_signal_between_streams_raises_at_once(tmp_path: Path):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match="nothing was written") as received, Signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert received.value.signum == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def receive_two_signals(capfd: pytest.CaptureFixture[str]) -> None:
+    with Signals() as signals, signals.deferred():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        assert "stopping after this batch; press Ctrl-C again to stop now" in capfd.readouterr().err
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("not reached")
+
+
+def test_a_second_signal_does_not_wait(capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(Interrupted):
+        receive_two_signals(capfd)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_deferred_signal_raises_at_the_end_of_the_stream():
+    with pytest.raises(Interrupted), Signals() as signals:
+        receive_at_the_end(signals)
+
+
+def receive_at_the_end(signals: Signals) -> None:
+    with signals.deferred():
+        os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("not reached")

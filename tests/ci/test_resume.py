@@ -3,10 +3,14 @@
 import json
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from ci.forks import forks
+
+from nope_probe.run.checkpoint import RunCheckpoint
 
 TEXT = ["--model", "nope-tiny", "--n-seqs", "31", "--batch-size", "3"]
 SHORT = {
@@ -120,3 +124,30 @@ def test_killed_at_random_moments_and_at_the_final_write_a_run_ends_in_the_same_
     assert report["code"] == 0, stderr
     assert report["kills"] == 4
     assert_same_results(tmp_path / "kills", report["runs"])
+
+
+def interrupt(folder: Path) -> None:
+    """Finish the first of two streams of 11, and two batches of the second."""
+    with suppress(KeyboardInterrupt), RunCheckpoint(folder) as run:
+        run.save("a", {"sum": torch.ones(3)})
+        with run.progress({"a": 11, "b": 11}), run.stream("b") as stream:
+            for size in (3, 2):
+                stream.advance(size)
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_says_where_and_counts_nothing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(tmp_path / "run")
+    assert "resuming at 50%" in capsys.readouterr().err  # a was finished, of a and b
+    with RunCheckpoint(tmp_path / "run") as run, run.progress({"c": 11, "d": 11}):
+        pass
+    assert "resuming" not in capsys.readouterr().err
+    with RunCheckpoint(tmp_path / "run") as run, run.progress({"a": 11, "b": 11}):
+        with run.stream("b") as stream:
+            for size in (3, 2, 6):
+                stream.advance(size)
+        assert run.bar is not None
+        assert run.bar.n == 22
+    assert capsys.readouterr().err.startswith("resuming at 50%\n")  # b begins again

@@ -81,19 +81,6 @@ def test_blocks_hold_every_chosen_query_once_and_no_other(n_bytes: int) -> None:
     assert [query for block in blocks for query in range(*block)] == QUERIES.tolist()
 
 
-@pytest.mark.parametrize(("queries", "n_threads"), [(QUERIES, 1), (torch.arange(N), 2)])
-def test_blocks_of_single_rows_run_on_one_thread_and_others_on_all(
-    queries: torch.Tensor, n_threads: int
-) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert {torch.get_num_threads() for _ in MapRows(queries, N).blocks(FOLDS)} == {n_threads}
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_packed_rows_are_the_cells_up_to_the_diagonal() -> None:
     rows = folds()[:, QUERIES]
     packed = ROWS.pack(rows)

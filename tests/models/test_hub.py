@@ -1,18 +1,16 @@
 """The Hub: what is refused at once without it; and a model's context, known before it is loaded."""
 
 import json
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import constants
 from support.command_line import refused
-from support.decoders import SIZES, tiny_config
 from support.fake_hub import HubHandler, online, serving
 from support.tiny_models import ByName
 from transformers import (
-    AutoModelForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
@@ -24,7 +22,6 @@ from nope_probe import ablate
 from nope_probe.errors import UserError
 from nope_probe.models.context import (
     configured_context,
-    has_position_table,
     stated_lengths,
     validate_context,
 )
@@ -135,31 +132,6 @@ def test_shipped_and_local_models_are_not_on_the_hub(tiny: ByName, tmp_path: Pat
         assert is_on_hub(name)
     assert trained_length("ROPE-tiny") == 128
     assert trained_length("llama-3.1-8b") is None
-
-
-@pytest.mark.parametrize(
-    ("model_type", "has_table"),
-    [
-        ("gpt2", True),
-        ("opt", True),
-        ("gptj", True),
-        ("mpt", True),
-        ("xglm", False),
-        ("bloom", False),
-        ("llama", False),
-        ("falcon-with-alibi", False),
-    ],
-)
-def test_a_model_has_a_table_of_positions_where_transformers_ends_at_its_context(
-    model_type: str, has_table: bool, tmp_path: Path
-) -> None:
-    config = tiny_config(model_type)
-    config.save_pretrained(tmp_path)
-    assert has_position_table(str(tmp_path)) == has_table
-    beyond = torch.ones(1, SIZES["max_position_embeddings"] + 7, dtype=torch.long)
-    ends = pytest.raises((IndexError, RuntimeError)) if has_table else nullcontext()
-    with ends, torch.inference_mode():
-        AutoModelForCausalLM.from_config(config)(beyond)
 
 
 def test_a_sequence_as_long_as_the_context_fits_and_a_longer_one_if_asked_for(

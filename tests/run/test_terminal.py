@@ -3,11 +3,9 @@
 import io
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.processes import status
@@ -71,9 +69,6 @@ def test_a_log_file_hears_of_long_work_that_asks_for_it_once(
     assert capfd.readouterr().err == "analysing ...\n"
 
 
-STATE = {"sum": torch.ones(3)}
-
-
 def test_the_bar_names_the_stream_its_place_and_estimates_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,30 +107,3 @@ def test_a_log_file_gets_whole_lines_of_progress_now_and_then(
     assert len(lines) == 2, "of 8 batches of 3 seconds"
     assert all(line.startswith("score/mask:") for line in lines)
     assert all(line.endswith(" left") for line in lines)
-
-
-def interrupt(folder: Path) -> None:
-    """Finish the first of two streams of 11, and two batches of the second."""
-    with suppress(KeyboardInterrupt), RunCheckpoint(folder) as run:
-        run.save("a", STATE)
-        with run.progress({"a": 11, "b": 11}), run.stream("b") as stream:
-            for size in (3, 2):
-                stream.advance(size)
-            raise KeyboardInterrupt
-
-
-def test_a_resumed_run_says_where_and_counts_nothing_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    interrupt(tmp_path / "run")
-    assert "resuming at 50%" in capsys.readouterr().err  # a was finished, of a and b
-    with RunCheckpoint(tmp_path / "run") as run, run.progress({"c": 11, "d": 11}):
-        pass
-    assert "resuming" not in capsys.readouterr().err
-    with RunCheckpoint(tmp_path / "run") as run, run.progress({"a": 11, "b": 11}):
-        with run.stream("b") as stream:
-            for size in (3, 2, 6):
-                stream.advance(size)
-        assert run.bar is not None
-        assert run.bar.n == 22
-    assert capsys.readouterr().err.startswith("resuming at 50%\n")  # b begins again

@@ -331,18 +331,3 @@ def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
     loss = rows_of(tmp_path / "run", "loss")["value"]
     assert len({*loss}) == 4
     assert len(pd.read_csv(tmp_path / "run" / "extrapolation.csv")) == 0
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
-    tmp_path: Path,
-) -> None:
-    chosen = ["--measures", "position", "--remove", "mask", "--n-seqs", 48, "--seq-len", 64]
-    run_command(behaviour, "--model", "nope-tiny", *chosen, "--out", tmp_path / "run")
-    table = pd.read_csv(tmp_path / "run" / "decodability.csv").set_index(["removed", "layer"])
-    intact, without = table.loc["intact"], table.loc["mask"]
-    chance = table["chance"].iloc[0]
-    assert intact["distance"].min() < 0.25 * chance
-    assert (without["distance"] > 0.97 * chance).all()
-    assert (table["null"] > 0.97 * chance).all()
-    assert (intact["untrained"] > intact["distance"]).loc[1]

@@ -1,7 +1,6 @@
 """The circuit command as a user types it: the run's files, its output, its refusals."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,19 +129,6 @@ def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(tmp_path: 
     assert {name[-1] for name in maps} == set("abcdghi")
     assert absent.keys() == {"e", "f"}
     assert np.diagonal(maps["gram/b"]) == pytest.approx(1, rel=NETWORK)  # unit vectors
-
-
-@pytest.mark.parametrize(("name", "lacks"), [("gemma2", "ef"), ("mistral", "")])
-def test_stages_with_a_sliding_window_are_measured(
-    name: str, lacks: str, tmp_path: Path, tiny: Callable[[str], Any]
-) -> None:
-    chosen = ["--model", tiny(name).folder, "--data", "random"]
-    run_command(circuit, *SMALL, *chosen, "--out", tmp_path / "run")
-    maps, manifest = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")
-    has = {entry.removeprefix("gram/") for entry in maps if entry.startswith("gram/")}
-    assert has == set("abcdefghi") - set(lacks)
-    assert set(manifest["absent"]) == set(lacks)
-    assert set(pd.read_csv(tmp_path / "run" / "stages.csv")["stage"]) == has
 
 
 def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_difference() -> None:

@@ -88,16 +88,6 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     assert 'href="../run-x/report.html"' in page
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_runs_on_other_sequences_are_unpaired_and_say_so(tmp_path: Path) -> None:
-    base = write(tmp_path / "a", maps(0), model="a")
-    elsewhere = write(tmp_path / "b", maps(1), model="b", tokens="others")
-    run_command(compare, base, elsewhere, "--out", tmp_path / "out")
-    methods = read_run(tmp_path / "out").tables["differences"]["method"]
-    assert {*methods.dropna()} == {"unpaired"}
-    assert "had different sequences" in read_manifest(tmp_path / "out").results["headline"][-1]
-
-
 def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     runs: list[Path],
     tmp_path: Path,

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from support.command_line import ended, run_command
 from transformers import AutoModelForCausalLM
 
@@ -107,25 +106,3 @@ def test_other_tokens_are_unpaired_and_the_page_names_the_flag(
     assert sentence == "None of 12 heads of two changed beyond noise."
     assert "unpaired and wider: run both with the same --seed." in method
     assert "take --folds 16" in method
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_an_adapter_of_one_layer_names_heads_from_that_layer_on(
-    folders: list[Path], tmp_path: Path
-) -> None:
-    hf = AutoModelForCausalLM.from_pretrained(folders[0])
-    config = LoraConfig(target_modules=["q_proj", "k_proj"], layers_to_transform=[LAYER], r=4)
-    adapted = get_peft_model(hf, config)
-    torch.manual_seed(0)
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    adapted.save_pretrained(tmp_path / "adapter")
-    runs = [tmp_path / "base", tmp_path / "adapted"]
-    for run, flags in zip(runs, ([], ["--adapter", tmp_path / "adapter"]), strict=True):
-        run_command(attention, "--model", folders[0], *SMALL, *flags, "--out", run)
-    run_command(compare, *runs, "--labels", "base", "adapted", "--out", tmp_path / "out")
-    changes = read_run(tmp_path / "out").tables["differences"]
-    changed = changes[changes["differs"]]
-    assert {*changed["layer"]} == {LAYER}
-    assert (changes[changes["layer"] < LAYER]["difference"].dropna() == 0).all()

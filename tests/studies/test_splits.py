@@ -60,21 +60,3 @@ def test_offsets_are_the_means_of_the_maps_diagonals(scored: Path):
         ].mean()  # of the other keys
         assert row["mean_low"] <= row["mean"] <= row["mean_high"]
         assert row["mean"] == pytest.approx(diagonal, abs=gap)
-
-
-def test_the_sources_profiles_add_up_to_that_of_the_pattern(
-    tiny: Callable[[str], Any], tmp_path: Path
-):
-    out = tmp_path / "run"
-    model = ["--model", tiny("llama").folder, "--layers", 2, "--data", "random"]
-    run_command(ablate, *SMALL, *model, "--remove", "sources", "--out", out)
-    table = pd.read_csv(out / "offsets.csv").pivot(
-        index=["layer", "offset"], columns="term", values="mean"
-    )
-    terms = ["without_sources", "mask", "rope", "mask_x_rope"]
-    assert_same(table[terms].sum(axis=1), table["pattern"])
-    pattern = load_file(out / "maps.safetensors")["term/rope"][1]
-    last = table.loc[(1, 11), "rope"]  # of one cell: the first key is skipped
-    assert last == pytest.approx(pattern[12, 1], abs=NETWORK * float(np.nanmax(np.abs(pattern))))
-    assert table["rope"].abs().max() > 0.05
-    assert "Scores by distance" in (out / "report.html").read_text()

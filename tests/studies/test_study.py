@@ -38,19 +38,6 @@ def study(loaded: Any) -> Run:
     return run_ablations(loaded, remove=REMOVED, **options, **SMALL)
 
 
-def test_each_condition_is_a_row_of_each_layer(study: Run) -> None:
-    rows = study.tables["pattern"].query("layer == 1")
-    assert list(zip(rows["removed"], rows["replacement"], strict=True)) == [
-        *((name, "none") for name in ("intact", "mask", "rope", "mask+rope", "mlp", "rope_low")),
-        *((name, "mean") for name in ("w_q+mlp", "w_k")),
-    ]
-    assert set(study.tables["terms"]["term"]) == {
-        *("mask", "rope", "mask_x_rope", "without_sources"),
-    }
-    assert set(study.tables["controls"]["tokens"]) == {"shuffled"}
-    assert study.manifest.skip_keys == 1
-
-
 def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(
     study: Run,
 ) -> None:
@@ -78,27 +65,6 @@ def test_what_the_mask_adds_beyond_distance_is_the_part_with_it_less_that_withou
         assert (adds["mask_adds_low"] <= adds["mask_adds"]).all()
         assert (adds["mask_adds"] <= adds["mask_adds_high"]).all()
         assert table["mask_adds"].notna().sum() == len(adds)
-
-
-def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_was(
-    loaded: Any,
-    tokens: torch.Tensor,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("nope_probe.run.processes.LOG_EVERY", 0)  # a line for each batch
-    before = loaded.model(tokens)
-    three, all_at_once = (
-        run_ablations(loaded.model, tokens, remove=["sources"], folds=5, batch_size=size)
-        for size in (3, 23)
-    )
-    for name, values in three.maps.items():
-        assert_same(values, all_at_once.maps[name], MEASURE)
-    assert torch.equal(loaded.model(tokens), before)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    # All, without mask, without RoPE, without either; two conditions on shuffled tokens.
-    assert f"{6 * 23}/{6 * 23}" in shown.err
 
 
 @pytest.mark.parametrize("spec", ["bridge:gpt2", "hooked:llama"])

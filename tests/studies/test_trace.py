@@ -13,7 +13,6 @@ import torch
 from safetensors.numpy import load_file
 from support import traced
 from support.command_line import refused, run_command
-from support.decoders import write_decoder
 from support.rounding import assert_same, assert_same_table
 
 from nope_probe import load, read_run, trace
@@ -155,23 +154,6 @@ def test_heads_read_and_whole_attentions_write(
     np.testing.assert_allclose(figure.data[0].z[1:, 1:], run.maps["L1H3/all"][1:, 1:], rtol=1e-6)
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["reader"] == "L1H3"
     assert "error" not in capsys.readouterr().err
-
-
-def test_a_hybrid_is_read_where_it_attends_and_its_other_blocks_write_as_a_whole(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    model = write_decoder("jamba", tmp_path)
-    flags = ["--model", model.folder, "--data", "random", "--layers", "all", "--confirm", 1]
-    run_command(trace, *SMALL, *flags, "--out", tmp_path / "run")
-    run = read_run(tmp_path / "run")
-    readers = sorted(run.tables["terms"]["layer"].unique())
-    others = run.manifest.model.not_attending
-    assert not {*readers} & {*others}
-    last = run.tables["writers"].query("layer == @readers[-1]")
-    assert {f"BLOCK{layer}" for layer in others if layer < readers[-1]} <= {*last["writer"]}
-    elsewhere = tmp_path / "elsewhere"
-    line = refused(capfd, elsewhere, trace, *flags, "--reader", f"L{others[0]}")
-    assert line.startswith(f"--reader L{others[0]}: there are L{readers[0]}")
 
 
 def run_of(

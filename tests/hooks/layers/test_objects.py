@@ -14,7 +14,6 @@ from support.tiny_models import D_VOCAB, ByName, distance, tokenizer, tokens
 from torch import Tensor, nn
 
 from nope_probe import (
-    Ablation,
     ablated,
     calibrate,
     capture_attention,
@@ -26,7 +25,6 @@ from nope_probe import (
 )
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.objects import checked_model, model_of
-from nope_probe.hooks.reading.readers import capture_positions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")  # peft's
 TOKENS = tokens(5, 11)
@@ -212,41 +210,3 @@ def test_a_bridge_that_computes_something_else_is_refused(
     with pytest.raises(UserError, match="fails parity: logits off by"):
         checked_model(hf)
     assert hf.config.vocab_size == D_VOCAB
-
-
-class Int8Linear(nn.Module):
-    """A linear map whose weight is stored in 8 bits, a scale for each row."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.scale = linear.weight.abs().amax(1, keepdim=True) / 127
-        rounded = (linear.weight / self.scale).round().to(torch.int8)
-        self.weight, self.bias = nn.Parameter(rounded, requires_grad=False), linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight * self.scale, self.bias)
-
-
-def test_packed_weights_are_removed_and_traced_as_what_they_multiply_by(tiny: ByName) -> None:
-    hf, plain = deepcopy(tiny("llama").hf), deepcopy(tiny("llama").hf)
-    for path in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        for layer, other in zip(hf.model.layers, plain.model.layers, strict=True):
-            packed = Int8Linear(layer.self_attn.get_submodule(path))
-            layer.self_attn.set_submodule(path, packed)
-            other.self_attn.get_submodule(path).weight.data = packed.weight * packed.scale
-    weights = ["w_q", "w_k", "w_v", "w_o"]
-    removals = [
-        *(Ablation(remove=name, replacement="mean") for name in ("mask", "rope", *weights)),
-        Ablation(remove=weights, gain="norm"),
-        Ablation(remove="w_o", heads={0: [1, 4]}, replacement="zero"),
-        Ablation(remove=["w_q", "w_o"], replacement=lambda weight, place: weight / 2),
-    ]
-    for removed in removals:
-        with ablated(hf, removed, tokens=TOKENS) as model, ablated(plain, removed, tokens=TOKENS):
-            assert distance(capture_losses(model, TOKENS), capture_losses(plain, TOKENS)) <= NETWORK
-    traced, expected = (
-        capture_positions(load(model).model, TOKENS, n_folds=2).readers[1] for model in (hf, plain)
-    )
-    for name, of_writer in expected.keys.items():
-        assert distance(traced.keys[name], of_writer) <= NETWORK

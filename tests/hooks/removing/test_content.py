@@ -160,23 +160,6 @@ def test_a_head_that_is_not_calibrated_and_padding_are_refused(
         model(inputs, attention_mask=real)
 
 
-def test_gradients_pass_through_the_values_alone(model_of: ModelOf, tiny: Any) -> None:
-    model, name = model_of("bridge:llama")
-    inputs = tiny(name).tokens
-    every = {0: range(6), 1: range(6)}
-    calibration = calibrate(model, inputs, heads=every)
-    layer = [parameter for name, parameter in model.named_parameters() if "q_proj" in name]
-    for parameter in layer:
-        parameter.requires_grad_(True)
-    try:
-        with ablated(model, Ablation(remove="content"), calibration):
-            model(inputs).square().sum().backward()
-        assert all(p.grad is None or not p.grad.any() for p in layer)
-    finally:
-        for parameter in layer:
-            parameter.requires_grad_(False).grad = None
-
-
 SMALL = {"n_seqs": 20, "seq_len": 20, "folds": 5, "in_heads": ["L1H3"]}
 
 
