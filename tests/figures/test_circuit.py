@@ -9,6 +9,7 @@ import pytest
 
 from nope_probe import figures
 from nope_probe.figures.stages import COSINES, RAW, circuit, cosines
+from nope_probe.figures.style import DIVERGING
 from nope_probe.stages import LETTERS
 
 N = 11
@@ -114,6 +115,7 @@ def test_a_comparison_offers_both_models_their_difference_and_cosines() -> None:
                 "difference" in view or "less" in view or ("cosines" in view and letter not in "bi")
             )
             assert (limits.cmin == -limits.cmax) == centred
+            assert (limits.colorscale[0][1] == DIVERGING[0][1]) == centred
     assert len(figure.data) == 3 * 9 + 3 * 7 + 9, "a map that two views show is stored once"
 
 
