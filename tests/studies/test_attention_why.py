@@ -100,7 +100,7 @@ def test_why_adds_up_where_a_removal_copies_shared_key_heads(tmp_path: Path) -> 
     """From Phi-3's fused projection, each query head gets its value, and a copy of its key."""
     model = str(write_decoder("phi3", tmp_path).folder)
     asked = {"text": "ab cd", "n_seqs": 11, "seq_len": 13, "folds": 4, "data": "random"}
-    run = run_attention(model, why="L1H4", remove="w_v", steps=2, **asked)
+    run = run_attention(model, why="L2H4", remove="w_v", steps=4, **asked)
     assert_adds_up(run.tables["why"])
     moved = run.tables["why_steps"].dropna(subset=["moved_from"])
     assert moved["effect"].notna().all(), "measured with the weights of the calibration"
