@@ -334,6 +334,8 @@ def test_the_text_view_has_the_terms_of_each_step_and_the_way_there(
         place = look["keys"].index(rows["key"].iloc[0])
         assert look["scores"][place] == pytest.approx(rows["nats"][kept].sum(), abs=1e-3)
         terms = [values[place] for _, _, values in look["terms"]]
+        sides = {name.partition(", ")[2] for name, _, _ in look["terms"]}
+        assert {"", "key"} <= sides <= {"", "key", "query"}, "terms of position are of no side"
         assert sum(terms) == pytest.approx(look["scores"][place], abs=1e-3)
     [move] = first["back"]
     assert (move["name"], move["query"], move["key"]) == (second["name"], KEY, KEY - 1)
