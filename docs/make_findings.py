@@ -12,8 +12,8 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,7 @@ COMMANDS = {
     "first layers": f"ablate {SMOLLM2} --n-seqs 96",
     "attention": f"attention {SMOLLM2} --n-seqs 384 --seq-len 64 --text "
     '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
+    "attention prose": f"attention {SMOLLM2} --n-seqs 96 --seq-len 64 --data prose",
     "trace": f"trace {SMOLLM2} --layers 6",
     **{f"trace {model}": f"trace --model {model} --seq-len 96 --n-seqs 512" for model in TWINS},
     "effects": "trace --model nope-tiny --seq-len 96 --n-seqs 512 --reader L1",
@@ -62,6 +63,11 @@ COMMANDS = {
     },
     "need prose": f"heads {SMOLLM2} --remove rope --least --k 60 100 150 --draws 3 --seq-len 128 "
     "--n-seqs 8 --mean-seqs 8 --data prose --by FOLDER/need-128/order.csv",
+    **{
+        run: f"heads {SMOLLM2} --remove rope --k 63 --draws 3 --seq-len 128 --n-seqs 16 "
+        f"--mean-seqs 16 --by FOLDER/{run.replace(' ', '-')}.csv"
+        for run in ("layers least", "layers fourth")
+    },
     **{
         f"maps {model}": f"ablate --model {model} --remove sources --n-seqs 3456" for model in TWINS
     },
@@ -94,7 +100,7 @@ STORED_OF = {
     "heads": COSTS,
     "content": COSTS,
     "content least": COSTS,
-    **{run: NEED for run in COMMANDS if run.startswith("need")},
+    **{run: NEED for run in COMMANDS if run.startswith(("need", "layers"))},
 }
 STORED, IMAGES = Path(__file__).parent / "findings.csv", Path(__file__).parent / "images"
 CHECKPOINTS = Path(__file__).parent.parent / "nope_probe" / "checkpoints"
@@ -140,12 +146,21 @@ QUANTITIES = {
     "copy_random_second": "second copy, random",
 }
 HEADS_OF_KINDS = ((16, 0), (18, 6), (18, 8))
+NEEDS = {  # the runs that order heads by need
+    **{f"need {n}": f"code, {n} tokens" for n in LENGTHS},
+    "attention": "code, 64 tokens",
+    "attention prose": "prose, 64 tokens",
+}
 COSTLY = {"copy_random": "second copy of random tokens", "text": "text"}
 
 
 def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFrame:
     """Return the estimates of runs that the pages show, a row each, in nats; draw the pictures."""
-    runs = {name: finished(folder / name.replace(" ", "-"), COMMANDS[name]) for name in names}
+    runs = dict[str, Run]()
+    for name in names:
+        if name == "layers least":
+            order_by_layers(folder)
+        runs[name] = finished(folder / name.replace(" ", "-"), COMMANDS[name])
     for name in [name for name in TEXTS if name in runs]:
         image = IMAGES / f"layers_{name}.png"
         save_small(figures.draw(LEAD_AND_ORDER, runs[name].tables["pattern"], COLUMNS), image)
@@ -155,6 +170,7 @@ def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFram
     return pd.concat(
         [
             *of_kinds,
+            rank_correlations(runs),
             *(
                 estimates(name, run.tables[table], labels, columns)
                 for name, run in runs.items()
@@ -162,6 +178,38 @@ def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFram
             ),
         ]
     )
+
+
+def order_by_layers(folder: Path) -> None:
+    """Write the orders that begin with seven layers: those of least need, and every fourth."""
+    need = read_run(folder / "need-128").tables["order"].groupby("layer")["value"].mean()
+    first = {"least": sorted(need.nsmallest(7).index), "fourth": range(3, len(need), 4)}
+    for name, layers in first.items():
+        order = product([*layers, *(set(need.index) - {*layers})], range(9))
+        rows = pd.DataFrame(order, columns=["layer", "head"])
+        rows.to_csv(folder / f"layers-{name}.csv", index=False)
+
+
+def rank_correlations(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """Return the rank correlation of heads' need between each two runs that measured it."""
+    needs = pd.DataFrame()
+    for name, label in NEEDS.items():
+        if name in runs:
+            is_order = name.startswith("need")
+            table = runs[name].tables["order" if is_order else "attention"]
+            of_head = table.set_index(["layer", "head"])
+            needs[label] = of_head["value" if is_order else "need_rope"]
+    pairs = [*combinations(needs.columns, 2)]
+    rows = pd.DataFrame(
+        {
+            "run": "rank correlation",
+            "layer": pd.NA,
+            "name": [" / ".join(pair) for pair in pairs],
+            "measure": "need",
+            "value": [needs[one].corr(needs[other], method="spearman") for one, other in pairs],
+        }
+    )
+    return rows.assign(low=np.nan, high=np.nan)
 
 
 def kinds(table: pd.DataFrame) -> pd.DataFrame:
@@ -282,6 +330,8 @@ def tables(stored: pd.DataFrame) -> list[str]:
         costs(of(stored, run="heads")),
         content(stored),
         without_rope(stored),
+        of_layers(stored),
+        correlations(of(stored, run="rank correlation")),
         needs_of_kinds(of(stored, run="attention")),
         strengths(stored),
         terms(stored),
@@ -424,6 +474,37 @@ def without_rope(stored: pd.DataFrame) -> str:
     columns = [f"{what}, {of_heads}" for what in ("text", "copies") for of_heads in ("", "random")]
     columns = [column.removesuffix(", ") for column in columns]
     return markdown("cost, nats; random: mean [lowest, highest draw]", columns, lines)
+
+
+def of_layers(stored: pd.DataFrame) -> str:
+    """Return the table of what it costs to remove RoPE from whole layers."""
+    runs = {
+        "the 60 heads of least need": ("need 128", 60),
+        "the 63 heads of the seven layers of least need": ("layers least", 63),
+        "the 63 heads of every fourth layer": ("layers fourth", 63),
+    }
+    lines = {
+        label: [
+            estimate(of(stored, run=run, name=f"{measure} {k}"), "cost", "+.2f")
+            for measure in reversed(COSTLY)
+        ]
+        for label, (run, k) in runs.items()
+    }
+    return markdown("cost without RoPE in, nats", ["text", "copies"], lines)
+
+
+def correlations(rows: pd.DataFrame) -> str:
+    """Return the table of the rank correlations between orders by need."""
+    pairs = dict(zip(rows["name"], rows["value"], strict=True))
+    labels = [*NEEDS.values()]
+    lines = {
+        label: [
+            f"{pairs[pair]:.2f}" if (pair := f"{top} / {label}") in pairs else ""
+            for top in labels[:-1]
+        ]
+        for label in labels[1:]
+    }
+    return markdown("rank correlation", labels[:-1], lines)
 
 
 def needs_of_kinds(rows: pd.DataFrame) -> str:
