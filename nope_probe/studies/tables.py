@@ -18,6 +18,7 @@ from nope_probe.analyses.reader import Side
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.positions import PositionSums
+from nope_probe.removal import Writer
 from nope_probe.run.folder import REPLICATES
 
 TableRow = dict[str, Any]
@@ -139,19 +140,17 @@ def term_table(sums: PositionSums) -> pd.DataFrame:
 def writer_table(sums: PositionSums) -> pd.DataFrame:
     """Return what each writer brings to the written terms of every lead and pattern.
 
-    There is a row for each side, keys and queries. The rows of a lead or pattern add up to its
-    three written terms; see `written_terms`.
+    There is a row for each side, keys and queries, in the order in which writers write. The rows of
+    a lead or pattern add up to its three written terms; see `written_terms`.
     """
     return pd.DataFrame(
         {
-            **names,
-            "of": asked.question,
-            "side": side,
-            "writer": writer,
-            **interval_columns(**vars(x)),
+            **{**names, "of": asked.question, "side": side, "writer": writer},
+            **interval_columns(**vars(terms[writer])),
         }
         for names, reader in readers(sums)
         for asked in reader.questions()
         for side in get_args(Side)
-        for writer, x in written_terms(asked, side).items()
+        for terms in [written_terms(asked, side)]
+        for writer in sorted(terms, key=lambda name: Writer(name).order)
     )

@@ -83,7 +83,7 @@ class TracePosition(Study[Settings]):
     ) -> tuple[str | None, dict[str, pd.DataFrame]]:
         """Return the reader of the headline, by default the strongest, and the tables."""
         sums: PositionSums = engine.results["positions"]
-        terms, writers = term_table(sums), sorted_writers(sums)
+        terms, writers = term_table(sums), writer_table(sums)
         reader = self.settings.reader or strongest_reader(terms, sums.counts.tolist())
         effects, n_heads = pd.DataFrame(columns=EFFECTS_COLUMNS), self.settings.confirm
         if reader is not None and n_heads:
@@ -254,18 +254,6 @@ def losses(
         if asked.question == "pattern" or not reader.kept_positions
         for gram in (grams[asked.question],)
     }
-
-
-def sorted_writers(sums: PositionSums) -> pd.DataFrame:
-    """Return the `writer_table`, with the writers of a reader in the order in which they write."""
-    writers = writer_table(sums)
-    return writers.sort_values(
-        [name for name in ("layer", "head", "of", "side", "writer") if name in writers],
-        key=lambda column: (
-            column.map(lambda name: Writer(name).order) if column.name == "writer" else column
-        ),
-        ignore_index=True,
-    )
 
 
 def map_arrays(sums: PositionSums) -> dict[str, np.ndarray]:
