@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
 QUESTIONS = {"lead": "first key", "pattern": "other keys"}
-WRITTEN = ("written_key", "written_query", "written_both")
-TERMS = ("all", "rotation", "alibi", *WRITTEN, "covariance")  # in the order of their panels
 COLUMNS = {
     "size": Column("size", "The mean lead, or the RMS of the pattern, of the part alone.", "nats"),
     "part": Column(
@@ -98,8 +96,13 @@ LEAST = 0.05  # of a lead or pattern, which a drawn term or a writer in the firs
 INDENT = "· "  # before a head, whose nats its attention's row counts
 NO_PATTERN = "No layer or head shows a lead or pattern that exceeds the noise."
 ROTATION, ALIBI = "RoPE's rotation", "ALiBi"
-PARTS = {"all": "whole", "rotation": ROTATION, "alibi": ALIBI, "covariance": "covariance"}
-PARTS |= dict.fromkeys(WRITTEN, "written")  # what terms are called in the first table
+PARTS = {  # what terms are called in the first table, in the order of their maps
+    "all": "whole",
+    "rotation": ROTATION,
+    "alibi": ALIBI,
+    **dict.fromkeys(("written_key", "written_query", "written_both"), "written"),
+    "covariance": "covariance",
+}
 MADE_BY = {  # by the term that surely is most of a lead or pattern
     ROTATION: f"{ROTATION} makes {{part}} of {{whole}}",
     ALIBI: f"{ALIBI} makes {{part}} of {{whole}}",
@@ -225,9 +228,6 @@ def report(run: Run) -> Report:
             what removed writers write there.
     """
     reader, tables = run.manifest.results["reader"], run.tables
-    kept = " The first token keeps its position: no lead." * bool(
-        run.manifest.results["kept_positions"]
-    )
     terms = Section(
         title="The exact terms of lead and pattern",
         figure=partial(draw_terms, run, reader) if reader else None,
@@ -236,13 +236,10 @@ def report(run: Run) -> Report:
         table=tables["terms"].filter(regex="^(?!relative_r2)"),
         columns=COLUMNS,
     )
-    views = [
-        replace(view, caption=view.caption + kept * (view.table == "effects")) for view in VIEWS
-    ]
     return Report(
         title=f"Who writes position in {run.manifest.model_name}",
         headline=headline(run),
-        sections=[terms, *sections(views, {**tables, "written": written_parts(tables)}, COLUMNS)],
+        sections=[terms, *sections(VIEWS, {**tables, "written": written_parts(tables)}, COLUMNS)],
         how_to_read=notes.how_to_read("trace"),
     )
 
@@ -264,7 +261,7 @@ def draw_terms(run: Run, reader: str) -> go.Figure:
             queries=run.query_positions,
             skip_keys=run.manifest.skip_keys,
         )
-        for term in TERMS
+        for term in PARTS
         if counts.get(term, False)
     }
     return term_maps(maps, title=f"The terms of {reader}", layers=[numbers_of(reader)[0]])
