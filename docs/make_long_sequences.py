@@ -227,7 +227,7 @@ def profile_rows(sums: PositionSums, layer: int) -> Iterator[Row]:
         rows = torch.linspace(first, stop - 1, 64).round().long()
         scores = with_rows(sums, rows).readers[layer].scores
         pattern = LayerMaps.of(scores, None, rows, SKIP).pattern
-        means = bin_means([pattern], score_distance_sums, bins)[:, 0]
+        means = bin_means(pattern, score_distance_sums, bins)
         intervals = mean_intervals(means - means[:, : NEAREST - 1].mean(1, True), weights)
         for at in (bins < first - SKIP).nonzero().flatten().tolist():
             end = int(bins[at + 1]) - 1

@@ -108,16 +108,6 @@ class Intervals:
     replicates: Float[Tensor, "one_plus_folds *map"]
     weights: Float[Tensor, " fold"]
 
-    def at(self, place: int) -> Intervals:
-        """Return those of one place along the first axis of the map."""
-        return Intervals(
-            value=self.value[place],
-            low=self.low[place],
-            high=self.high[place],
-            replicates=self.replicates[:, place],
-            weights=self.weights,
-        )
-
 
 def mean_intervals(
     folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import ceil, log2
 from typing import Literal
 
@@ -48,26 +48,25 @@ def bin_of_offset(offsets: Int[Tensor, " offset"], bins: Int[Tensor, " bin"]) ->
 
 
 def bin_means(
-    patterns: Sequence[Pattern],
+    pattern: Pattern,
     distance_sums: Callable[[Pattern], Float[Tensor, "fold distance"]],
     bins: Int[Tensor, " bin"],
-) -> Float[Tensor, "fold layer bin"]:
-    """Return the means of each layer's fold maps over bins of distances, read by blocks of rows.
+) -> Float[Tensor, "fold bin"]:
+    """Return the means of a layer's fold maps over bins of distances, read by blocks of rows.
 
-    The mean is NaN in bins of which a layer's window hides all cells.
+    The mean is NaN in bins of which the layer's window hides all cells.
 
     Args:
-        patterns: the pattern of each layer.
+        pattern: the layer's pattern.
         distance_sums: `score_distance_sums`, or `pattern_distance_sums`.
         bins: the first distance of each bin.
     """
-    sums = torch.stack([distance_sums(pattern) for pattern in patterns], 1)
-    offsets = torch.arange(1, sums.shape[-1] - patterns[0].cells.skip_keys)
+    sums = distance_sums(pattern)
+    offsets = torch.arange(1, sums.shape[-1] - pattern.cells.skip_keys)
     place = bin_of_offset(offsets, bins)
-    counts = torch.stack([pattern.cells.by_distance for pattern in patterns])
     in_bins, known = (
         torch.zeros(*x.shape[:-1], len(bins), dtype=x.dtype).index_add_(-1, place, x[..., offsets])
-        for x in (sums, counts)
+        for x in (sums, pattern.cells.by_distance)
     )
     return in_bins / known
 

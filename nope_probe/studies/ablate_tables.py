@@ -222,44 +222,31 @@ def offsets_table(plan: Plan, maps: Maps, choice: OffsetBins) -> pd.DataFrame:
     beyond a layer's window have no row. Where some distances share a row, `offset` is the first and
     `last_offset` the last of them.
     """
-    intact = maps[INTACT_ROW]
-    of_terms = source_terms(plan.sources)
-    patterns = [of_layer.pattern for of_layer in intact.values()]
-    first = patterns[0].maps
-    bins = offset_bins(first.n_offsets, choice)
-    profiles = {
-        condition: bin_means(
-            [  # on the cells that the intact model sees
-                replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer])
-                for layer, pattern in zip(intact, patterns, strict=True)
-            ],
-            pattern_distance_sums,
-            bins,
-        )
-        for condition in dict.fromkeys([INTACT, *chain.from_iterable(of_terms.values())])
-    }
-    score = bin_means(patterns, score_distance_sums, bins)
-    means = {"score": score, "pattern": profiles[INTACT]}
-    means |= {name: contrast_map(term, profiles) for name, term in of_terms.items()}
-    return profiles_table(means, intact, bins)
-
-
-def profiles_table(
-    means: Mapping[str, Float[Tensor, "fold layer bin"]], layers: Layers, bins: Tensor
-) -> pd.DataFrame:
-    """Return the rows of `offsets_table` from fold means by term, nats; see `bin_means`."""
-    first = next(iter(layers.values()))
+    intact, terms = maps[INTACT_ROW], source_terms(plan.sources)
+    n_offsets = next(iter(intact.values())).n_offsets
+    bins, parts = offset_bins(n_offsets, choice), list[pd.DataFrame]()
     offsets = {"offset": bins.tolist()}
-    if len(bins) < first.n_offsets:
-        offsets["last_offset"] = [*(bins[1:] - 1).tolist(), first.n_offsets]
-    profiles = {name: mean_intervals(of_term, first.weights) for name, of_term in means.items()}
-    parts = [
-        pd.DataFrame(
-            {"layer": layer, "term": name, **offsets, **mean_columns("mean", profile.at(place))}
-        ).dropna(subset=["mean"])
-        for place, layer in enumerate(layers)
-        for name, profile in profiles.items()
-    ]
+    if len(bins) < n_offsets:
+        offsets["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
+    for layer, of_layer in intact.items():
+        pattern = of_layer.pattern  # on the cells that the intact model sees
+        of_conditions = {
+            condition: bin_means(
+                replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer]),
+                pattern_distance_sums,
+                bins,
+            )
+            for condition in dict.fromkeys([INTACT, *chain.from_iterable(terms.values())])
+        }
+        means = {
+            "score": bin_means(pattern, score_distance_sums, bins),
+            "pattern": of_conditions[INTACT],
+            **{name: contrast_map(term, of_conditions) for name, term in terms.items()},
+        }
+        for name, folds in means.items():
+            columns = mean_columns("mean", mean_intervals(folds, of_layer.weights))
+            table = pd.DataFrame({"layer": layer, "term": name, **offsets, **columns})
+            parts.append(table.dropna(subset=["mean"]))
     return pd.concat(parts, ignore_index=True)
 
 

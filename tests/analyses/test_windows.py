@@ -132,7 +132,7 @@ def test_the_first_visible_keys_are_those_of_the_window(name: str) -> None:
     assert pattern.isfinite()[0].equal(CELLS[name] & (KEY < QUERY))
     assert pattern.nansum(-1).abs().max() < 1e-12
     bins = offset_bins(N - 1, "all")
-    [[profile]] = bin_means([LayerMaps.of(maps[:1]).pattern], score_distance_sums, bins)
+    [profile] = bin_means(LayerMaps.of(maps[:1]).pattern, score_distance_sums, bins)
     for distance in range(1, N):
         mean = maps[0][CELLS[name] & (distance == QUERY - KEY)].mean()
         torch.testing.assert_close(profile[distance - 1], mean, equal_nan=True)

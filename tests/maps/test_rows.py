@@ -105,7 +105,7 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
     of_distance = [normalised[distance == d].nansum().abs() for d in range(N)]
     assert max(map(float, of_distance)) < 1e-9
     pattern = LayerMaps.of(rows[None], None, QUERIES, 2).pattern
-    means = bin_means([pattern], score_distance_sums, offset_bins(N - 3))[0, 0]
+    means = bin_means(pattern, score_distance_sums, offset_bins(N - 3))[0]
     kept = (distance == 3) & (torch.arange(N) >= 2)
     assert float(means[2]) == pytest.approx(float(rows[kept].mean()))
 
@@ -129,7 +129,7 @@ def test_the_mean_of_a_bin_is_that_of_its_cells() -> None:
     rows, bins = folds()[0, QUERIES], torch.tensor([1, 2, 5, 11])
     distance = QUERIES[:, None] - torch.arange(N)
     pattern = LayerMaps.of(rows[None], None, QUERIES).pattern
-    means = bin_means([pattern], score_distance_sums, bins)[0, 0]
+    means = bin_means(pattern, score_distance_sums, bins)[0]
     for index, (first, behind) in enumerate([(1, 2), (2, 5), (5, 11), (11, N)]):
         cells = rows[(distance >= first) & (distance < behind)]
         assert float(means[index]) == pytest.approx(float(cells.mean()))
