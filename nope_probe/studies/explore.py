@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.analyses.attribution import Values, patterns_of, values_in
+from nope_probe.analyses.attribution import Values, values_in
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.errors import closed_choices
 from nope_probe.figures.explorer import MEASURES, Explorer, RemovedMaps
@@ -21,7 +21,7 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.maps.centred import kept_cells
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.parity import as_loaded
 from nope_probe.removal import Gain
@@ -128,19 +128,13 @@ class OnBar(StreamCheckpoint):
 
 def values_of_panels(maps: Mapping[Row, Panels]) -> list[list[dict[Row, Values]]]:
     """Return the values of each layer and panel in every row, nats."""
-    by_panel = {
-        row: {
-            (i, p): panel for i, of_layer in enumerate(panels) for p, panel in enumerate(of_layer)
-        }
-        for row, panels in maps.items()
-    }
-    grams = {place: contrast_grams(patterns_of(by_panel, place)) for place in by_panel[INTACT_ROW]}
     return [
         [
-            {row: values_in(grams[i, p], row, INTACT_ROW) for row in maps}
-            for p in range(len(of_layer))
+            {row: values_in(grams, row, INTACT_ROW) for row in maps}
+            for panels in zip(*layers, strict=True)
+            for grams in [contrast_grams(dict(zip(maps, shared_patterns(panels), strict=True)))]
         ]
-        for i, of_layer in enumerate(maps[INTACT_ROW])
+        for layers in zip(*maps.values(), strict=True)
     ]
 
 
@@ -168,10 +162,7 @@ def explorer_of(
     rows, n_panels = [*maps], len(maps[INTACT_ROW][0])
     small = [[[_pooled(panel) for panel in of_layer] for of_layer in maps[row]] for row in rows]
     ends = [
-        [
-            [[getattr(panel[row], of["name"]).ends for of in MEASURES] for panel in layer]
-            for layer in values
-        ]
+        [[[getattr(x[row], of["name"]).ends for of in MEASURES] for x in layer] for layer in values]
         for row in rows
     ]
     names = [condition.name for condition, _ in rows]
@@ -182,7 +173,7 @@ def explorer_of(
         panels=(HEADS, *(f"H{head}" for head in range(n_panels - 1))),
         maps=np.array([[[x.values[0] for x in panels] for panels in row] for row in small]),
         leads=np.array([[[_leads(x) for x in panels] for panels in row] for row in small]),
-        measures=np.array([[[[[*x] for x in y] for y in z] for z in row] for row in ends]),
+        measures=np.array(ends),
         block=small[0][0][0].block,
     )
     intact = [columns_of(layer[0][INTACT_ROW], ("lead", "amplitude")) for layer in values]
