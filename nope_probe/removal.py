@@ -246,11 +246,6 @@ class Writer(str):
         return self if self.head is None else Writer(f"ATTN{self.block}")
 
     @property
-    def is_attention(self) -> bool:
-        """Whether it is a head, or the attention of a block."""
-        return self.kind in ("HEAD", "ATTN")
-
-    @property
     def order(self) -> tuple[int, bool, int]:
         """The sort key of the order in which a model runs writers; constants come last.
 

@@ -41,7 +41,6 @@ def test_a_writer_knows_its_place_and_its_removal_names_it(
     removed = Component(f"position[{name}]").writer
     assert removed is not None
     assert (removed, removed.kind) == (writer, kind)
-    assert writer.is_attention == (kind in {"HEAD", "ATTN"})
 
 
 @pytest.mark.parametrize("name", ["W_Q", "RoPE", "Pos_Embed", "QK", "ROPE[0:4]", "Norms"])

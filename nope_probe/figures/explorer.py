@@ -171,7 +171,7 @@ def head_maps(
     Args:
         patterns: each head's positional pattern, nats; NaN marks cells without a number. Of chosen
             queries' rows, as `RowMaps`.
-        heads: `heads.csv`: layer, head, and the amplitude with its bounds.
+        heads: `head_pattern.csv`: layer, head, and the amplitude with its bounds.
         max_bytes: the number of characters that all maps may take.
         what: the maps are called.
         measure: the amplitudes are.

@@ -201,18 +201,10 @@ class Behaviour(Study[Settings]):
         Raises:
             UserError: for a loss that is not finite.
         """
-        if (
-            self.conditions[name] in self._measured_on(probe)
-            and f"positions/{probe}" in engine.results
-        ):
-            measured = engine.results[f"positions/{probe}"]
-            assert engine.calibration is not None
-            engine = replace(
-                engine,
-                calibration=replace(
-                    engine.calibration, positions=measured.positions, patterns=measured.patterns
-                ),
-            )
+        measured, calibration = engine.results.get(f"positions/{probe}"), engine.calibration
+        if measured and calibration and self.conditions[name] in self._measured_on(probe):
+            parts = {"positions": measured.positions, "patterns": measured.patterns}
+            engine = replace(engine, calibration=replace(calibration, **parts))
         losses = captured_losses(engine, key, ablation)["losses"]
         if not losses.isfinite().all():
             raise UserError(f"non-finite losses in condition {name} ({probe})")
@@ -265,7 +257,7 @@ class Behaviour(Study[Settings]):
 
     def analyse(self, results: Results) -> Run:
         """Estimate every measure in every condition, and return the run."""
-        session, text = self.session, self.probes["text"]
+        session, text, conditions = self.session, self.probes["text"], self.conditions.values()
         wide = max(1, self.longest // BINS) if "long" in self.probes else 1
         quantities = [row for name in QUANTITIES for row in self._quantity(name, results)]
         columns = ["measure", *PLACE, *interval_names("value", "difference"), "note"]
@@ -278,9 +270,7 @@ class Behaviour(Study[Settings]):
         manifest = replace(
             session.manifest_of(self.text),
             results={
-                "conditions": [
-                    *dict.fromkeys(self._place(name)["removed"] for name in self.conditions)
-                ],
+                "conditions": [*dict.fromkeys(of.condition.name for of in conditions)],
                 "left_out": self.left_out,
                 "skipped": self.skipped,
                 "prefix": self.settings.prefix_len,

@@ -77,7 +77,6 @@ LAYERS = View(
     caption="The run's measure of the pattern less the first run's.",
 )
 VIEWS = {"attention": HEADS, "pattern": LAYERS}  # by table; of all others, the numbers are shown
-TOPICS = {"non_relative": "Non-relative part", "bands": "RoPE bands"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,7 +420,7 @@ def _differences(
     }
     for name in tables:
         for label, rows in table[table["table"] == name].groupby("run", sort=False):
-            topic = TOPICS.get(name, name.replace("_", " ").capitalize())
+            topic = name.replace("_", " ").capitalize()
             view = VIEWS.get(name, View(table="differences", title=topic))
             if len(compared.labels) > 2:
                 view = replace(view, title=f"{view.title}: {label}")

@@ -305,7 +305,7 @@ class _PositionAccumulator(Accumulator):
             mean = block.post_norm.linear(mean @ w_o) * block.factor
         vectors = mean - mean[skip:].mean(0)
         vectors[:skip] = 0
-        is_output = writer.is_attention or writer.kind == "MLP"
+        is_output = writer.kind in ("HEAD", "ATTN", "MLP")
         return WrittenPosition(vectors=vectors, factor=block.factor if is_output else 1.0)
 
 
