@@ -20,3 +20,8 @@ def test_a_run_waits_for_transformer_lens_only_where_it_loads_a_model() -> None:
     loaded = imported("\n".join(f"import {name}" for name in runs))
     assert "torch" in loaded
     assert "transformer_lens" not in loaded
+
+
+def test_hooks_import_no_transformer_lens() -> None:
+    loaded = imported("import nope_probe.hooks.ablation, nope_probe.hooks.reading.capture")
+    assert "transformer_lens" not in loaded

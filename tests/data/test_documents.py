@@ -193,9 +193,3 @@ def test_no_long_document_is_both_held_out_and_for_training(
     )
     assert not actual & theirs
     assert 0.05 < len(actual) / len(actual | theirs) < 0.3
-
-
-def test_13_percent_of_names_are_held_out() -> None:
-    names = [f"package/module_{i}.py" for i in range(2000)]
-    share = sum(map(is_held_out, names)) / len(names)
-    assert abs(share - 0.13) < 4 * (0.13 * 0.87 / 2000) ** 0.5

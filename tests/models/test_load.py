@@ -10,7 +10,6 @@ from support.decoders import write_decoder
 from support.edited_model import edited
 from support.rounding import NETWORK
 from support.tiny_models import (
-    CONFIGS,
     ByName,
     distance,
     plain,
@@ -36,13 +35,6 @@ def test_a_converted_model_gives_the_logits_of_transformers(
     inputs = tokens(5, 23, seed=3)
     expected = tiny(name).hf(inputs).logits
     assert distance(hooked(name)(inputs), expected) <= NETWORK
-
-
-def test_a_converted_llama_gives_the_logits_of_transformers() -> None:
-    config = CONFIGS["llama"]()
-    config.attention_bias = config.mlp_bias = False
-    hf, inputs = randomised(config), tokens(5)
-    assert distance(to_hooked(hf)(inputs), hf(inputs).logits) <= NETWORK
 
 
 def test_converting_leaves_the_model_as_it_is() -> None:

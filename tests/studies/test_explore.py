@@ -9,7 +9,6 @@ from support.rounding import MEASURE, assert_same
 
 from nope_probe import attribute, figures
 from nope_probe.analyses.pattern import measure
-from nope_probe.errors import UserError
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
@@ -75,11 +74,6 @@ def test_it_opens_without_the_mask_on_the_shown_layer_where_nope_keeps_nothing()
     whole, left = explorer.view.measures[:, 2, 0, 2, 0]
     assert abs(left) < 0.05 * whole
     assert explorer.layer == 2
-
-
-def test_a_users_mistake_is_named_before_anything_is_run(model: Any, tokens: torch.Tensor) -> None:
-    with pytest.raises(UserError, match="no rope; it has mask"):
-        figures.explore(model, tokens, remove=["rope"])
 
 
 def test_long_maps_are_pooled_and_numbers_are_of_the_whole(

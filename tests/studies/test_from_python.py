@@ -252,21 +252,6 @@ def test_a_value_of_another_type_is_one_line_before_anything_is_run(
         getattr(nope_probe, name)("rope-tiny", **options)
 
 
-def test_values_of_every_type_that_a_setting_names_are_taken() -> None:
-    from nope_probe.trace import Settings
-
-    given = {"out": "folder", "alpha": 0, "layers": "all", "n_seqs": 16, "reader": "L2H1"}
-    assert (
-        Settings(**given, data="gaussian", model="parameter-free").out == Path("folder").resolve()
-    )
-
-
-def test_behaviour_needs_text(loaded: Any) -> None:
-    vectors = torch.randn(17, 23, loaded.model.cfg.d_model)
-    with pytest.raises(UserError, match="behaviour is measured on text, with a language model"):
-        nope_probe.run_behaviour(loaded, vectors, measures=["loss"])
-
-
 def test_a_model_without_a_tokenizer_has_all_measures_but_those_of_random_tokens(
     loaded: Any, text: Sequences
 ) -> None:

@@ -15,7 +15,7 @@ from support.command_line import run_command
 from support.plain_attention import plain_scores
 from support.plain_states import plain_states
 from support.rounding import MEASURE, NETWORK, assert_same
-from support.tiny_models import tokenizer, tokens
+from support.tiny_models import tokens
 
 from nope_probe import ablate
 from nope_probe import attention as attention_weights
@@ -149,8 +149,7 @@ def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_kee
 @pytest.mark.parametrize(
     ("model", "more"),
     [
-        ("rope-tiny", ["--bos", "never"]),
-        ("rope-tiny", ["--query-rows", 11, "--skip-keys", 3]),
+        ("rope-tiny", ["--bos", "never", "--query-rows", 11, "--skip-keys", 3]),
         ("grouped", ["--bos", "always", "--data", "random"]),
     ],
 )
@@ -198,11 +197,10 @@ def test_induction_is_read_on_the_repeated_tokens(
     assert_same(measured, true, MEASURE)
 
 
-@pytest.mark.parametrize("removed", ["none", "sources"])
-def test_a_run_on_long_sequences_states_of_which_queries_locality_is(removed: str, tmp_path: Path):
+def test_a_run_on_long_sequences_states_of_which_queries_locality_is(tmp_path: Path):
     flags = ["--model", "parameter-free", "--layers", 1, "--data", "gaussian", "--seq-len", 521]
     run_command(
-        ablate, *flags, "--remove", removed, "--n-seqs", 4, "--folds", 4, "--out", tmp_path / "run"
+        ablate, *flags, "--remove", "none", "--n-seqs", 4, "--folds", 4, "--out", tmp_path / "run"
     )
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert (manifest["query_stride"], manifest["skip_keys"]) == (3, 0)
@@ -216,23 +214,6 @@ def test_a_run_on_long_sequences_states_of_which_queries_locality_is(removed: st
     # correlation of a row of n keys by 12 / (n^3 - n); the bound allows a hundred swaps.
     expected = np.mean([row.statistic for row in rows])
     assert table["locality"][0] == pytest.approx(expected, abs=100 * 12 / 260**3 / len(rows))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
-    tiny: Callable[[str], Any], tmp_path: Path
-):
-    texts = [f"{i} the quick brown fox jumps over it" * (i % 3) for i in range(59)]
-    (tmp_path / "data").mkdir()
-    pd.DataFrame({"text": texts}).to_parquet(tmp_path / "data" / "train.parquet")
-    chosen = ["--data", str(tmp_path / "data"), "--windows", "start", "--bos", "never"]
-    model = ["--model", str(tiny("llama").folder), "--layers", "1"]
-    run_command(ablate, "--remove", "none", *SMALL, *model, *chosen, "--out", str(tmp_path / "run"))
-    seen = load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
-    ids = tokenizer()([text for text in texts if text])["input_ids"]
-    assert sorted(seen.tolist()) == sorted(document[:N_POS] for document in ids[:N_SEQS])
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert (manifest["data"]["bos"], manifest["skip_keys"]) == (False, 1)
 
 
 def layers(*rows: tuple[float, float, float]) -> pd.DataFrame:

@@ -95,12 +95,6 @@ def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
         run_ablations(loaded.model, tokens[:3])
 
 
-def test_shuffled_tokens_have_no_shuffled_control(loaded: Any) -> None:
-    tokens = sequences(tokenizer=loaded.tokenizer, shuffle=True, **SMALL)
-    study = run_ablations(loaded.model, tokens, remove=["sources"])
-    assert "controls" not in study.tables
-
-
 def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps(
     study: Run,
 ) -> None:

@@ -1,7 +1,5 @@
 """Every kind of model is of the protocols, and takes vectors and tokens through its blocks."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +127,6 @@ KINDS = ("is_bridge", "HookedLayer", "BridgeLayer", "original_model", "original_
 BLOCKS = ("hooks/layers/block_kinds.py",)
 LAYERS = ("bridges.py", "linear_maps.py", "model.py", "objects.py")
 HOMES = (*BLOCKS, *(f"hooks/layers/{name}" for name in LAYERS), "models/")
-
-
-def test_hooks_import_no_transformer_lens() -> None:
-    code = "import sys, nope_probe.hooks.ablation, nope_probe.hooks.reading.capture\n"
-    code += "print('transformer_lens' in sys.modules)"
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    assert subprocess.run(command, capture_output=True, text=True).stdout == "False\n"
 
 
 def test_only_the_homes_of_the_kinds_ask_which_kind_a_model_is() -> None:

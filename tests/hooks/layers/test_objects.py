@@ -21,7 +21,6 @@ from nope_probe import (
     capture_scores,
     head_scores,
     load,
-    run_attention,
 )
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.objects import checked_model, model_of
@@ -178,13 +177,6 @@ def test_every_public_function_takes_a_model_and_texts_with_its_tokenizer(tiny: 
     assert columns.equals(head_scores(known, TOKENS, n_folds=4))
     with pytest.raises(UserError, match=r"no tokenizer, .*; load\(model, tokenizer\) gives it one"):
         capture_scores(hf, "a text")
-
-
-def test_a_run_of_a_model_is_that_of_its_folder(tiny: ByName) -> None:
-    options: dict[str, Any] = {"n_seqs": 8, "seq_len": 11, "folds": 4, "data": "random"}
-    folder = run_attention(str(tiny("llama").folder), **options, layers="all").tables["attention"]
-    loaded = load(tiny("llama").hf, tokenizer(forces_bos=True))
-    assert run_attention(loaded, **options).tables["attention"].equals(folder)
 
 
 @pytest.mark.usefixtures("unenforced")

@@ -130,14 +130,6 @@ def test_norms_behind_attention_and_a_factor_count(name: str, tmp_path: Path) ->
         assert largest_error(run, edited_run(tiny.hf, writer, tiny.tokens)) <= NETWORK, writer
 
 
-def test_the_position_of_embeddings_is_that_of_learned_positions(bridge: BridgeOf) -> None:
-    model, text = bridge("gpt2"), tokens(5)
-    with ablated(model, Ablation(remove=["position[pos_embed]"]), tokens=text):
-        written = hooked_run(model, text)
-    with ablated(model, Ablation(remove=["pos_embed"])):
-        assert largest_error(hooked_run(model, text), written) <= NETWORK
-
-
 def test_a_block_that_does_not_attend_writes_as_a_whole(tmp_path: Path) -> None:
     tiny = write_decoder("qwen3_next", tmp_path)
     model, kept = load(str(tiny.folder)).model, {}
