@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -100,11 +99,6 @@ class PlainConsole(Console):
         return super().render_str(printable(text, keep="\n"), **options | {"markup": False})
 
 
-def print_lines(lines: Iterable[str]) -> None:
-    """Print lines on stdout, with control characters escaped."""
-    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
-
-
 def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool = False) -> None:
     """Print a run's sentence and table, and the path of its page; all tables if `verbose`."""
     console = PlainConsole()
@@ -165,11 +159,9 @@ def rows_by_name(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> pd.
 def tables_that_fit(texts: pd.DataFrame) -> Iterator[Table]:
     """Yield a table of text as tables that are narrow enough for a terminal.
 
-    The first column names the rows and is in every table; rows with an empty name belong to the
-    row before, and a rule separates such groups.
+    The first column names the rows, and is in every table.
     """
     headings = list(texts.columns)
-    is_grouped = bool((texts[headings[0]] == "").any())
     widths = [
         max(len(line) for text in (heading, *texts[heading]) for line in str(text).split("\n"))
         for heading in headings
@@ -179,9 +171,7 @@ def tables_that_fit(texts: pd.DataFrame) -> Iterator[Table]:
         for place in group:
             numeric = place > 0 and texts[headings[place]].map(is_number).all()
             table.add_column(headings[place], justify="right" if numeric else "left", no_wrap=True)
-        for index, row in enumerate(texts.itertuples(index=False)):
-            if is_grouped and index and row[0]:
-                table.add_section()
+        for row in texts.itertuples(index=False):
             table.add_row(*(str(row[place]) for place in group))
         yield table
 

@@ -24,7 +24,7 @@ from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import atomic_write
 from nope_probe.run.processes import program
 from nope_probe.run.session import Session
-from nope_probe.studies.page import PlainConsole, print_headline, print_lines
+from nope_probe.studies.page import PlainConsole, print_headline
 from paper_claims import Claim, PanelCounts, Reproduction, claims_of
 from published_panels import agreements, pairs_of, verdict
 from reproduce_page import report, verdict_mark
@@ -206,11 +206,12 @@ def print_index(folder: Path, verbose: bool = False) -> None:
     table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
     pages = [folder / name for name in table["figure"] if name.endswith("report.html")]
     manifests = [read_manifest(page.parent) for page in pages]
-    print_headline(PlainConsole(), index_headline(manifests))
+    console = PlainConsole()
+    print_headline(console, index_headline(manifests))
     titles = iter(title_of(manifest.settings["figure"]) for manifest in manifests)
     lines: list[str] = []
     for figure, *parts in table.itertuples(index=False) if verbose else ():
         if figure:
             lines.append(next(titles) if figure.endswith("report.html") else figure)
         lines.append("  " + "; ".join(filter(None, parts)).replace("\u00a0", " "))
-    print_lines([*lines, f"open {folder / 'report.html'}"])
+    console.print(*lines, f"open {folder / 'report.html'}", sep="\n", soft_wrap=True)

@@ -18,7 +18,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Cell, Headline, Link, Listing, Report, Section
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest, read_manifest
-from nope_probe.studies.page import PlainConsole, print_headline, print_lines
+from nope_probe.studies.page import PlainConsole, print_headline
 from paper_claims import Reproduction
 from published_panels import Pair, agreements, pairs_of
 from reproduce_settings import title_of
@@ -175,7 +175,8 @@ def print_summary(folder: Path, verbose: bool = False) -> None:
     manifest = read_manifest(folder)
     figure, lines = manifest.settings["figure"], []
     found = manifest.results_as(Reproduction)
-    print_headline(PlainConsole(), headline(manifest))
+    console = PlainConsole()
+    print_headline(console, headline(manifest))
     if verbose:
         lines += [f"{figure}: {note}" for note in found.notes]
         for claim in found.claims:
@@ -184,4 +185,4 @@ def print_summary(folder: Path, verbose: bool = False) -> None:
         lines += [f"{figure}: {sentence}" for sentence in found.headline]
         experiments = _experiments(manifest, folder).values()
         lines += [f"experiment: {experiment / 'report.html'}" for experiment in experiments]
-    print_lines([*lines, f"open {folder / 'report.html'}"])
+    console.print(*lines, f"open {folder / 'report.html'}", sep="\n", soft_wrap=True)
