@@ -175,33 +175,23 @@ def sizes_of_terms(gram: ContrastGram[Condition]) -> dict[str, Interval]:
     return {name: gram.size(term) for name, term in terms.items()} if needed <= {*gram.row} else {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeanValue:
-    """The mean of a value over layers in one condition, nats.
-
-    Attributes:
-        mean: over the layers that have the value.
-        n_layers: how many these are.
-        n_below_half: in how many of them less than half of the intact value is left.
-    """
-
-    mean: Interval
-    n_layers: int
-    n_below_half: int
-
-
-def mean_over_layers(values: Sequence[Estimates], intact: Sequence[Estimates]) -> MeanValue:
-    """Return the mean of some layers' values in a condition, with its jackknife interval.
+def mean_over_layers(
+    values: Sequence[Estimates], intact: Sequence[Estimates]
+) -> tuple[Interval, int]:
+    """Return the mean of some layers' values in a condition, nats, with its jackknife interval.
 
     Args:
         values: of each layer that has the value, at least one.
         intact: the same of the intact model.
+
+    Returns:
+        The mean, and in how many of the layers less than half of the intact value is left.
     """
     left = [float(x.values[0]) for x in values]
     whole = [float(x.values[0]) for x in intact]
     below = sum(x * (1 if y > 0 else -1) < HALF * abs(y) for x, y in zip(left, whole, strict=True))
     mean = values[0].with_values(torch.stack([of_layer.values for of_layer in values]).mean(0))
-    return MeanValue(mean=jackknife(mean), n_layers=len(values), n_below_half=below)
+    return jackknife(mean), below
 
 
 def patterns_of(maps: Mapping[Named, Mapping[Name, LayerMaps]], name: Name) -> dict[Named, Pattern]:

@@ -118,10 +118,9 @@ def means_table(values: Sequence[Mapping[Row, Values]]) -> pd.DataFrame:
             pairs = [[getattr(of[x], name).replicates for x in (row, INTACT_ROW)] for of in values]
             known = [(left, whole) for left, whole in pairs if left is not None]
             if known:
-                mean = mean_over_layers(*map(list, zip(*known, strict=True)))
-                rows[-1] |= interval_columns(**{name: mean.mean})
-                rows[-1] |= {f"{name}_layers": mean.n_layers}
-                rows[-1] |= {f"{name}_below_half": mean.n_below_half}
+                mean, n_below = mean_over_layers(*map(list, zip(*known, strict=True)))
+                rows[-1] |= interval_columns(**{name: mean})
+                rows[-1] |= {f"{name}_layers": len(known), f"{name}_below_half": n_below}
     return pd.DataFrame(rows)
 
 

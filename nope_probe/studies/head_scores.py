@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nope_probe.analyses.head_measures import attended, induction_scores
-from nope_probe.analyses.jackknife import jackknife
+from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.data.sequences import Sequences, random_twice, repeated
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
@@ -21,12 +22,12 @@ from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
-from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
+from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.folds import State, sum_parts
 from nope_probe.run.folder import without_replicates
 from nope_probe.run.sources import as_sequences, first_layers, folds_for_intervals
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.tables import interval_columns
+from nope_probe.studies.tables import mean_columns
 
 HeadMeasures = dict[str, Float[Tensor, "batch head"]]
 Measure = Callable[[Attention], HeadMeasures]
@@ -169,13 +170,9 @@ def head_columns(
     Args:
         parts: fold means by measure, and the fold of each sequence behind them.
     """
-    intervals = {}
+    columns: dict[str, list[Any]] = {}
     for means, fold_of in parts:
         weights = fold_weights(len(fold_of.unique()), fold_of.bincount())
         for name, folds in means.items():
-            values = leave_one_out(folds, weights).flatten(1)
-            intervals[name] = [
-                jackknife(Estimates(values=of_head, weights=weights)) for of_head in values.T
-            ]
-    rows = (dict(zip(intervals, row, strict=True)) for row in zip(*intervals.values(), strict=True))
-    return pd.DataFrame([interval_columns(**row) for row in rows])
+            columns |= mean_columns(name, mean_intervals(folds, weights))
+    return pd.DataFrame(columns)
