@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.command_line import refused
 
-from nope_probe import ablate, circuit
+from nope_probe import ablate, circuit, heads
 from nope_probe.errors import UserError
 from nope_probe.hooks.reading.streaming import batches_of
 from nope_probe.run import process_group
@@ -42,8 +42,11 @@ def test_a_command_for_one_process_is_refused_to_several(
     torchrun = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
     for name, value in torchrun.items():
         monkeypatch.setenv(name, str(value))
-    line = refused(capfd, tmp_path, circuit)
-    assert line == "only ablate, attention, behaviour and trace run in several processes"
+    for command in (circuit, heads):
+        line = refused(capfd, tmp_path, command)
+        assert line == "only ablate, attention, behaviour and trace run in several processes"
+    line = refused(capfd, tmp_path, ablate, "--device-map", "auto")
+    assert line == "--device-map gives one process all GPUs, and torchrun one each: take one"
 
 
 def test_the_variables_of_torchrun_come_together(

@@ -134,7 +134,7 @@ def test_a_dry_run_lists_every_pass_and_leaves_nothing(
         ("ablate", {"layers": 3}, 3),
         ("ablate", {"layers": 3, "per_head": True, "remove": ()}, 3 * (1 + 4)),
         ("circuit", {"remove": ("mask",)}, 2 * 9),  # stages (a) to (i), intact and ablated
-        ("attention", {"layers": 3, "query_rows": 17}, 3 * 4),
+        ("attention", {"layers": 3, "query_rows": 11}, 3 * 4),
         ("heads", {"layers": 3, "remove": ("mask",), "mean_seqs": 8, "k": (1,), "folds": 5}, 4),
         # L2 sums keys of 2 heads and queries of 2, of 32 numbers, of two blocks' 4 heads and MLP;
         # L1 those of one block; a number of a position is a 17th of a row
