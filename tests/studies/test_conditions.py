@@ -87,7 +87,7 @@ def test_a_plan_removes_sources_in_all_combinations_and_weights_alone(
 
 
 def test_mask_and_rope_take_eight_runs_and_another_replacement_four_more():
-    engine = Engine(model=None, inputs=random_tokens().inputs, n_folds=4)  # no pass is run
+    engine = Engine(model=small_model(), inputs=random_tokens().inputs, n_folds=4)
     for names, n_scores in ((["mean"], 8), (["mean", "identity"], 12)):
         plan = make_plan(LLAMA, ablations=[Ablation(replacement=name) for name in names])
         keys = [one.key for one in plan.passes(engine)]
@@ -98,7 +98,7 @@ def test_mask_and_rope_take_eight_runs_and_another_replacement_four_more():
 
 def test_behind_a_constant_output_w_v_does_not_matter():
     plan = make_plan(LLAMA, ["w_o", "ov"], ablations=[Ablation(replacement="mean")])
-    engine = Engine(model=None, inputs=random_tokens().inputs, n_folds=4)
+    engine = Engine(model=small_model(), inputs=random_tokens().inputs, n_folds=4)
     keys = [one.key for one in plan.passes(engine) if one.key.startswith("score_mean")]
     assert keys == ["score_mean/w_o"]
     assert [condition.name for condition, by in plan.rows if by == "mean"] == ["w_o", "w_o+w_v"]
@@ -140,7 +140,7 @@ def test_keys_are_those_of_all_streams_in_the_order_of_the_run(removed: list[str
     plan = replace(make_plan(LLAMA, removed), layers=(0, 1))
     tokens, checkpoint = random_tokens(), Listing(tmp_path)
     measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
-    engine = Engine(model=None, inputs=tokens.inputs, n_folds=4)
+    engine = Engine(model=small_model(), inputs=tokens.inputs, n_folds=4)
     sizes = [one.sizes(Processes()) for one in plan.passes(engine, tokens)]
     assert checkpoint.streams == [key for of_pass in sizes for key in of_pass]
     assert {n_seqs for of_pass in sizes for n_seqs in of_pass.values()} == {len(tokens)}
