@@ -212,6 +212,27 @@ def head_maps(
     )
 
 
+def weight_maps(weights: RowMaps, heads: pd.DataFrame, max_bytes: int) -> str:
+    """Return `head_maps` of mean weights, as the logarithm of their ratio to uniform weights.
+
+    Args:
+        weights: of each head, [layer, head, row, key_pos]; 0 where a query sees no key.
+        heads: `attention.csv`: layer, head, and the information with its bounds.
+        max_bytes: the number of characters that all maps may take.
+    """
+    seen = weights.values > 0
+    with np.errstate(divide="ignore"):
+        ratios = np.log(weights.values * seen.sum(-1, keepdims=True).clip(1))
+    names = {"information": "amplitude", "information_low": "amplitude_low"}
+    return head_maps(
+        replace(weights, values=np.where(seen, ratios, np.nan)),
+        heads[["layer", "head", *names]].rename(columns=names),
+        max_bytes,
+        what="attention",
+        measure="above uniform",
+    )
+
+
 def positions_of_heads(n_maps: int, max_bytes: int = HEADS_BYTES) -> int:
     """Return how many positions each of n_maps maps may have.
 

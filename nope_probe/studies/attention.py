@@ -28,16 +28,13 @@ from nope_probe.removal import Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import COUNT, LAYERS, Bounds, Mistakes
-from nope_probe.run.manifest import ShownText
 from nope_probe.run.settings import LAYERS_ARG, MIN_KEYS
 from nope_probe.studies.removing import RemovingSettings
 from nope_probe.studies.tidy import brief
 
 if TYPE_CHECKING:
     import pandas as pd
-    from jaxtyping import Float
 
-    from nope_probe.figures.attention import Why
     from nope_probe.figures.text_view import TextView
     from nope_probe.run.folder import Run
 
@@ -258,24 +255,10 @@ def has_other_texts(run: Run) -> bool:
     return "weights" in run.maps
 
 
-def shown_text(run: Run) -> ShownText:
-    """Return the text of a run.
-
-    Raises:
-        UserError: for a run without a text.
-    """
-    if run.manifest.text is None:
-        raise UserError("the run has no text: run_attention(model, text=...) shows one")
-    return run.manifest.text
-
-
 def text_view(run: Run) -> TextView:
     """Return the text of a run of `attention` with each head's attention in it.
 
     A notebook shows it, as the page does.
-
-    Args:
-        run: a run with a text.
 
     Raises:
         UserError: for a run without a text.
@@ -286,31 +269,27 @@ def text_view(run: Run) -> TextView:
         >>> len(view.pieces), view.weights.shape  # layer, head, query, key
         (7, (1, 4, 7, 7))
     """
+    from nope_probe.figures.attention import Why
     from nope_probe.figures.text_view import TextView
 
-    text, weights = shown_text(run), run.maps["text_weights"]
+    text, tables, asked, why = run.manifest.text, run.tables, run.manifest.settings, None
+    if text is None:
+        raise UserError("the run has no text: run_attention(model, text=...) shows one")
+    if "why" in tables:
+        query, steps = text.token(asked["query"]), tables.get("why_steps")
+        why = Why(head=asked["why"], query=query, table=tables["why"], steps=steps)
+    weights = run.maps["text_weights"]
     n = weights.shape[-1]
     return TextView(
         title=f"Attention of {run.manifest.name} in one text",
         pieces=text.pieces,
         names={0: text.bos} if text.bos else {},
-        heads=run.tables["attention"],
+        heads=tables["attention"],
         weights=weights,
         position=run.maps["weights"][..., :n, :n] if has_other_texts(run) else None,
         content=run.maps["text_content"],
-        why=kept_why(run),
+        why=why,
     )
-
-
-def kept_why(run: Run) -> Why | None:
-    """Return the terms that a run was asked for and keeps; None if it was asked nothing."""
-    from nope_probe.figures.attention import Why
-
-    if "why" not in run.tables:
-        return None
-    asked, tables = run.manifest.settings, run.tables
-    query = shown_text(run).token(asked["query"])
-    return Why(head=asked["why"], query=query, table=tables["why"], steps=tables.get("why_steps"))
 
 
 def report(run: Run) -> Report:
@@ -390,11 +369,7 @@ def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1, text: str = 
 
 
 def sinks_line(table: pd.DataFrame) -> str:
-    """Return a sentence on what learned sinks take, which the weights leave out; "" if none do.
-
-    Args:
-        table: `attention.csv`.
-    """
+    """Return a sentence on what learned sinks take, which the weights leave out; "" if none do."""
     if "sink_weight" not in table or not table["sink_weight"].any():
         return ""
     most = table.iloc[int(table["sink_weight"].argmax())]
@@ -458,29 +433,17 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
 
 
 def _maps(run: Run) -> Iterator[Section]:
-    """Yield every head's mean weights, as log ratios to uniform weights."""
-    import numpy as np
-
-    from nope_probe.figures.explorer import HEADS_BYTES, head_maps
+    """Yield every head's mean weights, if other texts were read."""
+    from nope_probe.figures.explorer import HEADS_BYTES, weight_maps
     from nope_probe.figures.panels import RowMaps
 
-    if not has_other_texts(run):
-        return
-    weights: Float[np.ndarray, "layer head row key_pos"] = run.maps["weights"]
-    n_keys = (weights > 0).sum(-1, keepdims=True).clip(1)
-    with np.errstate(divide="ignore"):
-        ratios = np.where(weights > 0, np.log(weights * n_keys), np.nan)
-    names = {"information": "amplitude", "information_low": "amplitude_low"}
-    yield Section(
-        title="Each head's mean weights",
-        html=head_maps(
-            RowMaps(values=ratios, queries=run.query_positions),
-            run.tables["attention"][["layer", "head", *names]].rename(columns=names),
-            HEADS_BYTES if run.manifest.text is None else MAPS_BYTES,
-            what="attention",
-            measure="above uniform",
-        ),
-        caption="Means over texts, as the logarithm of their ratio to uniform weights: red keys "
-        "get more attention than uniform, blue keys less. A click or Enter enlarges a map, arrow "
-        "keys go on.",
-    )
+    if has_other_texts(run):
+        weights = RowMaps(values=run.maps["weights"], queries=run.query_positions)
+        size = HEADS_BYTES if run.manifest.text is None else MAPS_BYTES
+        yield Section(
+            title="Each head's mean weights",
+            html=weight_maps(weights, run.tables["attention"], size),
+            caption="Means over texts, as the logarithm of their ratio to uniform weights: red "
+            "keys get more attention than uniform, blue keys less. A click or Enter enlarges a "
+            "map, arrow keys go on.",
+        )

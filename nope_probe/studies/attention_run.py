@@ -43,7 +43,7 @@ from nope_probe.run.process_group import device_of_process
 from nope_probe.run.session import Session
 from nope_probe.run.settings import MIN_KEYS, Dtype
 from nope_probe.run.sources import load_first_layers
-from nope_probe.studies.attention import MAP_BYTES, Settings, kept_why, report, shown_text
+from nope_probe.studies.attention import MAP_BYTES, Settings, report, text_view
 from nope_probe.studies.attention_text import Question, read_text
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, Out, as_loaded, run_of
@@ -353,11 +353,12 @@ def explain(
         >>> terms[3].idxmax()
         'rotation'
     """
-    shown, manifest = shown_text(run), run.manifest
+    kept, manifest = text_view(run).why, run.manifest
+    assert manifest.text is not None
     recorded = {k: v for k, v in manifest.settings.items() if k not in UNNAMED}
     of_run = settings_from(Settings, recorded)
     settings = replace(of_run, why=head, query=query, steps=steps)
-    kept, asked = kept_why(run), (head, shown.token(query), of_run.steps)
+    asked = head, manifest.text.token(query), of_run.steps
     if kept is not None and (kept.head, kept.query, steps) == asked:
         return kept
     settings.validate()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
@@ -20,7 +20,7 @@ from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import LARGEST, Bounds, Mistakes
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.settings import RunSettings
-from nope_probe.studies.tidy import sections, strongest_row
+from nope_probe.studies.tidy import sections
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -440,22 +440,3 @@ def _shown_writers(made: Mapping[str, pd.DataFrame], n_rows: int) -> tuple[list[
         n_shown += n_new
     top = [name for whole, of_whole in heads.items() for name in (whole, *of_whole)]
     return top, len(strongest) - len(top)
-
-
-def strongest_reader(terms: pd.DataFrame, fold_sizes: Sequence[int]) -> str | None:
-    """Return the reader with the largest lead and pattern together, by the rule of all pages.
-
-    Args:
-        terms: `terms.csv`.
-        fold_sizes: sequences per fold.
-
-    Returns:
-        None if no pattern exceeds the noise.
-    """
-    whole = with_readers(terms[terms["term"] == "all"]).set_index("reader")
-    rows = whole[whole["of"] == "pattern"].rename(
-        columns=lambda name: name.replace("size", "amplitude")
-    )
-    rows = rows.assign(lead=whole[whole["of"] == "lead"]["size"])
-    row = strongest_row(rows, fold_sizes)
-    return None if row is None else str(row.name)

@@ -7,7 +7,7 @@ position, so that the blocks between the writer and the reader respond.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -20,7 +20,7 @@ from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import clock, direct_part, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
 from nope_probe.errors import UserError
-from nope_probe.figures.words import reader_of
+from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.removals import Ablation
@@ -43,7 +43,8 @@ from nope_probe.studies.tables import (
     term_table,
     writer_table,
 )
-from nope_probe.studies.trace import Settings, numbers_of, report, strongest_reader
+from nope_probe.studies.tidy import strongest_row
+from nope_probe.studies.trace import Settings, numbers_of, report
 
 EFFECTS = ("predicted", "held", "direct", "norm", "total")
 EFFECTS_COLUMNS = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
@@ -106,6 +107,25 @@ class TracePosition(Study[Settings]):
 
 
 run = partial(run_study, TracePosition)
+
+
+def strongest_reader(terms: pd.DataFrame, fold_sizes: Sequence[int]) -> str | None:
+    """Return the reader with the largest lead and pattern together, by the rule of all pages.
+
+    Args:
+        terms: `terms.csv`.
+        fold_sizes: sequences per fold.
+
+    Returns:
+        None if no pattern exceeds the noise.
+    """
+    whole = with_readers(terms[terms["term"] == "all"]).set_index("reader")
+    rows = whole[whole["of"] == "pattern"].rename(
+        columns=lambda name: name.replace("size", "amplitude")
+    )
+    rows = rows.assign(lead=whole[whole["of"] == "lead"]["size"])
+    row = strongest_row(rows, fold_sizes)
+    return None if row is None else str(row.name)
 
 
 def measure_effects(

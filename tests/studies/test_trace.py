@@ -24,6 +24,7 @@ from nope_probe.run.folder import Run
 from nope_probe.studies import trace as page
 from nope_probe.studies.tables import term_table, writer_table
 from nope_probe.studies.trace import Settings
+from nope_probe.studies.trace_run import strongest_reader
 from tests.support.manifests import manifest_of
 
 N = 23
@@ -173,7 +174,7 @@ def run_of(
         "model": {"name": "mine", "depth": 4, "rope_layers": [False] * 4},
         "settings": settings,
         "layers": [1, 2, 3],
-        "reader": reader or page.strongest_reader(terms, ()),
+        "reader": reader or strongest_reader(terms, ()),
         "kept_positions": 0,
         "skip_keys": 1,
     }
