@@ -159,15 +159,6 @@ class RunSettings(ModelSettings):
         "out": "output",
     }
     runs_all_layers: ClassVar[bool] = False  # whichever of them are studied
-    # Defaults that are not recorded: runs from before these settings existed keep their identity.
-    unset: ClassVar[tuple[tuple[str, object], ...]] = (
-        ("query_rows", None),
-        ("beyond_context", False),
-        ("offset_bins", "auto"),
-        ("allow_unused", False),
-        ("adapter", ()),
-        ("in_heads", ()),
-    )
 
     def __post_init__(self) -> None:
         if self.data == "auto":
@@ -210,9 +201,7 @@ class RunSettings(ModelSettings):
 
     def recorded(self) -> JsonObject:
         """Return the settings that identify the run, as its manifest holds them."""
-        settings = super().recorded() | {"batch_size": self.seqs_per_batch}
-        kept = {k: v for k, v in settings.items() if (k, v) not in self.unset}
-        return {"format": FORMAT, **kept}
+        return {"format": FORMAT, **super().recorded(), "batch_size": self.seqs_per_batch}
 
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""

@@ -97,8 +97,6 @@ class Settings(RemovingSettings):
             "--bands octaves splits maps: take it with --remove none",
         )
 
-    unset = (*RemovingSettings.unset, ("per_head", False))
-
 
 COLUMNS = {
     **MEASURES,
