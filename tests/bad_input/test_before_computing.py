@@ -41,6 +41,7 @@ NUMBERS = [
     ("behaviour --seq-len 18", "in-context needs windows of 20 tokens or more, got --seq-len 18"),
     ("behaviour --measures copy --seq-len 16", "copy needs windows of 17 tokens or more"),
     ("behaviour --measures loss loss", "expected one or more different values of --measures"),
+    ("ablate --batch-size 0", "--batch-size 0: expected 1 <= batch-size"),
     ("trace --folds 4", "--folds 4: expected 5 <= folds <= 2147483647"),
     ("trace --writers head", "invalid choice 'head'"),
     ("behaviour --prefix 127", "expected a --prefix from 4 to 124 of 128 tokens"),

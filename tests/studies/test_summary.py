@@ -127,13 +127,6 @@ def test_another_replacement_is_named_and_a_first_key_that_trails_has_its_sign()
     )
 
 
-def test_models_without_a_first_key_have_no_column_of_leads() -> None:
-    values = {name: (float("nan"), kept) for name, (_, kept) in VALUES.items()}
-    result = lead(tables(values))
-    assert result.sentence.startswith("Of the order of L1's keys, 0.95 nats strong, 1.02 is there ")
-    assert result.table.columns[1:].tolist() == ["order of other keys"]
-
-
 def test_noise_is_not_called_a_pattern() -> None:
     given = tables()
     given["pattern"]["amplitude_low"] = -1.0
