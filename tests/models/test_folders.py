@@ -149,8 +149,9 @@ def test_added_special_tokens_beyond_the_embedding_are_never_drawn(
     assert len(loaded.tokenizer) == loaded.info.d_vocab + 2
     drawn = sequences("random", tokenizer=loaded.tokenizer, n_seqs=101).inputs
     assert int(drawn.max()) == loaded.info.d_vocab - 1
-    (tmp_path / "text.txt").write_text("a<turn>b" * 999)
-    flags = ("--data", tmp_path / "text.txt", "--n-seqs", 8, "--seq-len", 16, "--layers", 1)
+    rows = "".join(f'{{"text": "{n} {"a<turn>b" * 99}"}}\n' for n in range(8))
+    (tmp_path / "text.jsonl").write_text(rows)
+    flags = ("--data", tmp_path / "text.jsonl", "--n-seqs", 8, "--seq-len", 16, "--layers", 1)
     line = refused(capfd, tmp_path / "runs", ablate, "--model", folder, *flags)
     assert line == "token 264: the model's tokens are from 0 to 262"
 
