@@ -74,6 +74,7 @@ LAYERS = View(
     y=("difference",),
     by=("removed", "replacement"),
     panels="number",
+    rows="difference_low == difference_low",
     caption="The run's measure of the pattern less the first run's.",
 )
 VIEWS = {"attention": HEADS, "pattern": LAYERS}  # by table; of all others, the numbers are shown
