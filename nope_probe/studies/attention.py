@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from nope_probe.analyses.verdicts import MOSTLY, UNIFORM, kinds_of
 from nope_probe.data.documents import read_text, validate_text
@@ -115,7 +115,7 @@ class Settings(RemovingSettings):
         "--model rope-tiny --remove rope",
     )
 
-    unrecorded: ClassVar = (*RemovingSettings.unrecorded, "text_file")
+    unrecorded = (*RemovingSettings.unrecorded, "text_file")
     # None becomes a value as soon as settings are made: a text that comes alone is read alone.
     data: str | None = None  # type: ignore[assignment]
     n_seqs: Annotated[int | None, COUNT] = None  # type: ignore[assignment]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -93,7 +93,7 @@ class Settings(RemovingSettings):
     seq_len: Annotated[int, SEQ_LEN] = 50
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
 
-    unrecorded: ClassVar = (*RemovingSettings.unrecorded, "layers")
+    unrecorded = (*RemovingSettings.unrecorded, "layers")
     in_one_process = True
 
     def mistakes_of(self, info: ModelInfo) -> Mistakes:
