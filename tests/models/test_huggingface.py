@@ -59,11 +59,6 @@ def test_an_unknown_name_is_an_error_with_the_nearest_names(name: str, near: str
         resolve(name)
 
 
-def test_a_folder_that_is_not_there_is_no_unknown_name():
-    with pytest.raises(UserError, match=r"there is no folder or file ./no/folder: /.* does not"):
-        resolve("./no/folder")
-
-
 def test_a_folder_resolves_to_itself_if_it_has_a_config(folder: Path, tmp_path: Path) -> None:
     assert resolve(str(folder)) == str(folder)
     with pytest.raises(UserError, match="no config"):

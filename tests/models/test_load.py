@@ -122,12 +122,6 @@ def test_a_tokenizer_keeps_the_special_tokens_that_it_has_on_disk(
         sequences("random", tokenizer=loaded.tokenizer, n_seqs=3, seq_len=7, bos="always")
 
 
-@pytest.mark.parametrize("n_layers", [0, -1])
-def test_a_parameter_free_model_of_no_layers_is_an_error(n_layers: int) -> None:
-    with pytest.raises(UserError, match=f"expected at least 1 layer, got {n_layers}"):
-        load("parameter-free", n_layers=n_layers)
-
-
 @pytest.mark.parametrize(
     ("name", "context"), [("parameter-free", 4096), ("rope-tiny", 256), ("folder", 64)]
 )
