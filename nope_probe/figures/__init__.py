@@ -11,31 +11,10 @@ Example:
     'query position'
 """
 
-from importlib import import_module
-from typing import Any
+from nope_probe import lazy_names
 
-_NAMES = {
-    "nope_probe.studies.explore": "explore",
-    "nope_probe.studies.page": "of_run",
-    "nope_probe.figures.stages": "circuit",
-    "nope_probe.figures.explorer": "Explorer",
-    "nope_probe.figures.image": "save",
-    "nope_probe.figures.maps": "score_maps term_maps",
-    "nope_probe.figures.panels": "RowMaps",
-    "nope_probe.figures.values": "head_values",
-    "nope_probe.figures.views": "draw",
-    "nope_probe.figures.words": "View",
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    """Import a figure on first use, because plotly takes a while and tables do not need it."""
-    if name not in _HOME:
-        raise AttributeError(f"nope_probe.figures has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+# Plotly takes a while, and tables do not need it.
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 def __dir__() -> list[str]:

@@ -154,7 +154,6 @@ def test_a_public_figure_has_a_docstring_that_names_its_arguments(name: str):
 @pytest.mark.parametrize("package", [nope_probe, figures])
 def test_a_package_lists_its_public_names(package: ModuleType):
     assert list(package.__all__) == sorted(package.__all__)
-    assert {*package._HOME} == {*package.__all__}
     assert {*package.__all__} <= {*dir(package)}
     for name in package.__all__:
         assert getattr(package, name).__doc__

@@ -1,0 +1,13 @@
+from nope_probe.figures.explorer import Explorer as Explorer
+from nope_probe.figures.image import save as save
+from nope_probe.figures.maps import score_maps as score_maps
+from nope_probe.figures.maps import term_maps as term_maps
+from nope_probe.figures.panels import RowMaps as RowMaps
+from nope_probe.figures.stages import circuit as circuit
+from nope_probe.figures.values import head_values as head_values
+from nope_probe.figures.views import draw as draw
+from nope_probe.figures.words import View as View
+from nope_probe.studies.explore import explore as explore
+from nope_probe.studies.page import of_run as of_run
+
+__all__: list[str]
