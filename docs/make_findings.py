@@ -51,7 +51,7 @@ COMMANDS = {
     "effects": "trace --model nope-tiny --seq-len 96 --n-seqs 512 --reader L1",
     "behaviour": f"behaviour {SMOLLM2} --measures loss copy --remove mask rope --n-seqs 32 "
     "--seq-len 128",
-    "heads": f"heads {SMOLLM2} --remove rope --by positional --k 1 5 --draws 4 --n-seqs 32 "
+    "heads": f"heads {SMOLLM2} --remove rope --by others --k 1 5 --draws 4 --n-seqs 32 "
     "--seq-len 128",
     "content": f"heads {SMOLLM2} --remove content --by positional others "
     "--k 60 100 136 --draws 3 --n-seqs 24",

@@ -414,7 +414,7 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
         title="Attention on your text",
         html=view.html(),
         caption="Click a token to shade the keys it attends to. The bar under it: how far "
-        f"these weights are {bar}, in nats."
+        f"they are {bar}, nats."
         + f" Terms of a score, less the mean of the keys: {terms}"
         * (why is not None),
         table=None if why is None else why.table,
