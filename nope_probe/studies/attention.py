@@ -413,10 +413,8 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
     yield Section(
         title="Attention on your text",
         html=view.html(),
-        caption="Click a token to shade the keys it attends to. The bar under it: how far "
-        f"they are {bar}, nats."
-        + f" Terms of a score, less the mean of the keys: {terms}"
-        * (why is not None),
+        caption="Click a token to shade the keys it attends to. The bar under it: nats "
+        f"{bar}." + f" Terms of a score, less the mean of the keys: {terms}" * (why is not None),
         table=None if why is None else why.table,
         columns=COLUMNS,
     )
