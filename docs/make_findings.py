@@ -437,7 +437,7 @@ def losses(rows: pd.DataFrame) -> str:
 def costs(rows: pd.DataFrame) -> str:
     """Return the table of what it costs to remove RoPE from the first heads."""
     lines = {
-        title: [estimate(of(rows, name=f"positional {measure} {k}"), "cost") for k in (1, 5)]
+        title: [estimate(of(rows, name=f"others {measure} {k}"), "cost") for k in (1, 5)]
         for measure, title in COSTLY.items()
     }
     return markdown("cost, nats", ["L16H0", "the first five heads"], lines)
