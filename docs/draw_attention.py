@@ -1,7 +1,6 @@
 """Draw SmolLM2's heads, a text as two of them read it, and why: draw_attention.py FOLDER.
 
-FOLDER is that of `make_findings.py`, with the finished runs `attention` and `heads`. It needs
-Chromium.
+FOLDER is that of `make_findings.py`, with the finished run `attention`. It needs Chromium.
 """
 
 import sys
@@ -14,8 +13,6 @@ from make_notebooks import chromium
 
 from nope_probe import explain, figures, text_view
 from nope_probe.figures.text_view import TextView
-from nope_probe.studies.heads import COLUMNS, VIEWS
-from nope_probe.studies.tidy import sections
 
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
 HEIGHT = 224  # px of the picture of the text
@@ -36,9 +33,6 @@ def main(folder: str) -> None:
     )
     why = explain(run, "L{}H{}".format(*CONTENT), query=QUERY, steps=2)
     save_small(why.graph, IMAGES / "steps_smollm2.png")
-    of_heads = finished(Path(folder).resolve() / "heads", COMMANDS["heads"]).tables
-    costs, *_ = sections(VIEWS, of_heads, COLUMNS)
-    save_small(costs.drawn(), IMAGES / "function_smollm2.png")
     view = text_view(run)
     views = "".join(of_head(view, *head).html() for head in (POSITIONAL, CONTENT))
     with tempfile.TemporaryDirectory() as name:
