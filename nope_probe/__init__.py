@@ -1,6 +1,7 @@
 """Find where a decoder's positional attention pattern comes from: the mask, RoPE or the weights."""
 
 import ast
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 __version__ = "0.2.0"
 
 
-def lazy_names(package: str, path: str) -> tuple[Callable[[str], Any], list[str]]:
-    """Return the `__getattr__` of a package, and its public names, which its stub lists.
+def lazy_names(
+    package: str, path: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return a package's `__getattr__`, `__dir__` and `__all__`: its stub lists the public names.
 
     They are imported on first use: TransformerLens takes seconds.
 
@@ -29,11 +32,10 @@ def lazy_names(package: str, path: str) -> tuple[Callable[[str], Any], list[str]
             return import_module(f"{package}.{name}")
         return getattr(import_module(home[name]), name)
 
-    return import_name, sorted(home)
+    def shown_names() -> list[str]:
+        return sorted({name for name in vars(sys.modules[package]) if name[:2] == "__"} | {*home})
+
+    return import_name, shown_names, sorted(home)
 
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
-
-
-def __dir__() -> list[str]:
-    return sorted({name for name in globals() if name.startswith("__")} | {*__all__})
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

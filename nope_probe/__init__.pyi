@@ -54,4 +54,6 @@ from nope_probe.studies.trace_run import run_trace as run_trace
 __version__: str
 __all__: list[str]
 
-def lazy_names(package: str, path: str) -> tuple[Callable[[str], object], list[str]]: ...
+def lazy_names(
+    package: str, path: str
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]: ...

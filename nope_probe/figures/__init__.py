@@ -14,8 +14,4 @@ Example:
 from nope_probe import lazy_names
 
 # Plotly takes a while, and tables do not need it.
-__getattr__, __all__ = lazy_names(__name__, __file__)
-
-
-def __dir__() -> list[str]:
-    return sorted({name for name in globals() if name.startswith("__")} | {*__all__})
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
