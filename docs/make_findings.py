@@ -158,7 +158,7 @@ def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFram
     """Return the estimates of runs that the pages show, a row each, in nats; draw the pictures."""
     runs = dict[str, Run]()
     for name in names:
-        if name == "layers least":
+        if name.startswith("layers"):
             order_by_layers(folder)
         runs[name] = finished(folder / name.replace(" ", "-"), COMMANDS[name])
     for name in [name for name in TEXTS if name in runs]:
@@ -182,10 +182,11 @@ def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFram
 
 def order_by_layers(folder: Path) -> None:
     """Write the orders that begin with seven layers: those of least need, and every fourth."""
-    need = read_run(folder / "need-128").tables["order"].groupby("layer")["value"].mean()
+    heads = read_run(folder / "need-128").tables["order"]
+    need = heads.groupby("layer")["value"].mean()
     first = {"least": sorted(need.nsmallest(7).index), "fourth": range(3, len(need), 4)}
     for name, layers in first.items():
-        order = product([*layers, *(set(need.index) - {*layers})], range(9))
+        order = product([*layers, *(set(need.index) - {*layers})], sorted(heads["head"].unique()))
         rows = pd.DataFrame(order, columns=["layer", "head"])
         rows.to_csv(folder / f"layers-{name}.csv", index=False)
 
