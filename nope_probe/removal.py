@@ -153,6 +153,13 @@ ROWS: dict[str, Row] = {
         per_head=True,
         of_length=True,
     ),
+    "written": Row(
+        label="written position",
+        phrase="the position that blocks write",
+        colour="#7d4f2a",
+        marker="cross",
+        of_length=True,
+    ),
     "position": Row(
         label="position",
         of_length=True,
@@ -325,6 +332,7 @@ class Component(str):
         writer = writer_of(name)
         band = re.fullmatch(r"rope(?:_high|_low|\[([0-9]+):([0-9]+)\])", name.lower())
         kind = "rope" if band else "position" if writer else name.lower()
+        kind = "written" if kind == WRITTEN_NULL else kind
         if kind not in ROWS or (kind == "position" and writer is None):
             kinds = [kind for kind in ROWS if kind != "position"]
             known = ", ".join([*kinds, *CIRCUITS, *ROPE_HALVES, "rope[a:b]"])
@@ -376,6 +384,8 @@ class Component(str):
         writers = ((self.writer, other), (other.writer, self))
         if any(writer is not None and writer.shares_output(name) for writer, name in writers):
             return "share the output of a component"
+        if "written" in (self.kind, other.kind) and {self.kind, other.kind} <= _OF_WRITTEN:
+            return "share the position that blocks write"
         halves = {self, other} & {*ROPE_HALVES}
         if self.kind != "rope" or other.kind != "rope" or len(halves) == 2:
             return ""
@@ -385,9 +395,11 @@ class Component(str):
         return "share rotary pairs" if max(a, c) < min(b, d) else ""
 
 
+WRITTEN_NULL = "written_null"  # the same texts with their positions permuted: noise, no position
+_OF_WRITTEN = {"written", "position"}
 ROPE_HALVES = ("rope_high", "rope_low")
 COMPONENTS: tuple[Component, ...] = tuple(
-    Component(name) for name in ROWS if name not in ("norms", "content", "position")
+    Component(name) for name in ROWS if name not in ("norms", "content", "written", "position")
 )
 SOURCES: tuple[Component, ...] = tuple(name for name in COMPONENTS if name.row.is_source)
 POSITION_ENCODINGS: tuple[Component, ...] = tuple(x for x in SOURCES if not x.row.hides_keys)
@@ -458,6 +470,11 @@ class Condition(frozenset[Component]):
     def writers(self) -> tuple[Writer, ...]:
         """The components whose position is removed."""
         return tuple(name.writer for name in self.ordered if name.writer is not None)
+
+    @property
+    def of_blocks(self) -> tuple[Component, ...]:
+        """The removal of the position that all blocks write, or its null."""
+        return tuple(name for name in self.ordered if name.kind == "written")
 
     @property
     def are_sources(self) -> bool:

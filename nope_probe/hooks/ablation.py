@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache, wraps
 from inspect import signature
 from typing import Any
@@ -19,10 +20,11 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_in_place,
     methods_replaced,
 )
-from nope_probe.hooks.layers.model import Inputs, layers_of, tapped
+from nope_probe.hooks.layers.model import Inputs, as_inputs, layers_of, tapped
 from nope_probe.hooks.layers.objects import ABLATED_ALREADY, Model, opened
 from nope_probe.hooks.layers.tap import Edits
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
+from nope_probe.hooks.reading.written import capture_block_positions, null_seed_of
 from nope_probe.hooks.removing.block_ablation import (
     ABLATED,
     ActiveAblation,
@@ -88,6 +90,8 @@ def ablated(
         if model in ABLATED:
             raise RuntimeError(ABLATED_ALREADY)
         calibration = _calibration(model, ablation, calibration, tokens)
+        if calibration is not None:
+            calibration = _with_written(model, ablation, calibration, tokens)
         stack.enter_context(_in_place(model, _active(model, ablation, calibration, blocks)))
         stack.enter_context(_whole_sequences(model, ablation))
         for block in blocks:
@@ -190,12 +194,36 @@ def _calibration(
     return calibration
 
 
+def _with_written(
+    model: HookedModel, ablation: Ablation, calibration: Calibration, tokens: Inputs | None
+) -> Calibration:
+    """Return a calibration with the position that blocks write without what else is removed.
+
+    Raises:
+        ValueError: if it is not there, and there are no tokens to measure it on.
+    """
+    for name in ablation.condition.of_blocks:
+        if tokens is None:
+            if name not in calibration.written:
+                raise ValueError(f"{name} is measured on texts: pass tokens=tokens, no calibration")
+            continue
+        others = ablation.without(ablation.condition - {name})
+        with ablated(model, others, calibration):
+            positions = capture_block_positions(
+                model, as_inputs(model, tokens), null_seed=null_seed_of(name, ablation.seed)
+            )
+        calibration = replace(calibration, written={name: positions})
+    return calibration
+
+
 def _how_to_calibrate(ablation: Ablation, heads: Mapping[int, Sequence[int]]) -> str:
     ways = "pass tokens=tokens or calibration=calibrate(model, tokens)"
     writers = ablation.condition.writers
     if writers:
         ways = f"{ways[:-1]}, writers={list(writers)})"
         return f"the position of {writers[0]} has to be measured first: {ways}"
+    if ablation.condition.of_blocks:
+        return f"{ablation.condition.of_blocks[0]} has to be measured first: pass tokens=tokens"
     if heads:
         return f"mean attention has to be measured first: {ways[:-1]}, heads={dict(heads)})"
     name = ablation.condition.weights[0]

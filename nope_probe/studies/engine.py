@@ -33,10 +33,11 @@ from nope_probe.hooks.reading.calibration import (
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import WriterKind, capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of
+from nope_probe.hooks.reading.written import capture_block_positions, null_seed_of
 from nope_probe.hooks.removing.block_ablation import ablations_of, content_heads
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition
+from nope_probe.hooks.removing.replacements import BlockPositions, Calibration, WrittenPosition
 from nope_probe.maps.folds import State, folds_of, under
 from nope_probe.maps.layers import with_skip_keys
 from nope_probe.maps.maps import (
@@ -48,7 +49,7 @@ from nope_probe.maps.maps import (
     stored_layers,
 )
 from nope_probe.maps.positions import PositionSums
-from nope_probe.removal import WEIGHTS, Writer
+from nope_probe.removal import WEIGHTS, Component, Writer
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
@@ -179,7 +180,15 @@ class Engine:
         if calibration is None or not keys:
             return calibration
         others = [name for name in ablation.condition.ordered if name.writer is None]
+        for name in ablation.condition.of_blocks:
+            others.remove(name)
+            of_blocks = partial(written_by_all, seed=null_seed_of(name, ablation.seed))
+            with ablated(self.model, replace(ablation, remove=others), calibration):
+                tensors = self.load_or_compute(keys.pop(name), of_blocks)
+            positions = BlockPositions.from_tensors(tensors)
+            calibration = replace(calibration, written={name: positions})
         for writer, of_writer in keys.items():
+            assert isinstance(writer, Writer)
             earlier = [w.removal for w in ablation.condition.writers if w.runs_before(writer)]
             with ablated(self.model, replace(ablation, remove=[*others, *earlier]), calibration):
                 tensors = self.load_or_compute(of_writer, partial(written, writer=writer))
@@ -289,13 +298,29 @@ def written(engine: Engine, stream: StreamCheckpoint | None, *, writer: Writer) 
     return positions[writer].to_tensors()
 
 
-def position_keys(key: str, ablation: Ablation) -> dict[Writer, str]:
+def written_by_all(engine: Engine, stream: StreamCheckpoint | None, *, seed: int | None) -> State:
+    """Return the position that all blocks write, as the tensors of `BlockPositions`."""
+    return capture_block_positions(
+        engine.model,
+        engine.inputs,
+        null_seed=seed,
+        kept_positions=engine.kept_positions,
+        batch_size=engine.batch_size,
+        checkpoint=stream,
+    ).to_tensors()
+
+
+def position_keys(key: str, ablation: Ablation) -> dict[Writer | Component, str]:
     """Return by writer the key of the capture of its position in the ablated model.
+
+    The removal of all blocks' position is measured in one capture, under its name.
 
     Args:
         key: of the capture that the ablation is for.
         ablation: what is removed.
     """
+    if ablation.condition.of_blocks:
+        return {name: f"{key}/{name}" for name in ablation.condition.of_blocks}
     writers = sorted(ablation.condition.writers, key=lambda writer: writer.order)
     alone = len(writers) == len(ablation.condition)
     reached = [w for w in writers if not alone or any(other.runs_before(w) for other in writers)]

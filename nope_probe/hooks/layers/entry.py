@@ -20,11 +20,13 @@ from nope_probe.hooks.layers.hook_points import (
     replaced_in_this_thread,
 )
 from nope_probe.hooks.layers.model import (
+    Inputs,
     block_point,
     blocks_of,
     layers_of,
     logits_of,
     modules_of,
+    run_forward,
 )
 
 
@@ -63,13 +65,10 @@ def run_to_enter(
     Returns:
         What was kept, and the logits.
     """
-    residuals, outputs = dict[int, Tensor](), list[int]()
+    residuals = dict[int, Tensor]()
 
     def keep(tensor: Tensor, hook: HookPoint, number: int) -> None:
         residuals[number] = tensor
-
-    def count(module: nn.Module, args: object, output: object) -> None:
-        outputs.append(len(output) if isinstance(output, tuple) else 0)
 
     sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
     latest = min(sharing, default=len(blocks_of(model)))
@@ -77,9 +76,27 @@ def run_to_enter(
         (block_point(model, number, "hook_resid_pre"), partial(keep, number=number))
         for number in {min(number, latest) for number in numbers} - {0}
     ]
-    with blocks_of(model)[0].register_forward_hook(OfThread(count)), hooks_attached(points):
+    with _counting_outputs(model) as counts, hooks_attached(points):
         logits = logits_of(model, tokens)
-    return Entry(residuals=residuals, n_outputs=outputs[0]), logits
+    return Entry(residuals=residuals, n_outputs=counts[0]), logits
+
+
+def n_outputs_of(model: HookedModel, inputs: Inputs) -> int:
+    """Return how many values the first block of a model returns; 0 for a single tensor."""
+    with _counting_outputs(model) as counts:
+        run_forward(model, inputs)
+    return counts[0]
+
+
+@contextmanager
+def _counting_outputs(model: HookedModel) -> Iterator[list[int]]:
+    counts = list[int]()
+
+    def count(module: nn.Module, args: object, output: object) -> None:
+        counts.append(len(output) if isinstance(output, tuple) else 0)
+
+    with blocks_of(model)[0].register_forward_hook(OfThread(count)):
+        yield counts
 
 
 @contextmanager

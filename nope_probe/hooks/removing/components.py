@@ -425,7 +425,7 @@ def removals_of(condition: Condition) -> list[type[Removal]]:
     return [REMOVALS[kind] for kind in ROWS if kind in kinds]
 
 
-_POINTS = {
+POINTS = {
     "HEAD": "hook_attn_out",
     "ATTN": "hook_attn_out",
     "MLP": "hook_mlp_out",
@@ -445,20 +445,29 @@ def without_position(
         reader: the only block whose input loses the position; by default the component's output
             loses it, and so do all later blocks.
     """
-    name = "hook_resid_pre" if reader is not None else _POINTS.get(writer.kind, "hook_resid_pre")
+    name = "hook_resid_pre" if reader is not None else POINTS.get(writer.kind, "hook_resid_pre")
     number, n = writer.block if reader is None else reader, len(written.vectors)
     vectors = written.vectors / (1.0 if reader is not None else written.factor)
 
     def subtract(tensor: Vectors, hook: HookPoint) -> Vectors:
-        if tensor.shape[1] != n:
-            raise ValueError(
-                f"sequences of {tensor.shape[1]} tokens, but the position of {writer} was "
-                f"calibrated on sequences of {n}: pass calibrate(model, tokens) of that length"
-            )
+        check_length(tensor, n, f"the position of {writer}")
         return tensor - vectors.to(tensor)
 
     block, point = blocks_of(model)[number], block_point(model, number, name)
     return HookGroup(block, [first(point, subtract)])
+
+
+def check_length(tensor: Vectors, n: int, what: str) -> None:
+    """Check that sequences are as long as those on which a position was measured.
+
+    Raises:
+        ValueError: naming both lengths.
+    """
+    if tensor.shape[1] != n:
+        raise ValueError(
+            f"sequences of {tensor.shape[1]} tokens, but {what} was calibrated on sequences of "
+            f"{n}: pass calibrate(model, tokens) of that length"
+        )
 
 
 def lone_mlps(model: HookedModel, ablation: Ablation) -> dict[int, HookPoint]:

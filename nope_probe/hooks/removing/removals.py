@@ -100,6 +100,11 @@ class Ablation:
         writers = self.condition.writers
         if self.layers is not None and writers:
             raise ValueError(f"{writers[0].removal} is of one place: it takes no layers")
+        if self.layers is not None and self.condition.of_blocks:
+            raise ValueError(
+                "written is the position of all blocks, since each is measured without the earlier "
+                "ones': it takes no layers; position[ATTN1] or position[MLP1] is that of a part"
+            )
         if self.heads is not None:
             self._validate_heads()
         if self.prefix is not None:
@@ -197,7 +202,8 @@ class Ablation:
         """Whether gains, means or positions have to be measured first."""
         needs = self.stand_in
         of_weights = needs.mean or (needs.gain and self.scaling == "output")
-        measured = self.condition.writers or "content" in self.condition
+        condition = self.condition
+        measured = condition.writers or condition.of_blocks or "content" in condition
         return bool(measured) or (bool(self.condition.weights) and of_weights)
 
     @property

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.random import SeedSequence
 from torch import Tensor
 from torch.nn.functional import pad
@@ -47,6 +47,8 @@ class Calibration:
             blocks with a narrower projection than other blocks, or none, end in NaN.
         positions: the mean output of the named writers at each position.
         patterns: the mean attention pattern of the heads that are to lose their content, by layer.
+        written: the position that blocks write, by the removal `written` or `written_null`. It
+            belongs to one condition, and is not stored with the others.
     """
 
     checksum: str
@@ -55,6 +57,7 @@ class Calibration:
     means: Mapping[str, Float[Tensor, "layer width"]] = field(default_factory=dict)
     positions: Mapping[str, WrittenPosition] = field(default_factory=dict)
     patterns: Mapping[int, MeanPattern] = field(default_factory=dict)
+    written: Mapping[str, BlockPositions] = field(default_factory=dict)
 
     def mean(self, name: str, layer: int) -> Float[Tensor, " width"]:
         """Return the mean output of a block's projection, or of `z`, in the block's width."""
@@ -321,3 +324,72 @@ class WrittenPosition(TensorRecord):
 
     vectors: Float[Tensor, "pos d_model"]
     factor: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeanOutput(TensorRecord):
+    """A component's mean output at each position, over texts.
+
+    Outputs of massive norm stay out of the mean: a delimiter that a block marks as it marks the
+    first token is one text in a hundred and a thousand times as large.
+
+    Attributes:
+        mean: over the outputs that count; 0 where none does.
+        counts: how many outputs count at each position.
+        limit: the largest norm of an output that counts.
+    """
+
+    mean: Float[Tensor, "pos d_model"]
+    counts: Float[Tensor, " pos"]
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockPositions(TensorRecord):
+    """The position that every block's attention and MLP write, and the texts that show it.
+
+    Attributes:
+        outputs: the mean outputs, by the name of the component.
+        texts: the `fingerprints` of the texts.
+        kept_positions: how many first positions keep the outputs.
+        order: of the null, the positions of each text in the order in which they are averaged.
+    """
+
+    outputs: dict[str, MeanOutput]
+    texts: Int[Tensor, " text"]
+    kept_positions: int
+    order: Int[Tensor, "text pos"] | None = None
+
+    @property
+    def n_left_out(self) -> int:
+        """How many outputs stay out of the means because of their norm."""
+        return sum(int((len(self.texts) - of.counts).sum()) for of in self.outputs.values())
+
+    def seen(self, output: Vectors, text: Int[Tensor, " batch"]) -> Vectors:
+        """Return the texts' outputs at the positions at which they enter the means."""
+        if self.order is None:
+            return output
+        order = self.order.to(output.device)[text.clamp(min=0)]
+        return output.gather(1, order[..., None].expand_as(output))
+
+    def written(
+        self, name: str, output: Vectors, text: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Return the position that a component writes into each text.
+
+        The text's own output is left out of the means that it is a part of.
+
+        Args:
+            name: of the component.
+            output: its output.
+            text: the numbers of the texts; a negative number belongs to none.
+        """
+        of, kept = self.outputs[name], self.kept_positions
+        seen = self.seen(output.float(), text)
+        own = (seen.norm(dim=-1) <= of.limit) & (text >= 0)[:, None]
+        counts = of.counts.to(seen)
+        total = of.mean.to(seen) * counts[:, None] - seen.masked_fill(~own[..., None], 0.0)
+        mean = total / (counts - own.to(seen)).clamp(min=1)[..., None]
+        written = mean - mean[:, kept:].mean(1, keepdim=True)
+        written[:, :kept] = 0
+        return written

@@ -1,0 +1,203 @@
+"""Measure the position that blocks write, block after block, over all texts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.base_layer import Vectors
+from nope_probe.hooks.layers.entry import Entry, entered, n_outputs_of
+from nope_probe.hooks.layers.hook_points import (
+    Attachment,
+    HookedModel,
+    HookPoint,
+    hooks_attached,
+    hooks_in_place,
+)
+from nope_probe.hooks.layers.model import (
+    Inputs,
+    block_point,
+    blocks_of,
+    kept_positions_of,
+    layers_of,
+    run_forward,
+    tapped,
+)
+from nope_probe.hooks.layers.tap import StopForward
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
+from nope_probe.hooks.reading.writers import BlockWriting, written_by_blocks
+from nope_probe.hooks.removing.components import POINTS
+from nope_probe.hooks.removing.replacements import BlockPositions, MeanOutput
+from nope_probe.hooks.removing.written import Texts, fingerprints, null_order, without_written
+from nope_probe.removal import WRITTEN_NULL, Component, Writer
+
+MASSIVE = 4.0  # times the median norm of a component's outputs
+
+
+def capture_block_positions(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    null_seed: int | None = None,
+    kept_positions: int | None = None,
+    batch_size: int = 32,
+    checkpoint: StreamCheckpoint | None = None,
+) -> BlockPositions:
+    """Measure the position that every block writes, in the model without that of earlier blocks.
+
+    Every block runs on all texts before the next one does: once to its attention's output, and once
+    more, without the position of that, to its end. The residual stream of the texts and the output
+    of one component stay in main memory.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, ablated or not.
+        inputs: the texts, of equal length.
+        null_seed: of the order in which the positions of each text are averaged; None for the true
+            order.
+        kept_positions: how many first positions keep the outputs; see `calibrate`.
+        batch_size: sequences per forward pass.
+        checkpoint: deals out batches to processes; see `stream`.
+
+    Raises:
+        UserError: for a single text, whose mean is its own output.
+    """
+    if len(inputs) < 2:
+        raise UserError("written position is a mean over texts: pass 2 texts or more")
+    checkpoint = checkpoint or StreamCheckpoint()
+    kept = kept_positions_of(inputs) if kept_positions is None else kept_positions
+    n = inputs.shape[1]
+    sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
+    measuring = _Measuring(
+        model=model,
+        inputs=inputs,
+        batches=batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes),
+        latest=min(sharing, default=len(blocks_of(model))),
+        checkpoint=checkpoint,
+        positions=BlockPositions(
+            outputs={},
+            texts=torch.zeros(len(inputs), dtype=torch.long),
+            kept_positions=kept,
+            order=None if null_seed is None else null_order(len(inputs), n, kept, null_seed),
+        ),
+    )
+    with torch.inference_mode(), tapped(model):
+        blocks = written_by_blocks(model, inputs[:1], len(blocks_of(model)))
+        for block in blocks:
+            measuring.measure(block.with_whole_attention, is_last=block is blocks[-1])
+    return measuring.positions
+
+
+def null_seed_of(removal: Component, seed: int) -> int | None:
+    """Return the seed of the null of written position; None for written position itself."""
+    return seed + 1 if removal == WRITTEN_NULL else None
+
+
+class _Measuring:
+    """The measurement in progress: residual streams before a block, and what is known so far."""
+
+    def __init__(
+        self,
+        *,
+        model: HookedModel,
+        inputs: Inputs,
+        batches: Sequence[tuple[int, int]],
+        latest: int,
+        checkpoint: StreamCheckpoint,
+        positions: BlockPositions,
+    ) -> None:
+        self.model, self.inputs, self.batches, self.latest = model, inputs, batches, latest
+        self.checkpoint, self.positions = checkpoint, positions
+        self.n_outputs = n_outputs_of(model, inputs[:1])
+        self.residuals: dict[int, Vectors] = {}  # by the first text of the batch
+
+    def measure(self, block: BlockWriting, *, is_last: bool) -> None:
+        """Measure what a block writes, and run the texts through it without that."""
+        number = block.index
+        for writer in block.names:
+            ends, is_end = dict[int, Tensor](), writer == block.names[-1]
+            outputs = self._outputs(writer, number, ends if is_end else None)
+            if number == 0 and writer == block.names[0]:
+                self.checkpoint.all_reduce([self.positions.texts])
+            measured = {**self.positions.outputs, str(writer): self._mean(outputs)}
+            self.positions = replace(self.positions, outputs=measured)
+            if is_end and number + 1 <= self.latest and not is_last:
+                # Blocks that are no sum write what they add; others may scale their outputs.
+                factor = 1.0 if writer.kind == "BLOCK" else block.factor
+                for start, end in ends.items():
+                    output, text = outputs[start], self._numbers(start)
+                    written = self.positions.written(writer, output, text)
+                    self.residuals[start] = end - factor * written.to(end)
+
+    def _numbers(self, start: int) -> Int[Tensor, " batch"]:
+        stop = dict(self.batches)[start]
+        return torch.arange(start, stop)
+
+    def _outputs(
+        self, writer: Writer, number: int, ends: dict[int, Tensor] | None
+    ) -> dict[int, Vectors]:
+        """Return a component's output in every batch; fill in the residual stream after a block."""
+        model, entry = self.model, min(number, self.latest)
+        place = next(blocks_of(model)[entry].parameters()).device
+        texts, kept = Texts(self.positions), dict[str, Tensor]()
+        known = [name for name in self.positions.outputs if Writer(name).block >= entry]
+        groups = [*without_written(model, self.positions, known, texts)]
+        hooks = self._reading(writer, number, kept, to_end=ends is not None)
+        outputs: dict[int, Vectors] = {}
+        for start, stop in self.batches:
+            texts.set(self._numbers(start).to(place))
+            residuals = {entry: self.residuals[start].to(place)} if entry else {}
+            begin = Entry(residuals=residuals, n_outputs=self.n_outputs)
+            with entered(model, begin, entry), hooks_in_place(groups), hooks_attached(hooks):
+                run_forward(model, self.inputs[start:stop])
+            if not self.positions.outputs:
+                self.positions.texts[start:stop] = fingerprints(kept["before"])
+            is_block = writer.kind == "BLOCK"
+            outputs[start] = kept["after"] - kept["before"] if is_block else kept["output"]
+            if ends is not None:
+                ends[start] = kept["after"]
+                if number + 1 == len(blocks_of(model)):
+                    self.checkpoint.advance(stop - start)
+        return outputs
+
+    def _reading(
+        self, writer: Writer, number: int, kept: dict[str, Tensor], *, to_end: bool
+    ) -> list[Attachment]:
+        """Return the hooks that keep what a pass is for, the last of which ends it."""
+        names = {"before": "hook_resid_pre", "output": POINTS[writer.kind]}
+        if to_end:
+            names["after"] = "hook_resid_post"
+
+        def keep(name: str, tensor: Tensor, hook: HookPoint) -> None:
+            kept[name] = tensor.cpu()
+            if name == [*names][-1]:
+                raise StopForward
+
+        return [
+            (block_point(self.model, number, point), partial(keep, name))
+            for name, point in names.items()
+        ]
+
+    def _mean(self, outputs: dict[int, Vectors]) -> MeanOutput:
+        """Return the mean of the outputs that are not massive, over all processes' texts."""
+        n, kept = self.inputs.shape[1], self.positions.kept_positions
+        norms: Float[Tensor, "text pos"] = torch.zeros(len(self.inputs), n)
+        for start, output in outputs.items():
+            norms[start : start + len(output)] = output.float().norm(dim=-1)
+        self.checkpoint.all_reduce([norms])
+        limit = MASSIVE * float(norms[:, kept:].median())
+        d_model = next(iter(outputs.values())).shape[-1]
+        total, counts = torch.zeros(n, d_model, dtype=torch.float64), torch.zeros(n)
+        for start, output in outputs.items():
+            seen = self.positions.seen(output.float(), self._numbers(start))
+            small = seen.norm(dim=-1) <= limit
+            total += seen.masked_fill(~small[..., None], 0.0).sum(0, dtype=torch.float64)
+            counts += small.sum(0)
+        self.checkpoint.all_reduce([total, counts])
+        mean = (total / counts.clamp(min=1)[:, None]).float()
+        return MeanOutput(mean=mean, counts=counts, limit=limit)

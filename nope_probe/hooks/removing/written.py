@@ -1,0 +1,129 @@
+"""Written position, taken out of a model that stays causal.
+
+Without position encoding a causal model still knows where a token stands, because its blocks write
+positions into the residual stream. What a block's attention or MLP adds at a position, on average
+over texts, less the mean of that over positions, is its written position. The removal subtracts it
+from every block's outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from threading import get_ident
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.hooks.layers.base_layer import Vectors
+from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoint, first, last
+from nope_probe.hooks.layers.model import block_point, blocks_of
+from nope_probe.hooks.removing.components import POINTS, Removal, check_length
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import BlockPositions, Calibration
+from nope_probe.removal import Writer
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+
+
+class WrittenPositions(Removal):
+    """The position that blocks write is taken out of what each of them adds."""
+
+    kind = "written"
+
+    @classmethod
+    def groups(
+        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
+    ) -> Iterator[HookGroup]:
+        for name in ablation.condition:
+            if name.kind == cls.kind:
+                assert calibration is not None
+                positions = calibration.written[name]
+                recognised = Texts(positions)
+                point = block_point(model, 0, "hook_resid_pre")
+                yield HookGroup(blocks_of(model)[0], [last(point, recognised.recognise)])
+                yield from without_written(model, positions, positions.outputs, recognised)
+
+
+class Texts:
+    """The numbers of the texts of a pass among those that the means are of.
+
+    Args:
+        positions: the means.
+    """
+
+    def __init__(self, positions: BlockPositions) -> None:
+        self.positions = positions
+        self.of_thread: dict[int, Int[Tensor, " batch"]] = {}
+
+    def recognise(self, tensor: Vectors, hook: HookPoint) -> None:
+        """Find the texts of a pass by the residual stream before the first block."""
+        known = self.positions.texts.to(tensor.device)
+        is_same = fingerprints(tensor)[:, None] == known
+        found = is_same.int().argmax(1) if len(known) else known.new_zeros(len(tensor))
+        self.set(torch.where(is_same.any(1), found, -1))
+
+    def set(self, numbers: Int[Tensor, " batch"]) -> None:
+        """Name the texts of the passes that this thread runs."""
+        self.of_thread[get_ident()] = numbers
+
+    def get(self) -> Int[Tensor, " batch"]:
+        """Return the numbers of the texts of this thread's pass; negative where a text is new."""
+        return self.of_thread[get_ident()]
+
+
+def without_written(
+    model: HookedModel, positions: BlockPositions, names: Iterable[str], texts: Texts
+) -> Iterator[HookGroup]:
+    """Yield the hooks that take written positions out of the outputs of some components."""
+    for name in names:
+        writer, before = Writer(name), dict[int, Tensor]()  # by thread
+        point = block_point(model, writer.block, POINTS[writer.kind])
+        subtract = partial(_subtract, positions, name, texts, before)
+        hooks = [first(point, subtract)]
+        if writer.kind == "BLOCK":
+            entry = block_point(model, writer.block, "hook_resid_pre")
+            hooks.append(last(entry, partial(_keep, before)))
+        yield HookGroup(blocks_of(model)[writer.block], hooks)
+
+
+def _keep(before: dict[int, Tensor], tensor: Vectors, hook: HookPoint) -> None:
+    before[get_ident()] = tensor
+
+
+def _subtract(
+    positions: BlockPositions,
+    name: str,
+    texts: Texts,
+    before: dict[int, Tensor],
+    tensor: Vectors,
+    hook: HookPoint,
+) -> Vectors:
+    """Return an output less the written position; of a block that is no sum, of what it adds."""
+    check_length(tensor, len(positions.outputs[name].mean), "the written position")
+    residual = before.pop(get_ident(), None)
+    output = tensor if residual is None else tensor - residual
+    return tensor - positions.written(name, output, texts.get()).to(tensor.dtype)
+
+
+def fingerprints(
+    residual: Float[Tensor, "batch pos d_model"],
+) -> Int[Tensor, " batch"]:
+    """Return a number for each text, which its residual stream before the first block decides.
+
+    Example:
+        >>> x = torch.arange(12.0).view(2, 3, 2)
+        >>> bool((fingerprints(x)[0] == fingerprints(x[:1])[0]) & (fingerprints(x.flip(1))[0] != 0))
+        True
+    """
+    bits = residual.detach().contiguous().view(_BITS[residual.element_size()]).flatten(1)
+    weights = torch.arange(1, bits.shape[1] + 1, device=bits.device)
+    return (bits.long() * (2 * weights + 1)).sum(1)
+
+
+def null_order(n_texts: int, n: int, kept: int, seed: int) -> Int[Tensor, "text pos"]:
+    """Return for each text its positions in a random order, the kept first ones in place."""
+    draws = torch.rand(n_texts, n, generator=torch.Generator().manual_seed(seed))
+    draws[:, :kept] = torch.arange(kept) - float(kept)
+    return draws.argsort(1)
