@@ -472,6 +472,16 @@ class Condition(frozenset[Component]):
         return tuple(name.writer for name in self.ordered if name.writer is not None)
 
     @property
+    def null(self) -> Condition:
+        """The condition with the null of written position in its place; else the same.
+
+        Example:
+            >>> Condition.parse("rope+written").null.name
+            'rope+written_null'
+        """
+        return Condition(WRITTEN_NULL if name == "written" else name for name in self)
+
+    @property
     def of_blocks(self) -> tuple[Component, ...]:
         """The removal of the position that all blocks write, or its null."""
         return tuple(name for name in self.ordered if name.kind == "written")
@@ -489,6 +499,7 @@ class Condition(frozenset[Component]):
 
 INTACT = Condition()
 MASK = Condition({"mask"})
+WRITTEN = Condition({"written"})
 
 
 def _members(name: str) -> list[Component]:

@@ -13,6 +13,8 @@ from nope_probe.removal import (
     NO_REPLACEMENT,
     ROWS,
     UNION,
+    WRITTEN,
+    WRITTEN_NULL,
     Condition,
     Words,
     parts_of,
@@ -27,6 +29,7 @@ TABLE: dict[str, Words] = {
     **ROWS,
     **CIRCUITS,
     **{UNION.join(circuit.parts): circuit for circuit in CIRCUITS.values()},
+    WRITTEN_NULL: Words(label="null of written position", colour="#9a8a7d", marker="cross"),
     "interaction": Words(label="interaction", colour="#ab3e98", marker="cross"),
     "covariance": Words(label="covariance", colour="#8d6620"),
     "rotation": Words(label="rotation", colour="#0070e3"),
@@ -111,7 +114,8 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT, among: Collection[
     sources = [name for name in {*among} if name in ROWS and ROWS[name].is_source]
     if len(sources) == 2 and Condition.parse(removed) == {*sources}:
         return "without both"
-    return f"without {phrase(removed)}"
+    # As a row, the name of the removal; in sentences, what it is.
+    return f"without {(words if removed == WRITTEN.name else phrase)(removed)}"
 
 
 def colour(name: str) -> str:

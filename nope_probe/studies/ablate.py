@@ -23,7 +23,7 @@ from nope_probe.figures.words import (
     View,
 )
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
-from nope_probe.removal import INTACT, Condition
+from nope_probe.removal import INTACT, WRITTEN, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Report, Section, explorer_section
 from nope_probe.run.flags import Bounds, Mistakes
@@ -167,13 +167,14 @@ SHAPE = View(
 )
 CONTROL = View(
     table="controls",
-    title="Control: shuffled tokens",
+    title="Controls: shuffled tokens, and the null of written position",
     y=("lead", "amplitude", "locality", "non_relative", "mask_adds"),
     by=("removed", "tokens"),
     folded=True,
     caption="A pattern that remains on shuffled tokens (open markers) does not come from word "
-    "order. What the mask adds is paired: above zero, the part that is no function of distance is "
-    "larger with the mask.",
+    "order. The null of written position removes the same means after each text's positions are "
+    "permuted: what it changes is noise. What the mask adds is paired: above zero, the part that "
+    "is no function of distance is larger with the mask.",
 )
 BANDS = View(
     table="terms",
@@ -295,7 +296,7 @@ def removal_sections(run: Run) -> Iterator[Section]:
     yield replace(page.term_section(run), columns=COLUMNS)
     shown = [INTACT.name, *sources, Condition(sources).name]
     if "controls" in tables:
-        compared = {*tables["controls"]["removed"]}
+        compared = {*tables["controls"]["removed"], WRITTEN.name}
         in_order = pattern[pattern["removed"].isin(compared)].assign(tokens="in order")
         in_order = in_order.reindex(columns=tables["controls"].columns)
         tables["controls"] = pd.concat([in_order, tables["controls"]], ignore_index=True)

@@ -27,7 +27,16 @@ from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.info import LoadedModel
-from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, SOURCES, UNION, Component, Condition
+from nope_probe.removal import (
+    INTACT,
+    MASK,
+    NO_REPLACEMENT,
+    SOURCES,
+    UNION,
+    WRITTEN,
+    Component,
+    Condition,
+)
 from nope_probe.studies.engine import (
     Engine,
     idle_sources,
@@ -45,7 +54,8 @@ from nope_probe.studies.study import (
     calibration,
 )
 
-DEFAULT_WEIGHTS = ("w_q", "w_k", "w_q+w_k", "w_o")  # constant queries, keys, both, and output
+# Position that blocks write; constant queries, keys, both, and output.
+DEFAULT_REMOVED = ("written", "w_q", "w_k", "w_q+w_k", "w_o")
 Row = tuple[Condition, str]  # what is removed, and what the weights among it are replaced by
 INTACT_ROW: Row = (INTACT, NO_REPLACEMENT)
 QUERIES = "query_positions"  # of maps whose rows are not all; exact in float32, below 2**24
@@ -81,7 +91,11 @@ class Plan:
         """
         plain = [condition for condition in self.removed if not condition.weights]
         first, rows = self.ablations[0], dict[Row, Ablation]()
-        for condition in conditions_of(self.sources, plain):
+        ordered = conditions_of(self.sources, plain)
+        if WRITTEN in ordered:  # what the mask makes, in a model that keeps it
+            ordered.remove(WRITTEN)
+            ordered.insert(ordered.index(MASK) + 1 if MASK in ordered else 1, WRITTEN)
+        for condition in ordered:
             rows[condition, NO_REPLACEMENT] = first.without(condition)
         for by in self.ablations:
             for condition in self.removed:
@@ -90,6 +104,15 @@ class Plan:
                 if condition.weights:
                     rows[condition, str(by.replacement)] = by.without(needed)
         return rows
+
+    @property
+    def nulls(self) -> dict[Row, Ablation]:
+        """The null of each row that removes written position: the same noise and no position."""
+        return {
+            (condition.null, by): ablation.without(ablation.condition.null)
+            for (condition, by), ablation in self.rows.items()
+            if condition.null != condition
+        }
 
     @property
     def replacements(self) -> tuple[str, ...]:
@@ -104,7 +127,7 @@ class Plan:
             shuffled: the same sequences with their tokens permuted, if they are a control.
         """
         yield from calibration(engine, [*self.rows.values()])
-        rows = {key_of(row, by): (row, by) for row, by in self.rows.items()}
+        rows = {key_of(row, by): (row, by) for row, by in (self.rows | self.nulls).items()}
         for key, ((condition, _), ablation) in rows.items():
             yield self._pass(key, engine, ablation, self.keeps_heads(condition))
         if shuffled is not None:
@@ -130,6 +153,16 @@ class Plan:
     def maps(self, results: Results) -> Maps:
         """Return the score maps of every row from the results of the passes, by key."""
         return {row: results[key_of(row, by)] for row, by in self.rows.items()}
+
+    def controls(self, results: Results) -> Iterator[tuple[str, Maps]]:
+        """Yield the maps of the controls, with what their tokens are: of nulls, and shuffled."""
+        if self.nulls:
+            intact = {INTACT_ROW: results[name_of(INTACT_ROW)]}
+            nulls = {row: results[key_of(row, by)] for row, by in self.nulls.items()}
+            yield "in order", intact | nulls
+        keys = {condition: f"shuffled/{condition.name}" for condition in (INTACT, MASK)}
+        if {*keys.values()} <= {*results}:
+            yield "shuffled", {(c, NO_REPLACEMENT): results[key] for c, key in keys.items()}
 
 
 def name_of(row: Row) -> str:
@@ -163,7 +196,8 @@ def make_plan(
     Args:
         has: the components that the model has.
         remove: what to remove besides the sources, one at a time: components, circuits, bands of
-            RoPE, positions of writers and unions of these; None for W_Q, W_K, both, and W_O;
+            RoPE, positions of writers and unions of these; None for written position, W_Q, W_K,
+            both, and W_O;
             `["sources"]` for the sources alone; `[]` for the intact model alone.
         bands: bands of RoPE that are removed in turn as well.
         left_out: components that are no source, and removed only where they are named, and why.
@@ -179,7 +213,7 @@ def make_plan(
     sources = tuple(name for name in SOURCES if name in has and name not in left_out)
     if remove is None:
         there = {*has} - {*left_out}
-        remove = [name for name in DEFAULT_WEIGHTS if {*name.split(UNION)} <= there]
+        remove = [name for name in DEFAULT_REMOVED if {*name.split(UNION)} - {"written"} <= there]
     else:  # weights are named
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
     named = [parse_removed(name) for name in (*remove, *bands) if name != "sources"]

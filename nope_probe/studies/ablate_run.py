@@ -41,7 +41,7 @@ from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.models.context import stated_lengths
-from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT
+from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.run.checkpoint import tensor_writer, write_folds
 from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run, StoredArrays
@@ -64,6 +64,7 @@ from nope_probe.studies.ablate_plan import (
 )
 from nope_probe.studies.ablate_tables import (
     bands_table,
+    controls_table,
     head_pattern_table,
     heads_table,
     means_table,
@@ -159,9 +160,8 @@ class Ablate(Study[Settings]):
             "pattern": pattern_table(maps, plan.layers, values),
             "terms": terms_table(plan, grams),
         }
-        if shuffled := shuffled_maps(results):
-            tables["controls"] = pattern_table(shuffled, plan.layers)
-            tables["controls"].insert(1, "tokens", "shuffled")
+        if controls := [*plan.controls(results)]:
+            tables["controls"] = controls_table(controls, plan.layers)
         if len(plan.layers) > 1:
             tables["over_layers"] = means_table(values)
         if self.settings.per_head:
@@ -218,12 +218,6 @@ class Ablate(Study[Settings]):
 
 
 run = partial(run_study, Ablate)
-
-
-def shuffled_maps(results: Results) -> Maps:
-    """Return the maps on shuffled tokens, of the intact model and without the mask, if any."""
-    keys = {condition: f"shuffled/{condition.name}" for condition in (INTACT, MASK)}
-    return {(c, NO_REPLACEMENT): results[key] for c, key in keys.items() if key in results}
 
 
 def write_maps(path: Path, plan: Plan, maps: Maps, n_bytes: int = MAPS_BYTES) -> None:

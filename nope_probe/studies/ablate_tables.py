@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, starmap
 
@@ -93,6 +93,27 @@ def pattern_table(
             layers, of_row, measured[INTACT_ROW], kept, strict=True
         )
     )
+
+
+def controls_table(controls: Iterable[tuple[str, Maps]], layers: Sequence[int]) -> pd.DataFrame:
+    """Return the measures of the controls: of nulls, and on shuffled tokens.
+
+    Args:
+        controls: what the tokens are, and the maps of each row. The maps of nulls begin with the
+            intact model's, of whose pattern they keep something.
+        layers: the layers' numbers.
+    """
+    tables = list[pd.DataFrame]()
+    for tokens, maps in controls:
+        of_null = any(condition.null == condition and condition.of_blocks for condition, _ in maps)
+        grams = [contrast_grams(patterns_of(maps, layer)) for layer in layers] if of_null else []
+        values = [{row: values_in(of, row, INTACT_ROW) for row in maps} for of in grams]
+        table = pattern_table(maps, layers, values)
+        if of_null:
+            table = table[table["removed"] != INTACT.name]
+        table.insert(1, "tokens", tokens)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
 
 
 def mask_adds(intact: Measures, unmasked: Measures) -> TableRow:
