@@ -15,12 +15,14 @@ from nope_probe.figures.names import phrase, words
 from nope_probe.figures.words import Column, View, capitalised
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import Replacement
-from nope_probe.models.names import CHECKPOINTS, trained_length
+from nope_probe.models.names import trained_length
 from nope_probe.removal import (
     COMPONENTS,
     INTACT,
+    MASK,
     NO_REPLACEMENT,
     POSITION_ENCODINGS,
+    WRITTEN,
     Condition,
     spelled,
 )
@@ -46,10 +48,16 @@ READ_BY = {"extrapolation": ("trained_len", "max_len"), "position": ("layers", "
 EXTRAPOLATED, TIMES = Bounds(16, 2**20), 4  # the reach of extrapolation, in trained contexts
 _UNIONS = tuple(f"mask+{name}" for name in POSITION_ENCODINGS)
 GROUPS = {  # the names of groups of removals; those that the model has are measured
+    "position": (
+        *POSITION_ENCODINGS,
+        "written",
+        *(f"{name}+written" for name in POSITION_ENCODINGS),
+        "mask",
+    ),
     "sources": (*POSITION_ENCODINGS, "mask", *_UNIONS),
     "weights": ("w_q", "w_k", "qk", "w_o", "ov", "mlp"),
 }
-REMOVED = (*POSITION_ENCODINGS, "mask", *GROUPS["weights"], *_UNIONS)  # in the tables' order
+REMOVED = (*GROUPS["position"], *GROUPS["weights"], *_UNIONS)  # in the tables' order
 IN_SIGHT = "without the mask the next token is in sight: only the suffix is scored"
 ON_TEXT = "behaviour is measured on text, with a language model"
 FIRST_IN_SIGHT = "without the mask the first copy is in sight: see the second copy's loss"
@@ -163,6 +171,7 @@ COLUMNS = {
     "measure": Column("measure", "The number of the row.", names_rows=True),
     "value": Column("value", "The model's number, in the measure's unit."),
     "difference": Column("difference", "Less the intact model's, paired by document."),
+    "beyond_null": Column("beyond its null", "Less that of the null, paired by document."),
     "note": Column("note", "Why there is no number."),
     "loss": Column("loss", "Mean loss at a position, or in a bin from it on.", "nats"),
     "distance": Column(
@@ -250,8 +259,8 @@ class Settings(RemovingSettings):
         tuple[str, ...] | None,
         _arg(
             help=f"The conditions: {NAMES}; or a group, if the model has it: "
-            "`sources` (rope mask mask+rope), `weights` (w_q w_k qk w_o ov mlp). By default "
-            "`sources`, and `weights` too for a shipped model."
+            "`position` (rope written rope+written mask), the default; `sources` (rope mask "
+            "mask+rope); `weights` (w_q w_k qk w_o ov mlp)."
         ),
     ] = None
     prefix: Annotated[int | None, Bounds(4, LARGEST)] = None
@@ -274,7 +283,7 @@ class Settings(RemovingSettings):
         """The names of what is removed, groups too."""
         if self.remove is not None:
             return tuple(map(spelled, self.remove))
-        return tuple(GROUPS) if self.model.lower() in CHECKPOINTS else ("sources",)
+        return ("position",)
 
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""
@@ -349,8 +358,9 @@ def make_conditions(
     single = [parse_removed(name) for name in names if name not in (INTACT.name, *GROUPS)]
     if len({*single}) < len(single):
         raise UserError(f"--remove names something twice: {' '.join(names)}")
-    removable, conditions = {*has} - {*left_out}, {INTACT.name: ablations[0]}
-    for condition in dict.fromkeys([*(c for c in of_groups if c <= removable), *single]):
+    removable, conditions = {"written", *has} - {*left_out}, {INTACT.name: ablations[0]}
+    named = dict.fromkeys([*(c for c in of_groups if c <= removable), *single])
+    for condition in dict.fromkeys(x for of in named for x in (of, of.null)):
         several = len(ablations) > 1 and bool(condition.weights)
         for by in ablations if several else ablations[:1]:
             name = f"{condition.name}:{by.replacement}" if several else condition.name
@@ -408,19 +418,47 @@ def headline(name: str, behaviour: pd.DataFrame) -> Headline:
         "difference", key=lambda values: -values.abs()
     )
     changes = list[str]()
+    cost = position_cost(behaviour)
+    if cost:
+        largest = largest[largest["removed"] == MASK.name]
     for row in largest[: 2 if len(of_sources) else 1].to_dict("records"):
         change = interval_text(interval_of(row, "difference"), "+z.2f", f" {about.unit}")
-        whose = "" if changes else f" the {about.label} of {name} changes"
+        behind = " behind a bidirectional prefix" if row["removed"] == MASK.name else ""
+        whose = "" if changes else f" the {about.label} of {name}{behind} changes"
         changes.append(f"without {phrase(row['removed'])},{whose} by {change}")
     rows = behaviour[behaviour["measure"].isin(measures[:SHOWN])]
     if len(of_sources):  # what position costs; the figure has the weights
-        rows = rows[[Condition.parse(removed) <= {*SOURCES} for removed in rows["removed"]]]
+        of_position = {*SOURCES, *WRITTEN, *WRITTEN.null}
+        rows = rows[[Condition.parse(removed) <= of_position for removed in rows["removed"]]]
+    sentences = [cost, f"{capitalised('; '.join(changes))}." if changes else ""]
     return Headline(
-        sentence=f"{capitalised('; '.join(changes))}.",
+        sentence=" ".join(filter(None, sentences)),
         table=as_text(rows, measures[:SHOWN])[:MOST_ROWS],
         caption="The first row is the intact model, the others are differences to it: nats per "
         "token, or positions. A rise of a loss is worse.",
     )
+
+
+def position_cost(behaviour: pd.DataFrame) -> str:
+    """Return the sentence of what position is worth on text; empty where it was not measured."""
+    rows = behaviour[behaviour["measure"] == "loss"].drop_duplicates("removed")
+    by_removed = {
+        row["removed"]: row for row in rows.dropna(subset=["difference"]).to_dict("records")
+    }
+    clauses = [
+        f"{interval_text(interval_of(by_removed[name], 'difference'), 'z.2f', ' nats')} more "
+        f"without {phrase(name)}"
+        for name in POSITION_ENCODINGS
+        if name in by_removed
+    ]
+    if {WRITTEN.name, WRITTEN.null.name} <= {*by_removed}:
+        written, null = by_removed[WRITTEN.name], by_removed[WRITTEN.null.name]
+        beyond = interval_text(interval_of(written, "beyond_null"), "z.2f", " nats")
+        clauses.append(
+            f"{beyond}{'' if clauses else ' more'} without {phrase(WRITTEN.name)} "
+            f"({written['difference']:z.2f}, less {null['difference']:z.2f} of its null)"
+        )
+    return f"Text costs {' and '.join(clauses)}." if clauses else ""
 
 
 def as_text(behaviour: pd.DataFrame, measures: Sequence[str] = tuple(QUANTITIES)) -> pd.DataFrame:

@@ -168,12 +168,20 @@ class Behaviour(Study[Settings]):
             if self._measured_on(name):
                 read = partial(self._positions, name)
                 yield Pass(key=f"positions/{name}", engine=probe.engine(session), read=read)
-        yield from costs(session, conditions, self.probes, self._losses)
+        for pass_ in costs(session, conditions, self.probes, self._losses):
+            _, _, probe = pass_.key.split("/")
+            yield replace(pass_, engine=replace(pass_.engine, texts=self._texts(probe)))
         if "position" in self.settings.measures:
             of_sources = [name for name, of in conditions.items() if of.condition.are_sources]
             drawn = partial(untrained, seed=self.settings.seed)
             yield from self._decoding("distances", [*conditions], nullcontext)
             yield from self._decoding("untrained", of_sources, drawn)
+
+    def _texts(self, probe: str) -> Tensor:
+        """Return the texts, as long as a probe, whose mean is the position that blocks write."""
+        text, tokens = self.probes["text"].tokens, self.probes[probe].tokens
+        is_text = probe == "without_bos" or tokens.shape[1] > text.shape[1]
+        return tokens if is_text else text[:, : tokens.shape[1]]
 
     def _measured_on(self, probe: str) -> list[Ablation]:
         """Return the conditions whose means are measured anew on sequences of another length.
@@ -260,7 +268,7 @@ class Behaviour(Study[Settings]):
         session, text, conditions = self.session, self.probes["text"], self.conditions.values()
         wide = max(1, self.longest // BINS) if "long" in self.probes else 1
         quantities = [row for name in QUANTITIES for row in self._quantity(name, results)]
-        columns = ["measure", *PLACE, *interval_names("value", "difference"), "note"]
+        columns = ["measure", *PLACE, *interval_names("value", "difference", "beyond_null"), "note"]
         tables = {
             "loss_by_position": self._by_position("text", 1, results),
             "extrapolation": self._by_position("long", wide, results),
@@ -294,8 +302,8 @@ class Behaviour(Study[Settings]):
     def _quantity(self, name: str, results: Results) -> Iterator[TableRow]:
         """Yield the rows of a quantity, one for each condition.
 
-        `difference` is to the intact model on the same documents and targets. An empty value has a
-        note that says why.
+        `difference` is to the intact model on the same documents and targets, `beyond_null` of
+        written position to its null. An empty value has a note that says why.
         """
         about, reason = QUANTITIES[name], self.skipped.get(QUANTITIES[name].measure, "")
         if about.measure not in self.settings.measures or not (
@@ -306,7 +314,7 @@ class Behaviour(Study[Settings]):
         if not reason and name in ("copy_text", "copy_random"):
             reason = "" if mean_interval(read(INTACT.name)).high < 0 else NO_COPY
         for condition, ablation in self.conditions.items():
-            value = difference = UNDEFINED
+            value = difference = beyond_null = UNDEFINED
             is_unmasked = "mask" in ablation.condition
             note = reason or (about.unmasked if is_unmasked else "")
             if not note:
@@ -314,9 +322,14 @@ class Behaviour(Study[Settings]):
                 value = mean_interval(values)
                 if condition != INTACT.name:
                     difference = mean_interval(values - read(INTACT.name, is_unmasked))
+                null = ablation.condition.null.name
+                if null != ablation.condition.name and null in self.conditions:
+                    beyond_null = mean_interval(values - read(null, is_unmasked))
                 if name == "copy_random_second" and value.value > self._uniform:
                     value, note = UNDEFINED, ABOVE_UNIFORM
-            intervals = interval_columns(value=value, difference=difference)
+            intervals = interval_columns(
+                value=value, difference=difference, beyond_null=beyond_null
+            )
             yield {"measure": name, **self._place(condition), **intervals, "note": note}
 
     def _read(

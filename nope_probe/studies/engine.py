@@ -77,6 +77,8 @@ class Engine:
         kept_positions: how many first positions keep what writers write there (see `calibrate`);
             by default as captures set it.
         query_rows: how many rows maps have; see `capture_scores`.
+        texts: the text, of the same length, whose mean is the position that blocks write; by
+            default the inputs.
         results: of the passes before, by their keys; `run_passes` sets them.
 
     A capture's `key` names it in the checkpoint, its `ablation` is what the model is run without;
@@ -94,6 +96,7 @@ class Engine:
     skip_keys: int | None = None
     kept_positions: int | None = None
     query_rows: int | None = None
+    texts: Tensor | None = None
     results: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -176,14 +179,16 @@ class Engine:
         Without the mask, or behind another writer, a component writes another position than in the
         intact model, and taking away that of the intact model would leave its opposite.
         """
-        calibration, keys = self.calibration, position_keys(key, ablation)
+        calibration, keys = self.calibration, position_keys(key, ablation, self)
         if calibration is None or not keys:
             return calibration
         others = [name for name in ablation.condition.ordered if name.writer is None]
         for name in ablation.condition.of_blocks:
             others.remove(name)
             of_blocks = partial(written_by_all, seed=null_seed_of(name, ablation.seed))
-            with ablated(self.model, replace(ablation, remove=others), calibration):
+            prefix = ablation.prefix if "mask" in others else None
+            without = replace(ablation, remove=others, prefix=prefix)
+            with ablated(self.model, without, calibration):
                 tensors = self.load_or_compute(keys.pop(name), of_blocks)
             positions = BlockPositions.from_tensors(tensors)
             calibration = replace(calibration, written={name: positions})
@@ -302,7 +307,7 @@ def written_by_all(engine: Engine, stream: StreamCheckpoint | None, *, seed: int
     """Return the position that all blocks write, as the tensors of `BlockPositions`."""
     return capture_block_positions(
         engine.model,
-        engine.inputs,
+        engine.inputs if engine.texts is None else engine.texts,
         null_seed=seed,
         kept_positions=engine.kept_positions,
         batch_size=engine.batch_size,
@@ -310,17 +315,21 @@ def written_by_all(engine: Engine, stream: StreamCheckpoint | None, *, seed: int
     ).to_tensors()
 
 
-def position_keys(key: str, ablation: Ablation) -> dict[Writer | Component, str]:
+def position_keys(key: str, ablation: Ablation, engine: Engine) -> dict[Writer | Component, str]:
     """Return by writer the key of the capture of its position in the ablated model.
 
-    The removal of all blocks' position is measured in one capture, under its name.
+    The position of all blocks is measured in one capture, for all passes on texts of a length.
 
     Args:
         key: of the capture that the ablation is for.
         ablation: what is removed.
+        engine: of the capture.
     """
-    if ablation.condition.of_blocks:
-        return {name: f"{key}/{name}" for name in ablation.condition.of_blocks}
+    if names := ablation.condition.of_blocks:
+        by = f"_{ablation.replacement}" if ablation.condition.weights else ""
+        seen = f"_{ablation.prefix}" if ablation.prefix else ""
+        place = f"{ablation.condition.name}{by}{seen}/{engine.inputs.shape[1]}"
+        return {name: f"positions/{place}" for name in names}
     writers = sorted(ablation.condition.writers, key=lambda writer: writer.order)
     alone = len(writers) == len(ablation.condition)
     reached = [w for w in writers if not alone or any(other.runs_before(w) for other in writers)]

@@ -67,7 +67,7 @@ class Pass:
 
         The positions of removed writers, which are measured in the ablated model, come first.
         """
-        of_positions = position_keys(self.key, self.ablation or Ablation())
+        of_positions = position_keys(self.key, self.ablation or Ablation(), self.engine)
         n_local = 0
         if self.runs is not None:
             n_local = self.runs * processes.n_own(len(self.engine.inputs), self.engine.batch_size)
