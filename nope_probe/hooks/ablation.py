@@ -210,7 +210,10 @@ def _with_written(
         others = ablation.without(ablation.condition - {name})
         with ablated(model, others, calibration):
             positions = capture_block_positions(
-                model, as_inputs(model, tokens), null_seed=null_seed_of(name, ablation.seed)
+                model,
+                as_inputs(model, tokens),
+                null_seed=null_seed_of(name, ablation.seed),
+                kept_positions=ablation.kept_positions,
             )
         calibration = replace(calibration, written={name: positions})
     return calibration

@@ -185,7 +185,7 @@ class Engine:
         others = [name for name in ablation.condition.ordered if name.writer is None]
         for name in ablation.condition.of_blocks:
             others.remove(name)
-            of_blocks = partial(written_by_all, seed=null_seed_of(name, ablation.seed))
+            of_blocks = partial(written_by_all, name=name, ablation=ablation)
             prefix = ablation.prefix if "mask" in others else None
             without = replace(ablation, remove=others, prefix=prefix)
             with ablated(self.model, without, calibration):
@@ -303,13 +303,15 @@ def written(engine: Engine, stream: StreamCheckpoint | None, *, writer: Writer) 
     return positions[writer].to_tensors()
 
 
-def written_by_all(engine: Engine, stream: StreamCheckpoint | None, *, seed: int | None) -> State:
+def written_by_all(
+    engine: Engine, stream: StreamCheckpoint | None, *, name: Component, ablation: Ablation
+) -> State:
     """Return the position that all blocks write, as the tensors of `BlockPositions`."""
     return capture_block_positions(
         engine.model,
         engine.inputs if engine.texts is None else engine.texts,
-        null_seed=seed,
-        kept_positions=engine.kept_positions,
+        null_seed=null_seed_of(name, ablation.seed),
+        kept_positions=ablation.kept_positions,
         batch_size=engine.batch_size,
         checkpoint=stream,
     ).to_tensors()

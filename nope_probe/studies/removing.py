@@ -13,14 +13,15 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import COMPONENTS, Condition, Gain, Writer
-from nope_probe.run.flags import Mistakes, effects_of
+from nope_probe.run.flags import LARGEST, Bounds, Mistakes, effects_of
 from nope_probe.run.settings import RunSettings
 
 _arg = tyro.conf.arg
 NAMES = (
     f"{' '.join(COMPONENTS)} norms, the circuits qk ov, rope_high and rope_low (pairs whose "
     "wavelength is below the sequence's length, and the rest), the position that a head, MLP or "
-    "embedding writes (position[L1H0], position[MLP0]), content (attention becomes its mean over "
+    "embedding writes (position[L1H0], position[MLP0]), that of all blocks in a model that stays "
+    "causal (written), content (attention becomes its mean over "
     "texts), unions such as w_k+w_o"
 )
 
@@ -32,6 +33,8 @@ class RemovingSettings(RunSettings):
     Attributes:
         in_heads: The heads that lose it (L16H0 L18H6), in place of all heads.
         replacement: What a removed weight is replaced by.
+        kept_positions: How many first tokens keep what blocks write, where `written` is removed; 0
+            takes the first token's mark too.
     """
 
     remove: Annotated[
@@ -42,6 +45,8 @@ class RemovingSettings(RunSettings):
     gain: Annotated[Gain, _arg(help=f"The size of the replacements {' and '.join(WITH_GAIN)}.")] = (
         "output"
     )
+
+    kept_positions: Annotated[int, Bounds(0, LARGEST)] = 1
 
     boxes: ClassVar = {**RunSettings.boxes, "remove": "removing"}
 
@@ -68,6 +73,8 @@ class RemovingSettings(RunSettings):
         if not any(condition.weights for condition in conditions):
             reason = "where no weight is removed"
             yield from effects_of(self, {"replacement": reason, "gain": reason})
+        if not any(condition.of_blocks for condition in conditions):
+            yield from effects_of(self, {"kept_positions": "where written is not removed"})
         removed = [name for condition in conditions for name in condition.ordered]
         without = [name for name in removed if not name.row.per_head]
         has_heads = self.heads_by_layer is not None
@@ -122,7 +129,13 @@ class RemovingSettings(RunSettings):
     def ablations(self) -> tuple[Ablation, ...]:
         """For each replacement of removed weights, an ablation that removes nothing yet."""
         return tuple(
-            Ablation(replacement=name, gain=self.gain, seed=self.seed, heads=self.heads_by_layer)
+            Ablation(
+                replacement=name,
+                gain=self.gain,
+                seed=self.seed,
+                heads=self.heads_by_layer,
+                kept_positions=self.kept_positions,
+            )
             for name in self.replacements
         )
 

@@ -58,7 +58,7 @@ def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(default_run: P
     assert manifest["model"]["parity"]["logits"] < 1e-4
     table = pd.read_csv(default_run / "pattern.csv")
     assert table.groupby("replacement")["removed"].unique().map(list).to_dict() == {
-        "none": ["intact", "mask", "rope", "mask+rope"],
+        "none": ["intact", "mask", "written", "rope", "mask+rope"],
         "mean": ["w_q", "w_k", "w_q+w_k", "w_o"],
     }
     page = (default_run / "report.html").read_text()
@@ -70,7 +70,7 @@ def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(default_run: P
 
 def test_every_condition_has_a_map_named_by_what_it_removes(maps: dict[str, np.ndarray]):
     names = [name.split("/")[1] for name in maps if name.startswith("score/")]
-    assert sorted(names) == ["intact", "mask", "mask+rope", "rope"]
+    assert sorted(names) == ["intact", "mask", "mask+rope", "rope", "written"]
     replaced = {name for name in maps if name.startswith("score_mean/")}
     assert replaced == {f"score_mean/{name}" for name in ("w_q", "w_k", "w_q+w_k", "w_o")}
     assert {(array.shape, array.dtype.name) for array in maps.values()} == {((2, N, N), "float32")}

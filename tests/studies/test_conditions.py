@@ -79,16 +79,18 @@ def test_a_plan_removes_sources_in_all_combinations_and_weights_alone(
     conditions = [condition for condition, _ in plan.rows]
     assert conditions[0] == INTACT
     of_sources = {frozenset(item) for item in powerset(sources)}
-    assert {condition for condition, by in plan.rows if by == "none"} == of_sources
-    weights = [{"w_q"}, {"w_k"}, {"w_q", "w_k"}, {"w_o"}]
+    plain = {condition for condition, by in plan.rows if by == "none"}
+    assert plain == {*of_sources, frozenset({"written"})}
+    assert conditions[1:3] == [{"mask"}, {"written"}]
+    weights = [{"written"}, {"w_q"}, {"w_k"}, {"w_q", "w_k"}, {"w_o"}]
     assert [set(condition) for condition in plan.removed] == weights
-    assert conditions[len(of_sources) :] == [*plan.removed]
+    assert conditions[len(plain) :] == [*plan.removed][1:]
     assert {condition for condition, _ in make_plan(has, ["sources"]).rows} == of_sources
 
 
-def test_mask_and_rope_take_eight_runs_and_another_replacement_four_more():
+def test_mask_and_rope_take_ten_runs_and_another_replacement_four_more():
     engine = Engine(model=small_model(), inputs=random_tokens().inputs, n_folds=4)
-    for names, n_scores in ((["mean"], 8), (["mean", "identity"], 12)):
+    for names, n_scores in ((["mean"], 10), (["mean", "identity"], 14)):
         plan = make_plan(LLAMA, ablations=[Ablation(replacement=name) for name in names])
         keys = [one.key for one in plan.passes(engine)]
         scores = [key for key in keys if key.startswith("score")]
@@ -113,7 +115,7 @@ def test_removals_that_change_the_same_output_are_calibrated_one_by_one() -> Non
 def test_what_cannot_be_removed_is_removed_by_no_default_and_no_source() -> None:
     has, why = (*LLAMA, "window"), {"window": "hides nothing", "w_k": "is no matrix"}
     plan = make_plan(has, left_out={**why, "sink": "the model has none"})
-    assert [condition.name for condition in plan.removed] == ["w_q", "w_o"]
+    assert [condition.name for condition in plan.removed] == ["written", "w_q", "w_o"]
     assert (plan.sources, plan.left_out) == (("mask", "rope"), why)
     assert make_plan(has, ["w_q"], left_out=why).left_out == {"window": "hides nothing"}
 

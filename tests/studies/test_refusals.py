@@ -78,7 +78,7 @@ def test_defaults_leave_out_weights_that_are_no_matrices_and_say_so(
         assert list(manifest["left_out"]) == ["w_q", "w_k", "w_v"]
         assert note in (tmp_path / name / "report.html").read_text()
     pattern = pd.read_csv(tmp_path / "ablate" / "pattern.csv")
-    assert {*pattern["removed"]} == {"intact", "rope", "mask", "mask+rope", "w_o"}
+    assert {*pattern["removed"]} == {"intact", "rope", "mask", "written", "mask+rope", "w_o"}
     losses = pd.read_csv(tmp_path / "behaviour" / "behaviour.csv")
     assert {*losses["removed"]} == {"intact", "rope", "mask", "w_o", "mlp", "mask+rope"}
 

@@ -24,7 +24,6 @@ from nope_probe.hooks.layers.model import (
     Inputs,
     block_point,
     blocks_of,
-    kept_positions_of,
     layers_of,
     run_forward,
     tapped,
@@ -45,7 +44,7 @@ def capture_block_positions(
     inputs: Inputs,
     *,
     null_seed: int | None = None,
-    kept_positions: int | None = None,
+    kept_positions: int = 1,
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
 ) -> BlockPositions:
@@ -60,7 +59,7 @@ def capture_block_positions(
         inputs: the texts, of equal length.
         null_seed: of the order in which the positions of each text are averaged; None for the true
             order.
-        kept_positions: how many first positions keep the outputs; see `calibrate`.
+        kept_positions: how many first positions keep the outputs.
         batch_size: sequences per forward pass.
         checkpoint: deals out batches to processes; see `stream`.
 
@@ -70,8 +69,9 @@ def capture_block_positions(
     if len(inputs) < 2:
         raise UserError("written position is a mean over texts: pass 2 texts or more")
     checkpoint = checkpoint or StreamCheckpoint()
-    kept = kept_positions_of(inputs) if kept_positions is None else kept_positions
-    n = inputs.shape[1]
+    n, kept = inputs.shape[1], kept_positions
+    if kept >= n:
+        raise UserError(f"kept_positions {kept}: sequences of {n} tokens have no later positions")
     sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
     measuring = _Measuring(
         model=model,

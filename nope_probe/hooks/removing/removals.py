@@ -40,7 +40,10 @@ class Ablation:
             the fastest first; or `position[L1H0]`, the position that a component writes into the
             residual stream: its mean output at each position, which `calibrate` measures, becomes
             its mean over positions (see `Writer`); or `content`: heads attend as in the mean over
-            the texts that `calibrate` reads, at each query and key, whatever the text says.
+            the texts that `calibrate` reads, at each query and key, whatever the text says; or
+            `written`, the position that blocks write: what each block's attention and MLP add at a
+            position, on average over texts, becomes its mean over positions, and the model stays
+            causal. Its null, `written_null`, permutes the positions of each text before the means.
         layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
@@ -60,6 +63,8 @@ class Ablation:
         seed: of a drawn replacement, and of the `generator` of a function.
         prefix: how many first positions lose the mask among themselves, a bidirectional prefix;
             later queries keep theirs (causal, or a sliding window). None: the mask is off for all.
+        kept_positions: how many first positions keep what blocks write, where `written` is removed:
+            the first token keeps its mark by default.
 
     Raises:
         ValueError: for a component, replacement or gain that does not exist, names that share a
@@ -79,6 +84,7 @@ class Ablation:
     gain: Gain | None = None
     seed: int = 0
     prefix: int | None = None
+    kept_positions: int = 1
 
     def __post_init__(self) -> None:
         given = as_tuple(self.remove)
@@ -88,7 +94,7 @@ class Ablation:
         object.__setattr__(self, "remove", [spelled(str(name)) for name in given])
         if self.layers is not None:
             validate_layer_numbers(self.layers)
-        for name in ("seed", "prefix"):
+        for name in ("seed", "prefix", "kept_positions"):
             number = vars(self)[name]
             if number is not None and not is_of_numbers([number]):
                 raise UserError(f"{name} {number!r:.60}: expected a whole number")

@@ -1,0 +1,190 @@
+"""The position that blocks write is taken out of a causal model, against hooks on transformers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.decoders import write_decoder
+from support.hooked_runs import hooks_left
+from support.rounding import NETWORK
+from support.tiny_models import distance, tokens
+from torch import Tensor
+
+from nope_probe import load
+from nope_probe.errors import UserError
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.reading.calibration import capture_written
+from nope_probe.hooks.reading.written import capture_block_positions
+from nope_probe.hooks.removing.removals import Ablation
+
+N_TEXTS, N_POS = 7, 13
+# Plain blocks, a fused one, learned positions, post-norms with windows, experts, linear attention.
+KINDS = ("llama", "phi3", "gpt2", "gemma3_text", "mixtral", "qwen3_next", "gpt_neox")
+Change = Callable[[int, Tensor], Tensor]
+
+
+def places(hf: Any) -> list[tuple[Any, bool]]:
+    """Return the modules whose outputs are added, and whether a module is a whole block."""
+    body = getattr(hf, hf.base_model_prefix)
+    found: list[tuple[Any, bool]] = []
+    for block in body.h if hasattr(body, "h") else body.layers:
+        attn = next(
+            (getattr(block, x) for x in ("self_attn", "attn", "attention") if hasattr(block, x)),
+            None,
+        )
+        if attn is None:
+            found.append((block, True))
+        elif hasattr(block, "post_feedforward_layernorm"):
+            found += [
+                (block.post_attention_layernorm, False),
+                (block.post_feedforward_layernorm, False),
+            ]
+        else:
+            mlp = next(getattr(block, x) for x in ("mlp", "block_sparse_moe") if hasattr(block, x))
+            found += [(attn, False), (mlp, False)]
+    return found
+
+
+@torch.no_grad()
+def run_changed(hf: Any, text: Tensor, change: Change) -> Tensor:
+    """Return logits of plain transformers where every output that is added is changed."""
+
+    def hook(place: int, is_block: bool) -> Any:
+        def act(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+            whole = output[0] if isinstance(output, tuple) else output
+            before = (args[0] if args else kwargs["hidden_states"]) if is_block else 0.0
+            changed = before + change(place, whole - before)
+            return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+        return act
+
+    handles = [
+        module.register_forward_hook(hook(place, is_block), with_kwargs=True)
+        for place, (module, is_block) in enumerate(places(hf))
+    ]
+    try:
+        return hf(text, use_cache=False).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def mean_of(outputs: Tensor, counts: Tensor, kept: int) -> Tensor:
+    """Return the mean output that counts at each position, less its mean over later positions."""
+    total = (outputs * counts[..., None]).sum(0)
+    mean = total / counts.sum(0).clamp(min=1)[:, None]
+    written = mean - mean[kept:].mean(0)
+    written[:kept] = 0
+    return written
+
+
+def plain_removed(hf: Any, text: Tensor, new: Tensor, kept: int = 1) -> tuple[Tensor, Tensor]:
+    """Return the logits of texts, each without its own part of the means, and of new texts."""
+    full: dict[int, Tensor] = {}
+
+    def of_texts(place: int, output: Tensor) -> Tensor:
+        norm = output.norm(dim=-1)
+        counts = (norm <= 4 * norm[:, kept:].median()).float()
+        full[place] = mean_of(output, counts, kept)
+        rows = torch.arange(len(output))
+        others = [mean_of(output[rows != row], counts[rows != row], kept) for row in rows]
+        return output - torch.stack(others)
+
+    logits = run_changed(hf, text, of_texts)
+    return logits, run_changed(hf, new, lambda place, output: output - full[place])
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("kept", [1, 0])
+def test_without_written_position_a_model_is_plain_transformers_with_its_means_subtracted(
+    name: str, kept: int, tmp_path: Path
+) -> None:
+    decoder = write_decoder(name, tmp_path)
+    text, new = tokens(N_TEXTS, N_POS, seed=1), tokens(3, N_POS, seed=2)
+    expected, expected_new = plain_removed(decoder.hf, text, new, kept)
+    model = load(str(decoder.folder)).model
+    with torch.inference_mode():
+        intact = model(text)
+        with ablated(model, Ablation(remove=["written"], kept_positions=kept), tokens=text):
+            logits, logits_new = model(text), model(new)
+            in_pieces = torch.cat([model(piece) for piece in text.split(2)])
+        again = model(text)
+    change = (expected - intact).abs().max()
+    assert change > 0.1 * intact.abs().max()
+    assert (logits - expected).abs().max() <= NETWORK * intact.abs().max()
+    assert (logits_new - expected_new).abs().max() <= NETWORK * intact.abs().max()
+    assert (in_pieces - expected).abs().max() <= NETWORK * intact.abs().max()
+    assert torch.equal(again, intact)
+    assert not hooks_left(model)
+
+
+def test_in_a_union_the_position_is_that_of_the_model_without_the_others(tmp_path: Path) -> None:
+    decoder = write_decoder("llama", tmp_path)
+    text = tokens(N_TEXTS, N_POS, seed=1)
+    model = load(str(decoder.folder)).model
+    rope = decoder.hf.model.rotary_emb
+    forward = rope.forward
+    rope.forward = lambda x, position_ids: forward(x, torch.zeros_like(position_ids))
+    expected, _ = plain_removed(decoder.hf, text, text)
+    rope.forward = forward
+    with ablated(model, Ablation(remove=["rope+written"]), tokens=text), torch.inference_mode():
+        assert distance(model(text), expected) <= NETWORK
+
+
+def test_afterwards_no_block_writes_a_position_on_average(tmp_path: Path) -> None:
+    model = load(str(write_decoder("llama", tmp_path).folder)).model
+    text, writers = tokens(37, N_POS, seed=1), ["ATTN0", "MLP0", "ATTN1", "MLP1"]
+    before = capture_written(model, text, writers, kept_positions=1)
+    with ablated(model, Ablation(remove=["written"]), tokens=text):
+        after = capture_written(model, text, writers, kept_positions=1)
+    for writer in writers:
+        size = before[writer].vectors.abs().max()
+        assert after[writer].vectors.abs().max() <= NETWORK * size < size, writer
+
+
+def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(tmp_path: Path) -> None:
+    model = load(str(write_decoder("llama", tmp_path).folder)).model
+    text = tokens(N_TEXTS, N_POS, seed=1)
+    null = capture_block_positions(model, text, null_seed=3)
+    assert null.order is not None
+    assert null.order.sort(1).values.equal(torch.arange(N_POS).expand(N_TEXTS, -1))
+    assert null.order[:, 0].eq(0).all()
+    assert len({tuple(row) for row in null.order.tolist()}) == N_TEXTS
+    plain = capture_block_positions(model, text)
+    first = plain.outputs["ATTN0"], null.outputs["ATTN0"]
+    totals = [(of.mean * of.counts[:, None])[1:].sum(0) for of in first]
+    torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(first[0].mean[1:], first[1].mean[1:], atol=1e-2)
+
+
+def test_batches_and_dtype_of_storage_change_nothing(tmp_path: Path) -> None:
+    model = load(str(write_decoder("llama", tmp_path).folder)).model
+    text = tokens(N_TEXTS, N_POS, seed=1)
+    whole, pieces = (capture_block_positions(model, text, batch_size=size) for size in (7, 2))
+    stored = type(pieces).from_tensors(pieces.to_tensors())
+    names = [f"{kind}{layer}" for layer in range(model.cfg.n_layers) for kind in ("ATTN", "MLP")]
+    assert [*whole.outputs] == names
+    assert sorted(stored.outputs) == sorted(whole.outputs)
+    assert stored.texts.equal(whole.texts)
+    for name, of in whole.outputs.items():
+        assert distance(stored.outputs[name].mean, of.mean) <= NETWORK
+
+
+def test_what_cannot_be_done_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    model = load(str(write_decoder("llama", tmp_path).folder)).model
+    text = tokens(N_TEXTS, N_POS, seed=1)
+    with pytest.raises(UserError, match="2 texts"):
+        capture_block_positions(model, text[:1])
+    with pytest.raises(UserError, match="no later positions"):
+        capture_block_positions(model, text, kept_positions=N_POS)
+    with pytest.raises(ValueError, match=r"position\[ATTN1\]"):
+        Ablation(remove=["written"], layers=[0])
+    with pytest.raises(UserError, match="has no heads"):
+        Ablation(remove=["written"], heads={0: [1]})
+    with pytest.raises(ValueError, match="share the position"):
+        Ablation(remove=["written", "position[MLP0]"])
+    written = ablated(model, Ablation(remove=["written"]), tokens=text)
+    with written, pytest.raises(ValueError, match="sequences of 12 tokens"):
+        model(text[:, :12])
