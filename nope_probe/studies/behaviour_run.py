@@ -169,8 +169,8 @@ class Behaviour(Study[Settings]):
                 read = partial(self._positions, name)
                 yield Pass(key=f"positions/{name}", engine=probe.engine(session), read=read)
         for pass_ in costs(session, conditions, self.probes, self._losses):
-            _, _, probe = pass_.key.split("/")
-            yield replace(pass_, engine=replace(pass_.engine, texts=self._texts(probe)))
+            place = pass_.key.rpartition("/")[2]
+            yield replace(pass_, engine=replace(pass_.engine, texts=self._texts(place)))
         if "position" in self.settings.measures:
             of_sources = [name for name, of in conditions.items() if of.condition.are_sources]
             drawn = partial(untrained, seed=self.settings.seed)

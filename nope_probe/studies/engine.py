@@ -190,8 +190,8 @@ class Engine:
             without = replace(ablation, remove=others, prefix=prefix)
             with ablated(self.model, without, calibration):
                 tensors = self.load_or_compute(keys.pop(name), of_blocks)
-            positions = BlockPositions.from_tensors(tensors)
-            calibration = replace(calibration, written={name: positions})
+            of_all = BlockPositions.from_tensors(tensors)
+            calibration = replace(calibration, written={name: of_all})
         for writer, of_writer in keys.items():
             assert isinstance(writer, Writer)
             earlier = [w.removal for w in ablation.condition.writers if w.runs_before(writer)]

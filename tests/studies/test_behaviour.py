@@ -130,25 +130,30 @@ def test_a_measure_and_its_difference_are_those_of_the_edited_model(
         assert_interval(row, "difference", values - intact)
 
 
+def of_position(encoding: str) -> list[str]:
+    """Return the conditions by default: a null follows each removal of written position."""
+    removed = ["written", f"{encoding}+written"]
+    nulls = [name.replace("written", "written_null") for name in removed]
+    pairs = zip(removed, nulls, strict=True)
+    return [encoding, *(name for pair in pairs for name in pair), "mask"]
+
+
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("model", "chosen", "conditions"),
     [
-        ("llama", [], ["rope", "mask", "mask+rope"]),
-        ("gpt2", [], ["pos_embed", "mask", "mask+pos_embed"]),
+        ("llama", [], of_position("rope")),
+        ("gpt2", [], of_position("pos_embed")),
         (
             "llama",
             ["--remove", "weights", "mask"],
             ["w_q", "w_k", "w_q+w_k", "w_o", "w_o+w_v", "mlp", "mask"],
         ),
-        (
-            "rope-tiny",
-            [],
-            ["rope", "mask", "w_q", "w_k", "w_q+w_k", "w_o", "w_o+w_v", "mlp", "mask+rope"],
-        ),
+        ("llama", ["--remove", "sources"], ["rope", "mask", "mask+rope"]),
+        ("rope-tiny", [], of_position("rope")),
     ],
 )
-def test_weights_are_removed_where_they_are_asked_for_and_in_shipped_models(
+def test_position_is_removed_by_default_and_weights_where_they_are_asked_for(
     model: str,
     chosen: list[str],
     conditions: list[str],
