@@ -71,12 +71,26 @@ def validate_kaleido() -> None:
         raise UserError("images need kaleido: pip install 'nope-probe[export]'")
 
 
+LFS, LFS_BYTES = b"version https://git-lfs", 1024  # a pointer's first bytes, and its most
+
+
 def validate_regular(path: Path) -> None:
     """Check that a path is that of a regular file, of a folder, or of nothing.
 
     Raises:
-        UserError: for a pipe, a socket or a device, whose opening can block for ever.
+        UserError: for a pipe, a socket or a device, whose opening can block for ever; for a link
+            that leads to nothing, and for a pointer of Git LFS in the place of a file.
     """
+    if os.path.islink(path) and not os.path.exists(path):
+        raise UserError(f"{path} is a link, and leads to {os.readlink(path)}, which is not there")
+    if os.path.isfile(path) and os.path.getsize(path) < LFS_BYTES:
+        with open(path, "rb") as file:
+            is_pointer = file.read(len(LFS)) == LFS
+        if is_pointer:
+            raise UserError(
+                f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull` in its "
+                "folder"
+            )
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise UserError(f"{path} is a pipe, a socket or a device: only regular files are opened")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
 from collections.abc import Sequence
 from copy import deepcopy
@@ -14,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.bridges import boot_bridge
 from nope_probe.hooks.layers.objects import Model, with_reference
+from nope_probe.hooks.layers.parity import validate_surroundings
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
 from nope_probe.models.huggingface import Decoder, DeviceMap, load_hugging_face
@@ -112,13 +115,19 @@ def load(
         >>> load("nope-tiny").info.rope_layers
         (False, False, False, False)
     """
+    validate_surroundings()
     adapters = [str(folder) for folder in as_tuple(adapter)] if adapter is not None else []
     if what is None:
         what = base_of(adapters[0]) if adapters else ""
     if not isinstance(what, str | Path):
         _validate_in_memory(adapters, n_layers, device, dtype, revision, device_map, n_ctx)
         return as_loaded(what, tokenizer)
-    name, key = str(what), str(what).lower()
+    name = os.path.join(".", what) if isinstance(what, Path) else what  # no name, but a path
+    key = name.lower()
+    if key in CHECKPOINTS and os.path.isdir(name):
+        logging.getLogger(__name__).warning(
+            "%s is the shipped model; the folder of that name here is ./%s", key, name
+        )
     _validate_options(name, adapters, n_layers, revision, device_map)
     if n_ctx is not None:
         validate_context(name, n_ctx, beyond=True, revision=revision)

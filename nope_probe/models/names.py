@@ -84,6 +84,12 @@ def path_of(name: str) -> Path | None:
     return fetched if fetched is not None and fetched.is_file() else None
 
 
+def _what_it_is(path: Path, name: str) -> str:
+    if os.path.isfile(path):
+        return f"{name} is a file, and a model is the folder that holds it: name {path.parent}"
+    return f"there is no folder or file {name}: {path} does not exist"
+
+
 def is_gguf(name: str) -> bool:
     """Return whether a name is that of a GGUF file, on this machine or on the Hub."""
     return name.lower().endswith(".gguf")
@@ -152,8 +158,8 @@ def resolve(name: str) -> str:
                 "owner/name/FILE.gguf"
             )
         return name
-    if name.startswith((".", "/", "~")):
-        raise UserError(f"there is no folder or file {name}: {local_path(name)} does not exist")
+    if name.startswith((".", "/", "~")) or os.path.isfile(local_path(name)):
+        raise UserError(_what_it_is(local_path(name), name))
     known = _lens_names() | FRIENDLY
     if name.lower() in known:
         return known[name.lower()]

@@ -29,6 +29,7 @@ from nope_probe.hooks.layers.parity import (
     errors_of,
     probe_tokens,
     reference_of,
+    validate_surroundings,
     validate_within,
 )
 
@@ -87,6 +88,7 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
         tokenizer: the tokenizer of a transformers model, of which the bridge has a copy; by default
             the one of the object that holds the model.
     """
+    validate_surroundings()
     model = _unwrapped(given)
     _validate_on_devices(model)
     _validate_split(model)
@@ -96,8 +98,10 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
 
     name = model.name_or_path or type(model).__name__
     _validate_decoder(model)
+    _validate_own_code(model)
+    _validate_not_repeated(model)
     logits = probe_logits(model)
-    copied = _decoder(_copy(model), logits)
+    copied = _decoder(_named(_copy(model)), logits)
     reference = reference_of(copied, logits)
     dtype = next(copied.parameters()).dtype
     bridge = boot_bridge(name, copied, None, dtype, None)
@@ -164,6 +168,87 @@ def _validate_split(model: Any) -> None:
                 "the model that the bridge is made of: load the transformers or peft model again, "
                 "and give it without a bridge"
             )
+
+
+def _validate_own_code(model: Any) -> None:
+    """Check that a model computes what its classes and transformers say.
+
+    A bridge runs the classes' code. The probe is a few tokens long, so that it does not see a patch
+    which acts beyond them.
+
+    Raises:
+        UserError: naming the module or function that is the user's.
+    """
+    for path, module in model.named_modules():
+        replaced = vars(module).get("forward")
+        if replaced is not None and not _is_of_a_library(module, replaced):
+            raise UserError(
+                f"the forward of {path or 'the model'} was replaced on the object, and would be "
+                "dropped: write it as a subclass, or as a hook (register_forward_hook), which acts"
+            )
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = getattr(model.config.get_text_config(), "_attn_implementation", None)
+    for what, known in (
+        ("attention", ALL_ATTENTION_FUNCTIONS),
+        ("mask", ALL_MASK_ATTENTION_FUNCTIONS),
+    ):
+        function = known.get(name)
+        function = getattr(function, "func", function)
+        if function is not None and not str(function.__module__).startswith("transformers."):
+            raise UserError(
+                f"the {what} function {name!r} is not transformers' own, and would be dropped: "
+                "choose one of transformers (set_attn_implementation('eager')), and write the "
+                "change as a subclass or as hooks, which act"
+            )
+
+
+def _is_of_a_library(module: nn.Module, forward: Any) -> bool:
+    """Return whether a library put a module's forward on the object, and it computes the same."""
+    if hasattr(module, "_hf_hook"):  # accelerate's, around the class's or the user's
+        forward = getattr(module, "_old_forward", forward)
+        return getattr(forward, "__func__", None) is type(module).forward
+    libraries = ("torch", "nnsight", "nope_probe", "transformer_lens")
+    is_theirs = str(getattr(forward, "__module__", "")).split(".")[0] in libraries
+    return is_theirs or hasattr(forward, "_torchdynamo_orig_callable")
+
+
+def _validate_not_repeated(model: Any) -> None:
+    """Check that no block, and no attention, stands in two places of a model.
+
+    Raises:
+        UserError: naming the two layers.
+    """
+    for blocks in (part for part in model.modules() if isinstance(part, nn.ModuleList)):
+        first_at: dict[int, tuple[int, str]] = {}
+        for number, block in enumerate(blocks):
+            parts = {"": block, **dict(block.named_children())}
+            for name, part in parts.items():
+                if name and "att" not in name:
+                    continue
+                earlier, _ = first_at.setdefault(id(part), (number, name))
+                if earlier != number and part is not None and [*part.parameters()]:
+                    what = f"{name} of layers" if name else "layers"
+                    raise UserError(
+                        f"{what} {earlier} and {number} are one module, which runs twice, so that "
+                        "its passes cannot be told apart: give each a copy (copy.deepcopy)"
+                    )
+
+
+def _named(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model whose configuration names the class that transformers has.
+
+    A configuration names its class once the model is saved, and a subclass is read as its base.
+    """
+    from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
+
+    named = model.config.architectures or []
+    if not {*named} & {*SUPPORTED_ARCHITECTURES}:
+        known = [kind.__name__ for kind in type(model).__mro__]
+        known = [name for name in known if name in SUPPORTED_ARCHITECTURES]
+        model.config.architectures = known[:1] or named or [type(model).__name__]
+    return model
 
 
 @contextmanager

@@ -58,7 +58,47 @@ def reference_of(
         outputs = hf(tokens, output_attentions=True, use_cache=False)
     attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
     patterns = tuple(attention for attention in attentions if attention is not None)
-    return Reference(logits=outputs.logits.float() if logits is None else logits, patterns=patterns)
+    logits = outputs.logits.float() if logits is None else logits
+    _validate_finite(hf, logits)
+    return Reference(logits=logits, patterns=patterns)
+
+
+def _validate_finite(hf: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab"]) -> None:
+    """Check that plain transformers' outputs are numbers.
+
+    Raises:
+        UserError: naming a weight that is not finite, if one is.
+    """
+    if not logits.isnan().any():
+        return
+    weights = (name for name, weight in hf.named_parameters() if not weight.isfinite().all())
+    name = next(weights, None)
+    if name is not None:
+        raise UserError(
+            f"the weight {name} holds NaN or infinite numbers: the checkpoint is broken"
+        )
+    raise UserError(
+        f"the model's outputs are NaN in {str(hf.dtype).removeprefix('torch.')}, with finite "
+        "weights: load it in another dtype (dtype=torch.float32)"
+    )
+
+
+def validate_surroundings() -> None:
+    """Check that no context around a call changes what models compute.
+
+    Raises:
+        UserError: naming the context.
+    """
+    if torch.get_default_device().type == "meta":
+        raise UserError(
+            "inside torch.device('meta') tensors have no numbers: call nope_probe outside of it"
+        )
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if kinds:
+        raise UserError(
+            f"inside torch.autocast ({kinds[0]}) products are rounded to another dtype: call "
+            "nope_probe outside of it, and load the model in that dtype (dtype=torch.bfloat16)"
+        )
 
 
 def validate_within(name: str, errors: Mapping[str, float], dtype: torch.dtype) -> None:

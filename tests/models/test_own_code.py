@@ -1,0 +1,148 @@
+"""What a user put on a model is run, or refused by name; other causes are named as they are."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.rounding import NETWORK
+from support.tiny_models import N_SEQS, distance, tokens, write_tiny
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
+from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+from nope_probe import capture_scores, load
+from nope_probe.errors import UserError
+
+TEXT = tokens(N_SEQS, 13)
+
+
+class Derived(LlamaForCausalLM):
+    """A user's subclass, of a name that no library knows."""
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Any:
+    return write_tiny("llama", tmp_path).hf
+
+
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, Derived])
+def test_a_model_made_from_its_configuration_is_read_and_left_as_it_is(
+    kind: type, llama: Any
+) -> None:
+    config = LlamaConfig(**{**llama.config.to_dict(), "architectures": None})
+    made = kind(config).eval()
+    made.load_state_dict(llama.state_dict())
+    maps = capture_scores(made, TEXT).mean
+    expected = capture_scores(llama, TEXT).mean
+    below = torch.ones(maps.shape[-2:]).tril().bool()
+    assert distance(maps[:, below], expected[:, below]) <= NETWORK
+    assert made.config.architectures is None
+
+
+@pytest.mark.parametrize(
+    "path", ["model.layers.0.mlp", "model.layers.1.self_attn", "model.norm", ""]
+)
+def test_a_forward_on_the_object_is_refused_by_the_name_of_its_module(
+    path: str, llama: Any
+) -> None:
+    module = llama.get_submodule(path)
+    run = module.forward
+    module.forward = lambda *args, **options: run(*args, **options)
+    with pytest.raises(UserError, match=f"forward of {path or 'the model'} was replaced.*hook"):
+        load(llama)
+    del module.forward
+    assert load(llama).info.architecture == "LlamaForCausalLM"
+
+
+def test_a_forward_around_accelerates_hook_is_refused_and_its_own_is_not(llama: Any) -> None:
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    mlp = llama.model.layers[0].mlp
+    add_hook_to_module(mlp, ModelHook())
+    assert load(llama).info.n_layers == len(llama.model.layers)
+    run = mlp._old_forward
+    mlp._old_forward = lambda *args, **options: run(*args, **options)
+    with pytest.raises(UserError, match=r"layers\.0\.mlp was replaced"):
+        load(llama)
+
+
+def test_attention_and_masks_of_the_users_are_refused_by_their_names(llama: Any) -> None:
+    def mine(*args: Any, **options: Any) -> Any:
+        return eager_attention_forward(*args, **options)
+
+    def hiding(*args: Any, **options: Any) -> Any:
+        return eager_mask(*args, **options)
+
+    AttentionInterface.register("mine_of_a_test", mine)
+    AttentionMaskInterface.register("mine_of_a_test", sdpa_mask)
+    llama.set_attn_implementation("mine_of_a_test")
+    with pytest.raises(UserError, match="attention function 'mine_of_a_test'"):
+        load(llama)
+    AttentionInterface.register("mine_of_a_test", eager_attention_forward)
+    AttentionMaskInterface.register("mine_of_a_test", hiding)
+    with pytest.raises(UserError, match="mask function 'mine_of_a_test'"):
+        load(llama)
+    llama.set_attn_implementation("sdpa")
+    assert load(llama).info.parity["logits"] <= NETWORK
+
+
+def test_a_module_of_two_layers_is_refused_by_the_layers_numbers(llama: Any) -> None:
+    blocks = llama.model.layers
+    other = deepcopy(llama)
+    blocks[1].self_attn = blocks[0].self_attn
+    with pytest.raises(UserError, match="self_attn of layers 0 and 1 are one module"):
+        load(llama)
+    first, *_ = other.model.layers
+    other.model.layers[1] = first
+    with pytest.raises(UserError, match=r"^layers 0 and 1 are one module"):
+        load(other)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_named(value: float, tmp_path: Path) -> None:
+    tiny = write_tiny("llama", tmp_path)
+    file = tiny.folder / "model.safetensors"
+    weights, name = load_file(file), "model.layers.1.mlp.up_proj.weight"
+    weights[name][:] = value
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"{name} holds NaN"):
+        load(str(tiny.folder))
+
+
+def test_contexts_that_change_what_models_compute_are_named(llama: Any) -> None:
+    with torch.autocast("cpu"), pytest.raises(UserError, match=r"torch\.autocast \(cpu\)"):
+        load(llama)
+    with torch.device("meta"), pytest.raises(UserError, match="no numbers"):
+        load("nope-tiny")
+
+
+def test_files_that_are_none_are_named_with_what_they_are(tmp_path: Path) -> None:
+    folder = write_tiny("llama", tmp_path).folder
+    file = folder / "model.safetensors"
+    with pytest.raises(UserError, match=f"is a file, and a model is the folder .*: name {folder}"):
+        load(file)
+    pointer = folder / "tokenizer.json"
+    saved = pointer.read_bytes()
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n")
+    with pytest.raises(UserError, match=r"tokenizer\.json is a pointer of Git LFS.*git lfs pull"):
+        load(folder)
+    pointer.write_bytes(saved)
+    file.unlink()
+    file.symlink_to("../blobs/0123")
+    with pytest.raises(UserError, match=r"leads to \.\./blobs/0123, which is not there"):
+        load(folder)
+
+
+def test_a_path_is_never_the_name_of_a_shipped_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tiny("llama", tmp_path).folder.rename(tmp_path / "nope-tiny")
+    monkeypatch.chdir(tmp_path)
+    of_folder = [load(Path("nope-tiny")), load("./nope-tiny")]
+    assert {one.info.architecture for one in of_folder} == {"LlamaForCausalLM"}
+    assert not caplog.messages
+    assert load("nope-tiny").info.architecture == "SmolLM3ForCausalLM"
+    assert "the folder of that name here is ./nope-tiny" in caplog.text
