@@ -212,8 +212,10 @@ def make_plan(
     left_out = {name: why for name, why in (left_out or {}).items() if name in has}
     sources = tuple(name for name in SOURCES if name in has and name not in left_out)
     if remove is None:
-        there = {*has} - {*left_out}
-        remove = [name for name in DEFAULT_REMOVED if {*name.split(UNION)} - {"written"} <= there]
+        there = {*has, "written"} - {*left_out}
+        if any(by.heads is not None for by in options.get("ablations", ())):
+            there.discard("written")
+        remove = [name for name in DEFAULT_REMOVED if {*name.split(UNION)} <= there]
     else:  # weights are named
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
     named = [parse_removed(name) for name in (*remove, *bands) if name != "sources"]

@@ -358,7 +358,8 @@ def make_conditions(
     single = [parse_removed(name) for name in names if name not in (INTACT.name, *GROUPS)]
     if len({*single}) < len(single):
         raise UserError(f"--remove names something twice: {' '.join(names)}")
-    removable, conditions = {"written", *has} - {*left_out}, {INTACT.name: ablations[0]}
+    of_blocks = WRITTEN if settings.heads_by_layer is None else INTACT
+    removable, conditions = {*of_blocks, *has} - {*left_out}, {INTACT.name: ablations[0]}
     named = dict.fromkeys([*(c for c in of_groups if c <= removable), *single])
     for condition in dict.fromkeys(x for of in named for x in (of, of.null)):
         several = len(ablations) > 1 and bool(condition.weights)

@@ -60,6 +60,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "heads": ("L0H1",),
     "image": ("image.svg",),
     "in_heads": ("L0H1",),
+    "kept_positions": ("0",),
     "labels": ("a b",),
     "layer": ("0",),
     "layers": ("1", "2"),

@@ -93,8 +93,12 @@ ablate --remove rope_low w_q --data prose --bos .. --no-pack --no-shuffle --skip
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run --no-per-head
 ablate --bands 2 --remove w_q --per-head
 ablate --remove content --in-heads L0H1
+ablate --in-heads L0H1
+ablate --remove written+rope --kept-positions 0
 attention --remove content w_q --in-heads L0H1 L0H3
+attention --remove written --kept-positions 2
 circuit --remove content --in-heads L0H1
+circuit --remove written --kept-positions 0
 heads --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
     --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3
     --by others induction order.csv --remove rope content mask --k 1 2 --draws 2
@@ -106,6 +110,8 @@ heads --no-dry-run --no-pack --no-least --no-singles --remove rope --alpha 0
 heads --dry-run --remove rope --least
 heads --remove mask --k 1 --singles
 heads --tokens tokens.npy --adapter adapter --remove mask --k 1
+behaviour --kept-positions 3 --measures loss position
+behaviour --in-heads L0H1 --measures loss
 behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrapolation
 ablate --remove sources --seq-len 11
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
