@@ -156,7 +156,7 @@ ROWS: dict[str, Row] = {
     "written": Row(
         label="written position",
         phrase="the position that blocks write",
-        colour="#7d4f2a",
+        colour="#a86f3c",
         marker="cross",
         of_length=True,
     ),
