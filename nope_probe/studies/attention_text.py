@@ -26,7 +26,7 @@ from nope_probe.errors import UserError
 from nope_probe.figures.names import OTHERS
 from nope_probe.figures.text_view import mark_of
 from nope_probe.hooks.layers.model import validate_inputs
-from nope_probe.hooks.reading.moved import Cell, ScoreWithout, score_without
+from nope_probe.hooks.reading.attention import Cell, ScoreWithout, score_without
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
