@@ -167,14 +167,13 @@ SHAPE = View(
 )
 CONTROL = View(
     table="controls",
-    title="Controls: shuffled tokens, and the null of written position",
+    title="Controls: shuffled tokens, null of written position",
     y=("lead", "amplitude", "locality", "non_relative", "mask_adds"),
     by=("removed", "tokens"),
     folded=True,
-    caption="A pattern that remains on shuffled tokens (open markers) does not come from word "
-    "order. The null of written position removes the same means after each text's positions are "
-    "permuted: what it changes is noise. What the mask adds is paired: above zero, the part that "
-    "is no function of distance is larger with the mask.",
+    caption="A pattern that remains on shuffled tokens (open markers) is not of word order. The "
+    "null permutes each text's positions: what it changes is noise. What the mask adds is paired: "
+    "above zero, the non-relative part is larger with the mask.",
 )
 BANDS = View(
     table="terms",

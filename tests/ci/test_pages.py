@@ -41,7 +41,8 @@ def check(html: str) -> None:
     assert len(second) <= 1, first  # of the weights
     assert len(" ".join(second).split()) <= 35, first
     rows = [texts(row, "t[hd]") for row in re.findall(r"<tr>(.*?)</tr>", headline, re.DOTALL)]
-    assert len(rows) <= 1 + 8
+    # Intact, the combinations of mask and RoPE, written position, four weights.
+    assert len(rows) <= 1 + 9
     widths = [max(min(len(text), NAMES) for text in column) for column in zip(*rows, strict=True)]
     assert len(columns_that_fit(widths)) <= 1, "the table is wider than a terminal"
     assert len(widths) <= 6, "more columns than one looks at"
