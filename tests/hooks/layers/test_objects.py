@@ -12,6 +12,7 @@ from support.plain_attention import plain_attention
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, ByName, distance, tokenizer, tokens
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from nope_probe import (
     ablated,
@@ -193,12 +194,32 @@ def test_an_error_lists_what_is_taken(tiny: ByName) -> None:
         model_of(get_peft_model(deepcopy(tiny("llama").hf), prompts))
 
 
-def test_a_bridge_that_computes_something_else_is_refused(
-    tiny: ByName, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Doubled(LlamaMLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Growing(LlamaMLP):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.calls * super().forward(x)
+
+
+def test_the_forward_of_a_users_subclass_is_run(tiny: ByName) -> None:
     hf = deepcopy(tiny("llama").hf)
-    forward = hf.model.layers[0].mlp.forward
-    hf.model.layers[0].mlp.forward = lambda x: 2 * forward(x)  # no copy can hold this
+    intact = hf(TOKENS).logits
+    hf.model.layers[0].mlp.__class__ = Doubled
+    doubled = hf(TOKENS).logits
+    assert distance(intact, doubled) > 0.1
+    with torch.inference_mode():
+        assert distance(checked_model(hf)[0](TOKENS), doubled) <= NETWORK
+
+
+def test_a_bridge_that_computes_something_else_is_refused(tiny: ByName) -> None:
+    hf = deepcopy(tiny("llama").hf)
+    hf.model.layers[0].mlp.__class__ = Growing
     with pytest.raises(UserError, match="fails parity: logits off by"):
         checked_model(hf)
     assert hf.config.vocab_size == D_VOCAB
