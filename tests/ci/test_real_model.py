@@ -1,5 +1,6 @@
-"""A real language model, SmolLM2-135M-Instruct from the package index."""
+"""Real language models from the package index, SmolLM2-135M-Instruct and Gemma 3 270M."""
 
+from functools import cache
 from pathlib import Path
 from shutil import copy
 
@@ -23,33 +24,47 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import FETCHED
 
 FILE = FETCHED["smollm2-135m"]
-FIRST = 4  # layers
-pytestmark = pytest.mark.skipif(not FILE.is_file(), reason="make real fetches the model")
+FIRST = {"smollm2-135m": 4, "gemma-3-270m": 6}  # layers; Gemma's L5 is its first without a window
 
 
-@pytest.fixture(scope="module")
-def real() -> LoadedModel:
-    return load("smollm2-135m", n_layers=FIRST)
+def needs(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not FETCHED[name].is_file(), reason="make real fetches the model")
 
 
-@pytest.fixture(scope="module")
-def plain(real: LoadedModel) -> Tiny:
-    """The first layers in plain transformers, and 17 sequences of 64 shipped tokens."""
-    place = {"pretrained_model_name_or_path": FILE.parent, "gguf_file": FILE.name}
+pytestmark = needs("smollm2-135m")
+
+
+@cache
+def first_layers(name: str) -> tuple[LoadedModel, Tiny]:
+    """The first layers, and the same in plain transformers with 17 sequences of 64 tokens."""
+    file, real = FETCHED[name], load(name, n_layers=FIRST[name])
+    place = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     config = AutoConfig.from_pretrained(**place)
-    config.num_hidden_layers = FIRST
+    config.num_hidden_layers = FIRST[name]
     hf = AutoModelForCausalLM.from_pretrained(
         **place, config=config, dtype=torch.float32, attn_implementation="eager"
     )
     inputs = sequences("shipped", tokenizer=real.tokenizer, n_seqs=17, seq_len=64).inputs
-    return Tiny(name="smollm2", folder=FILE.parent, hf=hf.eval(), tokens=inputs)
+    return real, Tiny(name=name, folder=file.parent, hf=hf.eval(), tokens=inputs)
+
+
+@pytest.fixture(scope="module")
+def real() -> LoadedModel:
+    return first_layers("smollm2-135m")[0]
 
 
 @pytest.mark.parametrize("removal", ["intact", "mask", "rope"])
-def test_maps_of_the_first_layers_are_plain_transformers_own(
-    real: LoadedModel, plain: Tiny, removal: str
-) -> None:
-    assert map_error(real.model, plain, removal) <= 1e-5
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in FIRST])
+def test_maps_of_the_first_layers_are_plain_transformers_own(name: str, removal: str) -> None:
+    real, plain = first_layers(name)
+    assert map_error(real.model, plain, removal) <= 2e-5
+
+
+@needs("gemma-3-270m")
+def test_every_text_of_gemma_begins_with_its_bos_token() -> None:
+    real, plain = first_layers("gemma-3-270m")
+    assert (plain.tokens[:, 0] == real.tokenizer.bos_token_id).all()
+    assert real.tokenizer("Mary").input_ids[0] == real.tokenizer.bos_token_id
 
 
 def test_values_of_layers_are_those_of_plain_transformers(real: LoadedModel) -> None:
