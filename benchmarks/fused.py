@@ -125,7 +125,7 @@ def plain_pass(model: LlamaForCausalLM, tokens: torch.Tensor) -> None:
 
 
 def fused_capture(model: HookedModel, tokens: torch.Tensor, remove: tuple[str, ...]) -> None:
-    with ablated(model, Ablation(remove=remove, gain="norm")):
+    with ablated(model, Ablation(remove=remove, replacement="identity", gain="norm")):
         capture_scores(model, tokens, batch_size=4, n_folds=4)
 
 

@@ -115,3 +115,13 @@ def test_a_choice_is_refused_by_position_too_and_numbers_beside_words_are_not() 
         sequences(tokenizer=None, start="Random")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="unknown measures 'losses'; there are loss, in-context"):
         run_behaviour("nope-tiny", measures=["loss", "losses"])
+
+
+def test_a_removed_weight_becomes_its_mean_in_every_command_and_in_python() -> None:
+    defaults = [
+        signature(made).parameters["replacement"].default
+        for _, made in public()
+        if "replacement" in signature(made).parameters
+    ]
+    assert len(defaults) > 4
+    assert {*defaults} == {"mean", ("mean",)}

@@ -355,7 +355,7 @@ def run_ablations(
         >>> from nope_probe import load, run_ablations, sequences
         >>> loaded = load("nope-tiny", n_layers=3)
         >>> data = sequences("random", tokenizer=loaded.tokenizer, n_seqs=64, seq_len=16)
-        >>> study = run_ablations(loaded, data, remove=["w_k"], replacement="mean")
+        >>> study = run_ablations(loaded, data, remove=["w_k"])
         >>> kept = study.tables["pattern"].query("layer == 2").set_index("removed")["kept"]
         >>> bool(kept["intact"] > 10 * abs(kept["w_k"]))
         True

@@ -264,7 +264,7 @@ class Settings(RemovingSettings):
         ),
     ] = None
     prefix: Annotated[int | None, Bounds(4, LARGEST)] = None
-    replacement: tuple[Replacement, ...] = ("identity",)  # type: ignore[assignment]
+    replacement: tuple[Replacement, ...] = ("mean",)  # type: ignore[assignment]
     trained_len: Annotated[int | None, EXTRAPOLATED] = None
     max_len: Annotated[int, EXTRAPOLATED] = 4096
     layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"

@@ -41,7 +41,7 @@ class RemovingSettings(RunSettings):
         tuple[str, ...] | None, _arg(help=f"What to remove from every block: {NAMES}.")
     ] = ()
     in_heads: tuple[str, ...] = ()
-    replacement: Replacement = "identity"
+    replacement: Replacement = "mean"
     gain: Annotated[Gain, _arg(help=f"The size of the replacements {' and '.join(WITH_GAIN)}.")] = (
         "output"
     )
@@ -58,11 +58,12 @@ class RemovingSettings(RunSettings):
             len({*names}) < max(1, len(names)),
             f"expected each --replacement once, got {' '.join(names) or 'none'}",
         )
+        yield from self.wrong_removals()
         yield (
             self.gain != "output" and not {*WITH_GAIN} & {*names},
-            f"--gain is for the replacements {with_gain}, not {' '.join(names)}",
+            f"--gain is for the replacements {with_gain}, not {' '.join(names)}: take "
+            f"--replacement {WITH_GAIN[0]}, or leave --gain out",
         )
-        yield from self.wrong_removals()
 
     def wrong_removals(self) -> Mistakes:
         """Yield what can be wrong with what is removed, where the settings say it."""
@@ -131,7 +132,7 @@ class RemovingSettings(RunSettings):
         return tuple(
             Ablation(
                 replacement=name,
-                gain=self.gain,
+                gain=self.gain if name in WITH_GAIN else None,
                 seed=self.seed,
                 heads=self.heads_by_layer,
                 kept_positions=self.kept_positions,

@@ -63,7 +63,7 @@ def _parameter_free(vectors: Tensor) -> Iterator[tuple[str, Tensor]]:
         maps = capture_scores(model, vectors, n_folds=3)
         yield f"{name}/scores", maps.mean
         yield from _stages(f"{name}/stage", model, vectors)
-    with ablated(model, Ablation(remove=["w_q", "w_v"], gain="identity")):
+    with ablated(model, Ablation(remove=["w_q", "w_v"], replacement="identity", gain="identity")):
         yield f"{name}/without w_q w_v", capture_scores(model, vectors, n_folds=3).mean
 
 

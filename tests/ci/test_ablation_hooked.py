@@ -103,7 +103,7 @@ def test_an_ablation_equals_a_copy_edited_by_hand(name: str, data: st.DataObject
     has = [name for name in components(model) if name not in irreplaceable(model)]
     remove = data.draw(st.lists(st.sampled_from(has), unique=True))
     expected = edited(copied_of(name), model, remove)(inputs)
-    with ablated(model, Ablation(remove=remove, gain="identity")):
+    with ablated(model, Ablation(remove=remove, replacement="identity", gain="identity")):
         assert distance(model(inputs), expected) <= NETWORK
 
 
@@ -148,7 +148,7 @@ def test_positions_in_queries_and_keys_alone_are_the_source_of_a_pattern() -> No
     assert abs(first["pos_embed"]) < 0.1 * first["intact"]
     assert "w_q" not in {*run_ablations(model, tokens(32, 17)).tables["pattern"]["removed"]}
     refused = pytest.raises(ValueError, match="w_k of L0 cannot be removed: positions are added to")
-    with refused, ablated(model, Ablation(remove=["w_k"], gain="identity")):
+    with refused, ablated(model, Ablation(remove=["w_k"], replacement="identity", gain="identity")):
         pass
     with pytest.raises(ValueError, match="pos_embed writes nothing in this model"):
         calibrate(model, tokens(3), writers=["pos_embed"])

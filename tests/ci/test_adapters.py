@@ -247,7 +247,7 @@ def test_an_adapter_in_a_bridge_that_the_user_made_is_part_of_its_weights(tiny: 
     tokenizer = load(str(llama.folder)).tokenizer
     boot = TransformerBridge.boot_transformers
     bridge = boot(str(llama.folder), hf_model=tuned.get_base_model(), tokenizer=tokenizer)
-    removed = Ablation(remove=["w_q", "w_o"], gain="norm")
+    removed = Ablation(remove=["w_q", "w_o"], replacement="identity", gain="norm")
     dropped = [module for module in tuned.modules() if type(module) is nn.Dropout]
     for module in dropped:
         module.train()

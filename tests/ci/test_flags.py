@@ -121,7 +121,7 @@ attention --model llama-3.1-8b --revision main --data my.jsonl --windows start
     --remove qk --replacement mean --beyond-context --allow-unused
     --query-rows 5 --out runs/h --image h.svg --verbose
 attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
-    --gain identity --text ab
+    --replacement identity --gain identity --text ab
 attention --text-file ab.txt
 attention --tokens tokens.npy --adapter adapter
 ablate --remove none --tokens tokens.npy --adapter adapter
@@ -144,7 +144,7 @@ circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --b
     --layer 1 --remove qk --replacement mean --beyond-context --allow-unused --query-rows 5
     --out runs/c --image c.svg --verbose
 circuit --model models/qwen3-8b --device-map balanced --data short.jsonl --pack --remove ov norms
-    --gain identity
+    --replacement identity --gain identity
 circuit --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --remove rope
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always

@@ -33,10 +33,16 @@ def by_whole_passes(model: Any, prompt: torch.Tensor) -> torch.Tensor:
 def removals(model: Any) -> list[Ablation]:
     """Return every component alone, bands, norms, a prefix, some heads, and all at once."""
     names = components(model)
-    one = [Ablation(remove=[name], gain="norm") for name in (*names, "norms", "qk")]
-    one += [Ablation(remove=["mask"], prefix=3), Ablation(remove=names, gain="norm")]
+    one = [
+        Ablation(remove=[name], replacement="identity", gain="norm")
+        for name in (*names, "norms", "qk")
+    ]
     one += [
-        Ablation(remove=[name], heads={0: [1], 1: [0, 2]}, gain="norm")
+        Ablation(remove=["mask"], prefix=3),
+        Ablation(remove=names, replacement="identity", gain="norm"),
+    ]
+    one += [
+        Ablation(remove=[name], heads={0: [1], 1: [0, 2]}, replacement="identity", gain="norm")
         for name in ("mask", "w_q", "w_k", "w_v", "w_o")
     ]
     if "rope" in names:
@@ -79,12 +85,14 @@ def test_a_cache_is_turned_off_with_one_warning_where_it_cannot_hold(
 ) -> None:
     model, _ = model_of(spec)
     prompt = tokens(n_seqs=2, n_pos=7)
-    with ablated(model, Ablation(remove=["w_q", "w_o", "mlp", "norms"], gain="norm")):
+    with ablated(
+        model, Ablation(remove=["w_q", "w_o", "mlp", "norms"], replacement="identity", gain="norm")
+    ):
         generated(model, prompt)
-    with ablated(model, Ablation(remove=["w_o", "mask"], gain="norm")):
+    with ablated(model, Ablation(remove=["w_o", "mask"], replacement="identity", gain="norm")):
         generated(model, prompt, use_past_kv_cache=False)
     assert not said(recwarn)
-    with ablated(model, Ablation(remove=["w_o", "w_k"], gain="norm")):
+    with ablated(model, Ablation(remove=["w_o", "w_k"], replacement="identity", gain="norm")):
         generated(model, prompt)
         generated(model, prompt)
     assert said(recwarn) == ["generating without a KV cache: it is wrong without w_k"]
@@ -111,7 +119,7 @@ def test_streams_and_hugging_face_generate_without_a_cache_too(model_of: ModelOf
 def test_keys_and_values_of_a_users_own_cache_are_refused(remove: str, model_of: ModelOf) -> None:
     model, _ = model_of("bridge:llama")
     prompt, cache = tokens(n_seqs=2, n_pos=7), DynamicCache()
-    with ablated(model, Ablation(remove=[remove], gain="norm")):
+    with ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")):
         model(prompt, past_key_values=cache, use_cache=True)
         with pytest.raises(ValueError, match=r"9 keys for 2 queries.*pass whole sequences"):
             model(prompt[:, -2:], past_key_values=cache, use_cache=True)
@@ -126,13 +134,13 @@ def test_a_cache_of_transformer_lens_is_refused(model_of: ModelOf) -> None:
     cache = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 2)
     for remove in ("w_k", "w_v"):
         with (
-            ablated(model, Ablation(remove=[remove], gain="norm")),
+            ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")),
             pytest.raises(ValueError, match=r"head per query head.*pass whole sequences"),
         ):
             model(prompt, past_kv_cache=cache, attention_mask=ones)
     for remove in ("mask", "rope", "rope[0:2]"):
         cache = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 2)
-        with ablated(model, Ablation(remove=[remove], gain="norm")):
+        with ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")):
             model(prompt, past_kv_cache=cache, attention_mask=ones)
             with pytest.raises(ValueError, match=r"9 keys for 2 queries.*pass whole sequences"):
                 model(prompt[:, -2:], past_kv_cache=cache, attention_mask=ones[:, -2:])
@@ -199,7 +207,7 @@ def test_texts_that_are_padded_unseen_are_refused(
         model = to_hooked(
             tiny("smollm3-rope").hf, AutoTokenizer.from_pretrained(tiny("smollm3-rope").folder)
         )
-    with ablated(model, Ablation(remove=[remove], gain="norm")):
+    with ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")):
         logits = model(["never"])
         assert distance(model(["never", "never"])[:1], logits) <= NETWORK
         if is_refused:

@@ -37,7 +37,7 @@ def test_packed_weights_are_removed_and_traced_as_what_they_multiply_by(tiny: By
     weights = ["w_q", "w_k", "w_v", "w_o"]
     removals = [
         *(Ablation(remove=name, replacement="mean") for name in ("mask", "rope", *weights)),
-        Ablation(remove=weights, gain="norm"),
+        Ablation(remove=weights, replacement="identity", gain="norm"),
         Ablation(remove="w_o", heads={0: [1, 4]}, replacement="zero"),
         Ablation(remove=["w_q", "w_o"], replacement=lambda weight, place: weight / 2),
     ]

@@ -109,7 +109,7 @@ def test_a_users_hook_changes_what_a_removal_writes(
         for hook in (ignore, change):
             contexts = [
                 hooks_attached([(point, hook)]),
-                ablated(model, Ablation(remove=[component], gain="norm")),
+                ablated(model, Ablation(remove=[component], replacement="identity", gain="norm")),
             ]
             outer, inner = contexts if outside else reversed(contexts)
             with torch.no_grad(), outer, inner:
@@ -171,9 +171,11 @@ def test_without_rope_a_hooked_transformer_keeps_the_factor_of_yarn() -> None:
         for angles in (block.attn.rotary_cos, block.attn.rotary_sin):
             angles.copy_(angles[0].clone().expand_as(angles))
     for others in ((), ("w_k",), ("mask",)):
-        with ablated(model, Ablation(remove=["rope", *others], gain="norm")):
+        with ablated(
+            model, Ablation(remove=["rope", *others], replacement="identity", gain="norm")
+        ):
             outputs = hooked_run(model, tokens)
-        with ablated(at_zero, Ablation(remove=others, gain="norm")):
+        with ablated(at_zero, Ablation(remove=others, replacement="identity", gain="norm")):
             assert largest_error(outputs, hooked_run(at_zero, tokens)) <= NETWORK
 
 
@@ -182,5 +184,5 @@ def test_each_removal_changes_the_model(spec: str, model_of: ModelOf, tiny: ByNa
     model, name = model_of(spec)
     intact = hooked_run(model, tiny(name).tokens)
     for component in components(model):
-        with ablated(model, Ablation(remove=[component], gain="norm")):
+        with ablated(model, Ablation(remove=[component], replacement="identity", gain="norm")):
             assert largest_error(hooked_run(model, tiny(name).tokens), intact) > 1e-2, component

@@ -19,7 +19,10 @@ from nope_probe.hooks.removing.components import components
 def test_an_empty_ablation_changes_no_bit(bridge: ByName, tiny: ByName) -> None:
     model, tokens = bridge("llama"), tiny("llama").tokens
     intact = hooked_run(model, tokens).logits
-    for spec in (Ablation(), Ablation(remove=SEVEN, layers=(), gain="norm")):
+    for spec in (
+        Ablation(),
+        Ablation(remove=SEVEN, layers=(), replacement="identity", gain="norm"),
+    ):
         with ablated(model, spec):
             assert torch.equal(hooked_run(model, tokens).logits, intact)
 
@@ -62,7 +65,7 @@ def test_resetting_hooks_inside_an_ablation_changes_nothing_or_is_an_error(
     model, name = model_of(spec)
     with torch.no_grad():
         intact = model(tiny(name).tokens)
-    with ablated(model, Ablation(remove=[remove], gain="norm")):
+    with ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")):
         without = model(tiny(name).tokens)
         model.reset_hooks()
         if remove in ("mask", "rope"):  # which attention itself leaves out
@@ -81,7 +84,10 @@ def test_running_with_hooks_and_with_a_cache_leaves_the_ablation_as_it_is(
 ) -> None:
     model, name = model_of(spec)
     inputs = tiny(name).tokens
-    with torch.no_grad(), ablated(model, Ablation(remove=SEVEN, gain="norm")):
+    with (
+        torch.no_grad(),
+        ablated(model, Ablation(remove=SEVEN, replacement="identity", gain="norm")),
+    ):
         before = model(inputs)
         cached, cache = model.run_with_cache(inputs)
         hooked = model.run_with_hooks(
@@ -102,11 +108,11 @@ def test_nesting_two_ablations_is_an_error_and_the_outer_one_stays(
         before = hooked_run(model, tokens).logits
         with (
             pytest.raises(RuntimeError, match="ablated already"),
-            ablated(model, Ablation(remove=["w_k"], gain="norm")),
+            ablated(model, Ablation(remove=["w_k"], replacement="identity", gain="norm")),
         ):
             pass
         assert torch.equal(hooked_run(model, tokens).logits, before)
-    with ablated(model, Ablation(remove=["w_k"], gain="norm")):
+    with ablated(model, Ablation(remove=["w_k"], replacement="identity", gain="norm")):
         assert not torch.equal(hooked_run(model, tokens).logits, before)
 
 
@@ -123,6 +129,7 @@ def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
     ("spec", "message"),
     [
         ({"remove": ["mask", "w_qk"]}, "unknown component 'w_qk'; there are mask, rope"),
+        ({"gain": "norm"}, "no effect on the replacement 'mean': take replacement='identity', or"),
         ({"gain": "loud"}, "unknown gain 'loud'; there are output, norm, identity"),
         ({"remove": "maks"}, "unknown component 'maks'; there are mask, rope"),
         ({"remove": ["mask", "mask"]}, "mask is named twice"),
@@ -189,7 +196,7 @@ def test_tokens_instead_of_gains_are_calibrated_on_before_the_ablation(
 ) -> None:
     model, name = model_of(spec)
     hf, inputs = tiny(name).hf, tokens(7, seed=5)
-    ablation = Ablation(remove=["mask", "w_q", "w_o"])
+    ablation = Ablation(remove=["mask", "w_q", "w_o"], replacement="identity")
     with ablated(model, ablation, tokens=inputs):
         outputs = hooked_run(model, tiny(name).tokens)
     expected = plain_run(edited(hf, ablation.remove, output_sizes(hf, inputs)), tiny(name).tokens)
@@ -208,7 +215,8 @@ def test_gains_and_tokens_together_are_an_error(bridge: ByName) -> None:
 
 
 @pytest.mark.parametrize(
-    "ablation", [Ablation(remove=["mask"]), Ablation(remove=["w_q"], gain="norm")]
+    "ablation",
+    [Ablation(remove=["mask"]), Ablation(remove=["w_q"], replacement="identity", gain="norm")],
 )
 def test_tokens_are_not_run_where_no_gain_has_to_be_measured(
     ablation: Ablation, bridge: ByName
@@ -233,7 +241,10 @@ def test_tokens_are_generated_as_by_whole_passes_and_padding_stays_hidden_or_is_
     padded, real = torch.nn.functional.pad(texts, (3, 0), value=17), torch.ones(2, 10).long()
     real[:, :3] = 0
     for remove in ("mask", "w_k", "w_q"):  # a cache serves the last alone
-        with torch.no_grad(), ablated(model, Ablation(remove=[remove], gain="norm")):
+        with (
+            torch.no_grad(),
+            ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")),
+        ):
             expected = texts
             for _ in range(3):
                 best = model(expected)[:, -1].argmax(-1, keepdim=True)

@@ -132,7 +132,9 @@ def test_without_weights_a_model_equals_the_parameter_free_transformer() -> None
     for _ in range(2):
         y = normalize(expected, dim=-1) * d**0.5
         expected = attend(y @ y.mT / d**0.5, y) + expected
-    removed = Ablation(remove=["rope", "w_q", "w_k", "w_v", "w_o", "mlp"], gain="identity")
+    removed = Ablation(
+        remove=["rope", "w_q", "w_k", "w_v", "w_o", "mlp"], replacement="identity", gain="identity"
+    )
     with ablated(model, removed):
         ablated_output = run_blocks(model, x)
     assert distance(run_blocks(bare, x), expected) <= NETWORK
@@ -152,7 +154,9 @@ def test_parameter_free_models_load_by_name_and_pass_the_parity_check(name: str)
 def test_weights_are_identities_so_that_removing_them_changes_nothing(norm: Any, x: Tensor) -> None:
     model = build(parameter_free(LAYERS, D, norm))
     before = run_blocks(model, x)
-    with ablated(model, Ablation(remove=["w_q", "w_k", "w_o"], gain="identity")):
+    with ablated(
+        model, Ablation(remove=["w_q", "w_k", "w_o"], replacement="identity", gain="identity")
+    ):
         assert distance(run_blocks(model, x), before) <= NETWORK
     for layer in layers_of(model):
         value = layer.weight("w_v").squeeze()

@@ -150,7 +150,7 @@ def test_another_model_or_another_ablation_than_the_runs_is_refused(
 ) -> None:
     model, refused = loaded.model, "^{} of the model differ from those of the run: give the model"
     hooked = model.hooks(fwd_hooks=[("blocks.0.hook_mlp_out", lambda x, hook: 1.01 * x)])
-    without_values = ablated(model, Ablation(remove="w_v", gain="norm"))
+    without_values = ablated(model, Ablation(remove="w_v", replacement="identity", gain="norm"))
     for inside, said in ((hooked, "hooks"), (without_values, "ablation")):
         with inside, pytest.raises(UserError, match=refused.format(said)):
             explain(asking, "L1H3", query=2, model=model)

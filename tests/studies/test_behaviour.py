@@ -22,7 +22,16 @@ from nope_probe.models.names import CHECKPOINTS
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
-SMALL += ["--prefix", PREFIX, "--gain", "norm", "--trained-len", TRAINED]
+SMALL += [
+    "--prefix",
+    PREFIX,
+    "--replacement",
+    "identity",
+    "--gain",
+    "norm",
+    "--trained-len",
+    TRAINED,
+]
 TYPED = ("mask", "rope", "w_q", "mlp", "rope+mask", "ov")
 REMOVED = ("mask", "rope", "w_q", "mlp", "mask+rope", "w_o+w_v")
 

@@ -99,7 +99,7 @@ def test_mask_and_rope_take_ten_runs_and_another_replacement_four_more():
 
 
 def test_behind_a_constant_output_w_v_does_not_matter():
-    plan = make_plan(LLAMA, ["w_o", "ov"], ablations=[Ablation(replacement="mean")])
+    plan = make_plan(LLAMA, ["w_o", "ov"], ablations=[Ablation()])
     engine = Engine(model=small_model(), inputs=random_tokens().inputs, n_folds=4)
     keys = [one.key for one in plan.passes(engine) if one.key.startswith("score_mean")]
     assert keys == ["score_mean/w_o"]
@@ -200,7 +200,9 @@ def overflowing_norm(model: Any) -> None:
     ],
 )
 def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, removed: Any, message: str):
-    plan = make_plan(LLAMA, removed, ablations=[Ablation(gain="norm")], layers=(0, 1))
+    plan = make_plan(
+        LLAMA, removed, ablations=[Ablation(replacement="identity", gain="norm")], layers=(0, 1)
+    )
     model = small_model()
     spoil(model)
     with pytest.raises(UserError, match=message):

@@ -31,7 +31,7 @@ from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, Place, random_rows
-from nope_probe.hooks.removing.stand_ins import REPLACEMENTS
+from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, WITH_GAIN
 
 PER_HEAD = {"mask", "window", "rope", *WEIGHTS}
 GAINS = ("output", "norm", "identity")
@@ -68,13 +68,12 @@ def ablations(draw: st.DrawFn, model: Any, tiny: Tiny, n_pos: int | None = None)
     layer = st.sampled_from(range(len(blocks(tiny.hf))))
     heads = st.lists(st.sampled_from(range(n_heads(tiny.hf))), unique=True)
     replacement = draw(st.sampled_from((*REPLACEMENTS, own_weight)))
-    named = isinstance(replacement, str)
     return Ablation(
         remove=names,
         layers=draw(st.lists(layer, unique=True)) if kind == "layers" else None,
         heads=draw(st.dictionaries(layer, heads, min_size=1)) if kind == "heads" else None,
         replacement=replacement,
-        gain=draw(st.sampled_from(GAINS)) if named else None,
+        gain=draw(st.sampled_from(GAINS)) if replacement in WITH_GAIN else None,
         seed=draw(st.sampled_from((0, 3))),
         prefix=draw(st.none() | st.integers(1, n_pos)) if has_mask else None,
     )

@@ -87,7 +87,7 @@ def calibrate(
         >>> from nope_probe import Ablation, ablated, calibrate, load
         >>> model, tokens = load("nope-tiny").model, torch.tensor([[0, 5, 9], [0, 7, 2]])
         >>> calibration = calibrate(model, tokens)
-        >>> with ablated(model, Ablation(remove=["w_q"], replacement="mean"), calibration):
+        >>> with ablated(model, Ablation(remove=["w_q"]), calibration):
         ...     logits = model(tokens)
     """
     model = model_of(model)

@@ -86,8 +86,8 @@ def capture_need(
         model: in any form that `load` takes in memory, or what it returns, intact.
         inputs: any inputs of `capture_scores`.
         removed: the mask, the window, RoPE or a band of it, ALiBi, W_Q or W_K, or several at once;
-            names are short for `Ablation(remove=..., replacement="mean")`. The mean output of W_Q
-            or W_K is measured on the inputs first.
+            names are short for `Ablation(remove=...)`. The mean output of W_Q or W_K is measured on
+            the inputs first.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
             many as there are sequences (documents) if these are fewer.
@@ -106,10 +106,7 @@ def capture_need(
         >>> need.mean.shape
         torch.Size([4, 4])
     """
-    ablation = Ablation.of(removed)
-    if not isinstance(removed, Ablation):
-        ablation = replace(ablation, replacement="mean")
-    model = model_of(model)
+    ablation, model = Ablation.of(removed), model_of(model)
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     _validate(model, ablation)
     layers = numbered_layers(model, ablation.layers)

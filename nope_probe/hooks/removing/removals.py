@@ -20,6 +20,7 @@ from nope_probe.errors import (
 )
 from nope_probe.hooks.removing.stand_ins import (
     REPLACEMENTS,
+    WITH_GAIN,
     GivenReplacement,
     Replacement,
     StandIn,
@@ -47,15 +48,15 @@ class Ablation:
         layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
-        replacement: what a removed projection becomes. `identity`: c * P, where row r of P reads
-            coordinate r % d_model (for W_O: its transpose); `random`: c * R, orthonormal rows (for
-            W_O: columns) drawn per head from the seed; `mean`: the mean of its output over tokens
-            and positions, which `calibrate` measures; `zero`: 0. Or a weight that you give, without
+        replacement: what a removed projection becomes. `mean`: the mean of its output over tokens
+            and positions, which `calibrate` measures; `zero`: 0; `identity`: c * P, where row r of
+            P reads coordinate r % d_model (for W_O: its transpose); `random`: c * R, orthonormal
+            rows (for W_O: columns) drawn per head from the seed. Or a weight that you give, without
             bias: a tensor [head, d_model, d_head] (for W_O: [head, d_head, d_model]), with the
             heads of the weight or one for each query head, for every removed weight in every layer;
             or a function of the weight and its `Place`, which returns such a tensor. A place has
             a `name`, the number `layer.index`, and a `generator` that depends on the seed.
-        gain: c, the size of a replacement that is no constant output. `output`: such that the
+        gain: c, the size of `identity` or `random`. `output`: such that the
             replacement's output has the RMS that the projection's has over the run's tokens in the
             intact model, which `calibrate` measures; `norm`: the projection's Frobenius norm over
             the root of its rows; `identity`: 1. None: `output`; a weight that you give stays as it
@@ -69,18 +70,18 @@ class Ablation:
     Raises:
         ValueError: for a component, replacement or gain that does not exist, names that share a
             component, layers that are no numbers, heads of a component that has none, layers of a
-            writer, or a prefix without the mask.
+            writer, a prefix without the mask, or a gain of a constant output.
 
     Example:
         >>> from nope_probe import Ablation
-        >>> Ablation(remove=["mask", "w_q"], layers=[0, 1], gain="norm").remove
+        >>> Ablation(remove=["mask", "w_q"], layers=[0, 1]).remove
         ['mask', 'w_q']
     """
 
     remove: Sequence[str] | str = ()
     layers: Sequence[int] | None = None
     heads: Mapping[int, Sequence[int]] | None = None
-    replacement: Replacement | GivenReplacement = "identity"
+    replacement: Replacement | GivenReplacement = "mean"
     gain: Gain | None = None
     seed: int = 0
     prefix: int | None = None
@@ -101,6 +102,7 @@ class Ablation:
         validate_choices({"gain": Gain | None}, {"gain": self.gain})
         if isinstance(self.replacement, str):
             validate_choices({"replacement": Replacement}, {"replacement": self.replacement})
+            self._validate_gain()
         else:
             self._validate_given(self.replacement)
         writers = self.condition.writers
@@ -115,6 +117,13 @@ class Ablation:
             self._validate_heads()
         if self.prefix is not None:
             self._validate_prefix(self.prefix)
+
+    def _validate_gain(self) -> None:
+        if self.gain not in (None, "output") and not self.stand_in.gain:
+            raise UserError(
+                f"the gain {self.gain!r} has no effect on the replacement {self.replacement!r}: "
+                f"take replacement={WITH_GAIN[0]!r}, or leave the gain out"
+            )
 
     def _validate_given(self, replacement: object) -> None:
         if self.gain == "output":

@@ -285,7 +285,7 @@ def test_what_cannot_be_removed_is_refused_before_a_pass(
 ) -> None:
     model, _ = decoder(model_type)
     refused = pytest.raises(ValueError, match=message)
-    with refused, ablated(model, Ablation(gain="identity", **removal)):
+    with refused, ablated(model, Ablation(replacement="identity", gain="identity", **removal)):
         pass
 
 

@@ -43,7 +43,9 @@ def test_the_first_capture_of_a_model_may_be_one_under_an_ablation(spec: str, ti
     from nope_probe.models.load import load
 
     model = load(str(tiny(spec).folder)).model
-    with ablated(model, Ablation(remove=["mask", "w_k", "w_v", "rope"], gain="norm")):
+    with ablated(
+        model, Ablation(remove=["mask", "w_k", "w_v", "rope"], replacement="identity", gain="norm")
+    ):
         assert_same_maps(*both_ways(model))
 
 

@@ -148,7 +148,7 @@ def test_what_no_head_can_lose_alone_is_refused_with_what_it_can(bridge: ByName)
     for removed, message in (
         ("mlp", "mask, window, rope"),
         ([], "not nothing"),
-        (Ablation(remove="w_q"), "replacement='mean'"),
+        (Ablation(remove="w_q", replacement="identity"), "replacement='mean'"),
         (Ablation(remove="rope", heads={0: [1]}), "name layers"),
         ("alibi", "the model has no alibi"),
     ):

@@ -107,7 +107,7 @@ def test_shared_key_heads_that_are_replaced_one_by_one_have_no_parts(
 ) -> None:
     model = bridge("llama")
     error = pytest.raises(NotImplementedError, match=r"the keys of L1 are not those of its W_K: q")
-    with ablated(model, Ablation(remove="w_k", gain="norm")), error:
+    with ablated(model, Ablation(remove="w_k", replacement="identity", gain="norm")), error:
         capture_positions(model, inputs, layers=[1], per_head=per_head)
 
 

@@ -107,6 +107,9 @@ def test_tensors_that_an_ablation_reads_are_freed_after_the_block(
         return sorted(tensor.shape for tensor in tensors if tensor.shape[:1] == (7,))
 
     before = living()
-    with ablated(model, Ablation(remove=remove, gain="norm")), torch.inference_mode():
+    with (
+        ablated(model, Ablation(remove=remove, replacement="identity", gain="norm")),
+        torch.inference_mode(),
+    ):
         model(inputs)
         assert living() == before
