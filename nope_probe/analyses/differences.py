@@ -1,4 +1,4 @@
-"""Differences of numbers and patterns between two models or runs: intervals, and tests over folds.
+"""Differences of numbers between two models or runs: intervals, and tests over folds.
 
 If both ran on the same sequences, dealt to the same folds, differences are taken fold by fold
 (paired), so the sequences' common noise cancels. Otherwise variances add up. A difference is tested
@@ -21,13 +21,9 @@ from nope_probe.analyses.jackknife import (
     Interval,
     error_of,
     freedom,
-    jackknife,
-    rms,
     rms_difference,
-    signed_root,
     squared,
 )
-from nope_probe.maps.layers import Pattern
 
 LEVEL = 0.05  # of the chance to name any number that does not differ
 ROUNDING = 2**-20  # absolute and relative: what float32 numbers of two equal models may differ by
@@ -94,32 +90,6 @@ def compare_numbers(
         t = (abs(change) - toward_zero) / error if error else inf
         p = float(2 * stdtr(degrees, -t))
     return Difference(interval=interval, p=p, is_paired=paired)
-
-
-def pattern_difference(one: Pattern, other: Pattern, *, paired: bool) -> Interval:
-    """Return the RMS of the difference of two patterns, nats, with noise subtracted.
-
-    Args:
-        one: the pattern of one layer.
-        other: the pattern of the model to compare with, of the same cells.
-        paired: whether fold f holds the same sequences in both.
-    """
-    x, y = (pattern.dense()[:, pattern.cells.mask] for pattern in (one, other))
-    if paired:
-        return rms(one.estimates((x - y) @ (x - y).T))
-    squares = one.estimates(x @ x.T), other.estimates(y @ y.T)
-    x_means, y_means = one.maps.without_each(x), other.maps.without_each(y)
-    x_y, y_x = (x_means * y_means[0]).mean(-1), (y_means * x_means[0]).mean(-1)
-    # <x, x> - 2 <x, y> + <y, y>: the folds of x and of y vary independently.
-    arms = [
-        jackknife(square.with_values(square.values - 2 * crossed))
-        for square, crossed in zip(squares, (x_y, y_x), strict=True)
-    ]
-    half = hypot(*(arm.high - arm.value for arm in arms))
-    square = float(squares[0].values[0] - 2 * x_y[0] + squares[1].values[0])
-    return Interval(
-        value=signed_root(square), low=signed_root(square - half), high=signed_root(square + half)
-    )
 
 
 def independent_difference(one: Interval, other: Interval) -> Interval:

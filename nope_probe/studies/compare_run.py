@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
 
 from nope_probe.analyses.attention import split_attention
-from nope_probe.analyses.differences import (
-    LEVEL,
-    Difference,
-    compare_numbers,
-    holm,
-    pattern_difference,
-)
-from nope_probe.analyses.jackknife import UNDEFINED, Interval
-from nope_probe.analyses.pattern import Measures, measure_pattern
+from nope_probe.analyses.differences import LEVEL, compare_numbers, holm
+from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.pattern import measure
 from nope_probe.errors import UserError, kind_of
 from nope_probe.figures.intervals import bound_columns, interval_of
 from nope_probe.figures.words import MEASURES, PLACES, Column
@@ -33,17 +25,20 @@ from nope_probe.run.processes import status
 from nope_probe.run.session import Session
 from nope_probe.studies.compare import (
     PARTS,
-    Comparison,
     Settings,
     columns_of,
-    headline,
     report,
     share_sequences,
 )
 from nope_probe.studies.page import with_page
-from nope_probe.studies.tables import TableRow, interval_columns, interval_names
+from nope_probe.studies.tables import (
+    TableRow,
+    attention_table,
+    interval_columns,
+    interval_names,
+    measures_table,
+)
 
-PAIRED, UNPAIRED = "paired", "unpaired"
 # Profiles hold hundreds of numbers, one per distance, which would hide all other numbers.
 PROFILES = ("offsets", "queries")
 ENDS = (  # after the columns that name a row
@@ -77,15 +72,8 @@ def analyse(session: Session[Settings]) -> Run:
         raise UserError("the runs have no numbers in common")
     names = [name for name in table if name not in ("table", *ENDS)]
     table = table[["table", *names, *ENDS]].reset_index(drop=True)
-    pages = [os.path.relpath(folder / "report.html", session.folder) for folder in folders]
-    compared = Comparison(
-        compared=base.manifest.kind,
-        labels=tuple(runs),
-        folders=tuple(map(str, folders)),
-        pages=tuple(Path(page).as_posix() for page in pages),
-        headline=tuple(headline(runs, table)),
-    )
-    manifest = replace(session.manifest(), sources=None, results=asdict(compared))
+    results = {"folders": dict(zip(runs, map(str, folders), strict=True))}
+    manifest = replace(session.manifest(), sources=None, results=results)
     return with_page(session, Run(manifest=manifest, tables={"differences": table}), report)
 
 
@@ -103,7 +91,8 @@ def differences(base: Run, other: Run, label: str) -> pd.DataFrame:
     Returns:
         A row for each table, row and column: the columns that name the row, `number`, `run`, the
         number in both runs, `difference` with its bounds, `p_holm` over the numbers of the table,
-        `differs`, and `method`.
+        `differs`, and `method`; first those that differ, by the difference in widths of its
+        interval.
     """
     paired = share_sequences([base.manifest, other.manifest])
     columns = columns_of(base.manifest.kind)
@@ -112,7 +101,13 @@ def differences(base: Run, other: Run, label: str) -> pd.DataFrame:
         if name in other.tables and name not in PROFILES:
             shared = _shared(base, other, name, columns)
             tables.append(_tested(shared, paired, columns).assign(table=name))
-    return pd.concat(tables).assign(run=label) if tables else pd.DataFrame()
+    if not tables:
+        return pd.DataFrame()
+    table = pd.concat(tables).assign(run=label)
+    widths = (table["difference_high"] - table["difference_low"]).replace(0, nan)
+    order = table.assign(far=table["difference"].abs() / widths).reset_index(drop=True)
+    order = order.sort_values(["differs", "far"], ascending=False, kind="stable")
+    return order.drop(columns="far")
 
 
 def _shared(
@@ -163,24 +158,13 @@ def _tested(
     for names, number, before, after in shared:
         is_rms = bool(columns[number].noise)
         tested = compare_numbers(before, after, paired=paired, is_rms=is_rms)
-        rows.append(_row(names, number, before, after, tested))
+        values = {"number": number, "value": after.value, "base_value": before.value}
+        bounds = interval_columns(difference=replace(tested.interval, replicates=None))
+        method = None if isnan(tested.p) else "paired" if tested.is_paired else "unpaired"
+        rows.append({**names, **values, **bounds, "method": method})
         p_values.append(tested.p)
     table = pd.DataFrame(rows).assign(p_holm=holm(p_values))
     return table.assign(differs=table["p_holm"] <= LEVEL)
-
-
-def _row(
-    names: Mapping[str, Any], number: str, before: Interval, after: Interval, tested: Difference
-) -> TableRow:
-    values = {"number": number, "value": after.value, "base_value": before.value}
-    bare = replace(tested.interval, replicates=None)
-    method = PAIRED if tested.is_paired else UNPAIRED
-    return {
-        **names,
-        **values,
-        **interval_columns(difference=bare),
-        "method": None if isnan(tested.p) else method,
-    }
 
 
 def difference(
@@ -200,8 +184,7 @@ def difference(
         The columns of `compare`'s differences.csv: `layer`, of attention `head`, `number`, `value`
         and `base_value`, `difference` with its bounds, `method`, `p_holm` and `differs`. Of
         attention there is a row for each head, its information and the four parts (nats); of
-        scores, for each common layer and each measure of `measure`. The row `pattern` has the RMS
-        of the difference of the two patterns, in nats, no values and no test.
+        scores, for each common layer and each measure of `measure`.
 
     Raises:
         TypeError: for what are no maps of `capture_scores` or, both, of `capture_attention`.
@@ -220,46 +203,26 @@ def difference(
         True
     """
     if isinstance(base, AttentionMaps) and isinstance(other, AttentionMaps):
-        _validate_alike(base, other, paired)
-        return _tested(_parts(base, other), paired, dict.fromkeys(PARTS, Column("", unit="nats")))
-    for maps in (base, other):
-        if not isinstance(maps, ScoreMaps):
-            raise TypeError(f"expected maps of `capture_scores`, got {kind_of(maps)}")
-    assert isinstance(base, ScoreMaps)
-    assert isinstance(other, ScoreMaps)
-    layers = [layer for layer in base.layers if layer in other.layers]
-    if not layers:
-        raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
+        columns = dict.fromkeys(PARTS, Column("", unit="nats"))
+        tables = [attention_table(split_attention(maps), PARTS) for maps in (base, other)]
+    else:
+        for maps in (base, other):
+            if not isinstance(maps, ScoreMaps):
+                raise TypeError(f"expected maps of `capture_scores`, got {kind_of(maps)}")
+        assert isinstance(base, ScoreMaps)
+        assert isinstance(other, ScoreMaps)
+        columns = dict(MEASURES)
+        for layer in {*base.layers} & {*other.layers}:
+            shared_patterns([other.by_layer[layer], base.by_layer[layer]])  # refuses unlike rows
+        tables = [measures_table([({}, measure(maps))], maps.layers, ()) for maps in (base, other)]
     _validate_alike(base, other, paired)
-    one, two = base.by_layer, other.by_layer
-    rows = []
-    for layer in layers:
-        interval = pattern_difference(*shared_patterns([two[layer], one[layer]]), paired=paired)
-        of_pattern = Difference(interval=interval, p=nan, is_paired=paired)
-        row = _row({"layer": layer}, "pattern", UNDEFINED, UNDEFINED, of_pattern)
-        rows.append({**row, "method": PAIRED if paired else UNPAIRED, "p_holm": nan})
-    patterns = pd.DataFrame(rows).assign(differs=False)
-    measured = [{at: vars(measure_pattern(of[at].pattern)) for at in layers} for of in (one, two)]
-    shared = (
-        ({"layer": layer}, name, measured[0][layer][name], measured[1][layer][name])
-        for layer in layers
-        for name in Measures.__dataclass_fields__
-    )
-    return pd.concat([patterns, _tested(shared, paired, MEASURES)], ignore_index=True)
-
-
-def _parts(
-    base: AttentionMaps, other: AttentionMaps
-) -> Iterator[tuple[TableRow, str, Interval, Interval]]:
-    """Yield the information of every head that two models share, and its four parts."""
-    before, after = split_attention(base), split_attention(other)
-    heads = [head for head in before if head in after]
-    if not heads:
-        raise UserError("the two models have no head in common")
-    for layer, head in heads:
-        for part in PARTS:
-            one, two = (splits[layer, head].interval(part) for splits in (before, after))
-            yield {"layer": layer, "head": head}, part, one, two
+    before, after = (Run(tables={"maps": table}) for table in tables)
+    shared = _shared(before, after, "maps", {**PLACES, **columns})
+    table = _tested(shared, paired, columns)
+    if table.empty:
+        layers = " and ".join(str(table["layer"].unique().tolist()) for table in tables)
+        raise UserError(f"no layer in common: {layers}")
+    return table
 
 
 def _validate_alike(

@@ -7,7 +7,6 @@ from math import isnan
 import pytest
 import torch
 from scipy.stats import ttest_ind, ttest_rel
-from support.dense_patterns import estimates as estimates_of
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
@@ -16,12 +15,10 @@ from nope_probe.analyses.differences import (
     Difference,
     compare_numbers,
     holm,
-    pattern_difference,
 )
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, rms_difference
 from nope_probe.analyses.pattern import measure, measure_pattern
 from nope_probe.figures.words import MEASURES
-from nope_probe.maps.centred import row_centred
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
 from nope_probe.studies.compare import PARTS
@@ -119,13 +116,6 @@ def test_holms_rule_multiplies_by_the_tests_left_and_never_falls() -> None:
 N, FOLDS = 13, 5
 
 
-def rms_of_the_part(p: Tensor, skip: int = 0) -> float:
-    """Return the RMS over the cells skip <= j < i, each row centred, by a loop."""
-    rows = [p[i, skip:i] for i in range(skip + 1, N)]
-    cells = torch.cat([row - row.mean() for row in rows])
-    return float(cells.square().mean().sqrt())
-
-
 def folds(seed: int, slope: float = 0.0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     columns = slope * torch.arange(N, dtype=torch.float64)
@@ -134,13 +124,6 @@ def folds(seed: int, slope: float = 0.0) -> Tensor:
 
 def patterns(one: Tensor, other: Tensor, counts: Tensor | None = None) -> list[Pattern]:
     return shared_patterns([LayerMaps.of(maps, counts) for maps in (one, other)])
-
-
-def test_a_constant_added_to_the_other_models_pattern_is_found_exactly_if_paired() -> None:
-    base, added = folds(0), torch.linspace(0, 3, N, dtype=torch.float64).expand(N, N)
-    change = pattern_difference(*patterns(base + added, base), paired=True)
-    assert change.value == pytest.approx(rms_of_the_part(added))
-    assert change.high - change.low < 1e-9
 
 
 def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[str, Interval]:
@@ -174,41 +157,3 @@ def test_differences_have_the_value_of_the_measures_difference() -> None:
     undefined = measure_differences(*patterns(one, folds(9)), paired=True)
     assert math.isnan(undefined["relative_r2"].value), "the other model has no pattern"
     assert undefined["locality"].low > 0
-
-
-def without(fold: int | None) -> list[int]:
-    return [member for member in range(FOLDS) if member != fold]
-
-
-@pytest.mark.parametrize("counts", [[1] * FOLDS, [2, 3, 5, 7, 11]], ids=["even", "uneven"])
-def test_an_unpaired_square_has_no_product_within_a_fold_and_the_arms_of_each_models_jackknife(
-    counts: list[int],
-) -> None:
-    sizes = torch.tensor(counts)
-    cells = torch.ones(N, N).tril(-1).bool()
-    one, other = folds(6, slope=2.0), folds(7)
-    x, y = (row_centred(item)[:, cells] for item in (one, other))
-
-    def mean(maps: Tensor, kept: list[int]) -> Tensor:
-        return sum(counts[f] * maps[f] for f in kept) / sum(counts[f] for f in kept)
-
-    def square(maps: Tensor, kept: list[int]) -> float:
-        pairs = [(a, b) for a in kept for b in kept if a != b]
-        total = sum(counts[a] * counts[b] * float((maps[a] * maps[b]).mean()) for a, b in pairs)
-        return total / sum(counts[a] * counts[b] for a, b in pairs)
-
-    half = 0.0
-    for maps, constant in ((x, mean(y, without(None))), (y, mean(x, without(None)))):
-        estimates = [
-            square(maps, kept) - 2 * float((mean(maps, kept) * constant).mean())
-            for kept in (without(None), *map(without, range(FOLDS)))
-        ]
-        interval = jackknife(estimates_of(torch.tensor(estimates).double(), sizes))
-        half += (interval.high - interval.value) ** 2
-    change = pattern_difference(*patterns(one, other, sizes), paired=False)
-    low, value, high = (item * abs(item) for item in (change.low, change.value, change.high))
-    everything = without(None)
-    between = float((mean(x, everything) * mean(y, everything)).mean())
-    assert value == pytest.approx(square(x, everything) + square(y, everything) - 2 * between)
-    assert high - value == pytest.approx(half**0.5)
-    assert value - low == pytest.approx(half**0.5)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nope_probe import measure, row_centred
 from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.differences import pattern_difference
 from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.offsets import bin_means, mean_squares_by_query, offset_bins
 from nope_probe.analyses.pattern import measure_estimates
@@ -181,5 +180,3 @@ def test_conditions_are_compared_on_the_keys_that_all_of_them_see() -> None:
         between_folds(v, u) / between_folds(u, u)
     )
     assert gram.size({"v": 1.0}).value == pytest.approx(between_folds(v, v) ** 0.5)
-    difference = pattern_difference(*both, paired=True)
-    assert difference.value == pytest.approx(between_folds(v - u, v - u) ** 0.5)

@@ -50,7 +50,7 @@ def compared(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> P
 
 def tokens_of(compared: Path) -> torch.Tensor:
     """Return the sequences of the compared runs."""
-    first = compared.parent / read_run(compared).manifest.results["folders"][0]
+    first, _ = read_run(compared).manifest.results["folders"].values()
     return torch.from_numpy(read_run(first).arrays["tokens"]["tokens"])
 
 
@@ -66,17 +66,19 @@ def test_the_two_edited_heads_are_named_and_no_other(compared: Path) -> None:
     assert (rest["p_holm"] == 1).all()
     assert (table.groupby("number").size() == 2 * 6).all()
     assert {*PARTS, "first_weight", "need_rope"} <= {*table["number"]}
-    sentence, method = run.manifest.results["headline"]
-    assert sentence.startswith(f"2 of 12 heads of edited changed, the first in L{LAYER}: L{LAYER}H")
-    assert "differences are paired" in method
-    printed = " ".join((compared.parent / "terminal").read_text().split())
-    assert sentence in printed
-
-
-def test_the_page_has_the_grid_and_both_texts(compared: Path) -> None:
+    sentence = f"2 of 12 heads of edited differ, the first in L{LAYER}, most of all L{LAYER}H"
     page = (compared / "report.html").read_text()
-    assert "Which heads changed" in page
-    assert page.count('<div class="on-text">') == 2
+    assert sentence in page
+    assert {*table["method"].dropna()} == {"paired"}
+    assert sentence in " ".join((compared.parent / "terminal").read_text().split())
+
+
+def test_the_page_has_the_grid_and_the_file_the_furthest_numbers_first(compared: Path) -> None:
+    assert "Which heads changed in edited" in (compared / "report.html").read_text()
+    table = read_run(compared).tables["differences"]
+    assert table["differs"].is_monotonic_decreasing
+    widths = table["difference_high"] - table["difference_low"]
+    assert (table["difference"].abs() / widths)[table["differs"]].is_monotonic_decreasing
 
 
 def test_captures_in_python_give_the_same_differences(compared: Path, folders: list[Path]) -> None:
@@ -84,7 +86,9 @@ def test_captures_in_python_give_the_same_differences(compared: Path, folders: l
     maps = [capture_attention(load(str(folder)).model, tokens, n_folds=17) for folder in folders]
     found = difference(*maps)
     stored = read_run(compared).tables["differences"]
-    stored = stored[stored["number"].isin(PARTS)].reset_index(drop=True)
+    stored = stored[stored["number"].isin(PARTS)]
+    names = ["layer", "head", "number"]
+    found, stored = (of.sort_values(names, ignore_index=True) for of in (found, stored))
     assert {*found} == {*stored} - {"table", "run"}
     for column in ("layer", "head", "number", "differs", "method"):
         assert (found[column] == stored[column]).all(), column
@@ -93,7 +97,7 @@ def test_captures_in_python_give_the_same_differences(compared: Path, folders: l
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_other_tokens_are_unpaired_and_the_page_names_the_flag(
+def test_other_tokens_are_unpaired_and_the_page_names_the_flags(
     folders: list[Path], tmp_path: Path
 ) -> None:
     runs = [tmp_path / "one", tmp_path / "two"]
@@ -101,8 +105,7 @@ def test_other_tokens_are_unpaired_and_the_page_names_the_flag(
         small = [*SMALL[:-1], 7]
         run_command(attention, "--model", folders[0], *small, "--seed", seed, "--out", run)
     run_command(compare, *runs, "--labels", "one", "two", "--out", tmp_path / "out")
-    read = read_run(tmp_path / "out")
-    sentence, method = read.manifest.results["headline"]
-    assert sentence == "None of 12 heads of two changed beyond noise."
-    assert "unpaired and wider: run both with the same --seed." in method
-    assert "take --folds 16" in method
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "None of 12 heads of two differ beyond noise." in page
+    assert "Run both with the same --data" in page
+    assert {*read_run(tmp_path / "out").tables["differences"]["method"].dropna()} == {"unpaired"}
