@@ -1,6 +1,7 @@
 """Print the budget's numbers: python benchmarks/size.py, or make size.
 
-A code line has code that is no import and no docstring; blanks and comments do not count.
+A code line has code that is no import and no docstring; blanks, comments and stubs (.pyi), which no
+Python runs, do not count.
 """
 
 from __future__ import annotations

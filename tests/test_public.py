@@ -1,13 +1,21 @@
 """What is public: its names, and a line for what its functions cannot take."""
 
+import contextlib
+import io
+import re
+import sys
 from collections.abc import Callable, Iterator
-from inspect import isclass, isfunction, unwrap
+from dataclasses import fields
+from importlib import import_module
+from inspect import getdoc, isclass, isfunction, signature, unwrap
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
+import make_options
 import numpy as np
 import pytest
 import torch
+from import_rule import STUDIES
 from test_choices import Names
 
 import nope_probe
@@ -67,6 +75,40 @@ def test_the_classes_that_public_functions_return_are_public_too(package: Module
 def test_a_package_shows_its_public_names_and_nothing_that_it_imports(package: ModuleType) -> None:
     shown = {name for name in dir(package) if not name.startswith("__")}
     assert shown == {*package.__all__}
+
+
+FUNCTIONS = {import_module(f"nope_probe.{name}").Settings.function: name for name in STUDIES}
+RUN_FUNCTIONS = {function: name for function, name in FUNCTIONS.items() if function}
+
+
+@pytest.mark.parametrize("name", RUN_FUNCTIONS)
+def test_a_run_function_shows_the_flags_of_its_command_with_their_defaults_and_help(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = import_module(f"nope_probe.{RUN_FUNCTIONS[name]}")
+    function = getattr(nope_probe, name)
+    options = {option.name: option.default for option in signature(function).parameters.values()}
+    hidden = {"layers"} if name == "run_circuit" else set()  # it follows one block
+    of_command = {field.name: field.default for field in fields(command.Settings)}
+    assert {*of_command} - {*options} == hidden
+    for option, default in of_command.items():
+        if option not in ("model", *hidden):
+            assert options[option] == default
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    monkeypatch.setenv("COLUMNS", "100")
+    with contextlib.redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit):
+        command.main()
+    helped = " ".join(re.sub("[│╭╮╰╯─]", " ", shown.getvalue()).replace("`", "").split())
+    documented = (getdoc(function) or "").partition("options: ")[2].partition("Raises:")[0]
+    sentences = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", documented, re.M))
+    assert {*sentences} == {*options} - {"model", "inputs", "out"}
+    for sentence in sentences.values():
+        assert " ".join(sentence.replace("`", "").split()) in helped
+
+
+def test_type_checkers_are_told_what_the_settings_say() -> None:
+    stub = make_options.OUT.read_text(encoding="utf-8")
+    assert stub == make_options.text(), "run python docs/make_options.py"
 
 
 def scaled(weight: torch.Tensor, place: Any, factor: float = 2.0) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import (
@@ -209,7 +210,7 @@ def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
         values: some of its values.
 
     Raises:
-        UserError: for a name that is no option, with those that are.
+        UserError: for a name that is no option, with the nearest option, or all of them.
 
     Example:
         >>> from nope_probe.behaviour import Settings
@@ -220,7 +221,11 @@ def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
     hints, chosen = hints_of(dataclass_type), JsonObject(values)
     for name, value in values.items():
         if name not in hints:
-            raise UserError(f"unknown option {name!r}; there are {', '.join(sorted(hints))}")
+            near = get_close_matches(name, hints, n=1)
+            instead = (
+                f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(hints))}"
+            )
+            raise UserError(f"unknown option {name!r}; {instead}")
         if value is not None and takes_several(hints[name]):
             chosen[name] = as_tuple(value)
     return kind(**chosen)

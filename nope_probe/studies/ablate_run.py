@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import pandas as pd
@@ -75,11 +75,14 @@ from nope_probe.studies.ablate_tables import (
 )
 from nope_probe.studies.engine import Engine, validate_first_sequence
 from nope_probe.studies.explore import PAGE_BYTES, explorer_of
-from nope_probe.studies.from_python import ModelOrName, Out, run_of
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.head_scores import captured_induction, random_copies
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
 from nope_probe.studies.tables import interval_columns
+
+if TYPE_CHECKING:
+    from nope_probe.studies.options import AblateOptions as Options
 
 MAPS_BYTES = 1 << 26
 
@@ -333,8 +336,9 @@ def run_explorer(plan: Plan, maps: Maps, values: Sequence[Mapping[Row, Values]])
     )
 
 
+@partial(takes_options, Settings)
 def run_ablations(
-    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Unpack[Options]
 ) -> Run:
     """Find where a model's lead and pattern come from, and which weights they need.
 
@@ -342,7 +346,8 @@ def run_ablations(
     does. A progress bar goes to stderr.
 
     Args:
-        model: a name, as the command takes it, or a model that `load` takes or returns.
+        model: a name, as the command takes it, or a model that `load` takes or returns, of which
+            all layers are studied by default.
         inputs: what `capture_scores` takes; by default the sequences that the options describe.
         out: a new folder for the run, or that of the same run; by default nothing is kept.
         options: the flags of `python -m nope_probe.ablate --help`, as in `seq_len=32`.

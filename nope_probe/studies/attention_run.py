@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import pandas as pd
 import torch
@@ -46,7 +46,7 @@ from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.attention import MAP_BYTES, Settings, report, text_view
 from nope_probe.studies.attention_text import Question, read_text
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
-from nope_probe.studies.from_python import ModelOrName, Out, as_loaded, run_of
+from nope_probe.studies.from_python import ModelOrName, Out, as_loaded, run_of, takes_options
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import (
     Pass,
@@ -58,6 +58,9 @@ from nope_probe.studies.study import (
     run_study,
 )
 from nope_probe.studies.tables import ATTENTION, GAPS, attention_table, interval_names, mean_columns
+
+if TYPE_CHECKING:
+    from nope_probe.studies.options import AttentionOptions as Options
 
 NEEDED = ("rope", "mask")  # what need is measured of, in a model with RoPE
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
@@ -298,8 +301,9 @@ def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:
 run = partial(run_study, Attention)
 
 
+@partial(takes_options, Settings)
 def run_attention(
-    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Unpack[Options]
 ) -> Run:
     """Split each head's attention into position and content, as the `attention` command does.
 
@@ -307,7 +311,8 @@ def run_attention(
     says why a head looks where it looks in it.
 
     Args:
-        model: a name, as the command takes it, or a model that `load` takes or returns.
+        model: a name, as the command takes it, or a model that `load` takes or returns, of which
+            all layers are studied by default.
         inputs: what `capture_scores` takes; by default the sequences that the options describe.
         out: a new folder for the run, or that of the same run; by default nothing is kept.
         options: the flags of `python -m nope_probe.attention --help`, as in `seq_len=32`.

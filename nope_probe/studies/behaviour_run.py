@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from math import log, nan
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 import torch
@@ -52,7 +52,7 @@ from nope_probe.studies.behaviour import (
 )
 from nope_probe.studies.costs import Probe, captured_losses, copies, costs
 from nope_probe.studies.engine import Engine, irreplaceable, validate_removable
-from nope_probe.studies.from_python import ModelOrName, Out, run_of
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
 from nope_probe.studies.tables import (
@@ -62,6 +62,9 @@ from nope_probe.studies.tables import (
     mean_columns,
     table_of,
 )
+
+if TYPE_CHECKING:
+    from nope_probe.studies.options import BehaviourOptions as Options
 
 DRAWN = ("copy", "bos")  # measures that take random tokens of the vocabulary
 MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
@@ -402,8 +405,9 @@ class Behaviour(Study[Settings]):
 run = partial(run_study, Behaviour)
 
 
+@partial(takes_options, Settings)
 def run_behaviour(
-    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Unpack[Options]
 ) -> Run:
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 
@@ -411,7 +415,8 @@ def run_behaviour(
     Extrapolation needs longer sequences, so a call with inputs leaves it out.
 
     Args:
-        model: a name, as the command takes it, or a model that `load` takes or returns.
+        model: a name, as the command takes it, or a model that `load` takes or returns, of which
+            all layers are studied by default.
         inputs: what `capture_scores` takes; by default the sequences that the options describe.
         out: a new folder for the run, or that of the same run; by default nothing is kept.
         options: the flags of `python -m nope_probe.behaviour --help`, as in `seq_len=32`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 import torch
@@ -27,10 +27,13 @@ from nope_probe.run.session import Session
 from nope_probe.run.sources import load_layers
 from nope_probe.studies.circuit import Settings, report
 from nope_probe.studies.engine import Engine, ablation_of, are_finite
-from nope_probe.studies.from_python import ModelOrName, Out, run_of
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, calibration, run_study
 from nope_probe.studies.tables import measures_table
+
+if TYPE_CHECKING:
+    from nope_probe.studies.options import CircuitOptions as Options
 
 ABLATED = "ablated"
 
@@ -144,13 +147,15 @@ def stages_table(maps: Mapping[str, StageMaps], layer: int) -> pd.DataFrame:
     return table
 
 
+@partial(takes_options, Settings)
 def run_circuit(
-    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Unpack[Options]
 ) -> Run:
     """Capture the stages (a) to (i) of a block, as the `circuit` command does.
 
     Args:
-        model: a name, as the command takes it, or a model that `load` takes or returns.
+        model: a name, as the command takes it, or a model that `load` takes or returns, of which
+            all layers are studied by default.
         inputs: what `capture_scores` takes; by default the sequences that the options describe.
         out: a new folder for the run, or that of the same run; by default nothing is kept.
         options: the flags of `python -m nope_probe.circuit --help`, as in `seq_len=32`.

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import reduce
 from importlib import import_module
+from inspect import getdoc, signature
+from operator import or_
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias, TypeVar
+from textwrap import fill
+from types import GenericAlias, UnionType
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin
+
+import tyro
 
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.model import Given
@@ -16,7 +23,7 @@ from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.models.parity import as_loaded
-from nope_probe.run.flags import settings_from
+from nope_probe.run.flags import hints_of, settings_from
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import process_count
@@ -28,7 +35,45 @@ from nope_probe.studies.study import Study, carry_out
 ModelOrName: TypeAlias = str | Model
 Out: TypeAlias = Path | str | None
 Settings = TypeVar("Settings", bound=RunSettings)
+Function = TypeVar("Function", bound=Callable[..., Run])
 OF_MODEL = ("adapter", "tokens", "revision", "allow_unused", "device", "device_map", "dtype")
+
+
+def takes_options(settings: type, function: Function) -> Function:
+    """Return a function that shows the flags of its command as its options.
+
+    `inspect.signature` gives their types and defaults, and the docstring the sentences of `--help`.
+    """
+    shown = signature(function)
+    *parameters, _ = shown.parameters.values()
+    described, raises, rest = (getdoc(function) or "").partition("\n\nRaises:")
+    for name, hint in hints_of(settings).items():
+        extras = get_args(hint)
+        if name not in shown.parameters and tyro.conf.Suppress not in extras:
+            option = parameters[-1].replace(name=name, default=getattr(settings, name))
+            parameters.append(option.replace(annotation=taken_for(hint)))
+            (said,) = [extra.help for extra in extras if getattr(extra, "help", None)]
+            described += "\n" + fill(f"    {name}: {said}", 92, subsequent_indent=" " * 8)
+    vars(function)["__signature__"] = shown.replace(parameters=parameters)
+    function.__doc__ = described + raises + rest
+    return function
+
+
+def taken_for(hint: object) -> Any:
+    """Return the type that a call from Python takes for a setting of some type.
+
+    Example:
+        >>> taken_for(tuple[str, ...] | Path | None)
+        str | collections.abc.Collection[str] | pathlib.Path | None
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return taken_for(arguments[0])
+    if origin is tuple:
+        return arguments[0] | GenericAlias(Collection, arguments[:1])
+    if origin in (Union, UnionType):
+        return reduce(or_, map(taken_for, arguments))
+    return Path | str if hint is Path else hint
 
 
 def run_of(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import pandas as pd
@@ -45,12 +45,15 @@ from nope_probe.studies.costs import (
     costs,
 )
 from nope_probe.studies.engine import Engine, validate_removable
-from nope_probe.studies.from_python import ModelOrName, Out, run_of
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.head_scores import HeadSums, captured_induction, head_sums, induction
 from nope_probe.studies.heads import MEASURES, Settings, against_chance, is_file, name_of, report
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
 from nope_probe.studies.tables import TableRow, interval_columns
+
+if TYPE_CHECKING:
+    from nope_probe.studies.options import HeadsOptions as Options
 
 HeadPlace = tuple[int, int]
 STRONGEST = 8  # induction heads whose mean attention is a measure
@@ -404,13 +407,15 @@ def read_order(path: Path, heads: Sequence[HeadPlace]) -> list[tuple[HeadPlace, 
 run = partial(run_study, Heads)
 
 
+@partial(takes_options, Settings)
 def run_heads(
-    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Unpack[Options]
 ) -> Run:
     """Test what the heads at the top of an order do, as the `heads` command does.
 
     Args:
-        model: a name, as the command takes it, or a model that `load` takes or returns.
+        model: a name, as the command takes it, or a model that `load` takes or returns, of which
+            all layers are studied by default.
         inputs: what `capture_scores` takes; by default the sequences that the options describe.
         out: a new folder for the run, or that of the same run; by default nothing is kept.
         options: the flags of `python -m nope_probe.heads --help`, as in `seq_len=32`.

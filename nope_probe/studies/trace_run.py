@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Unpack, get_args
 
 import numpy as np
 import pandas as pd
@@ -32,7 +32,7 @@ from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
 from nope_probe.run.identity import input_arrays
 from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.from_python import ModelOrName, Out, run_of
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, run_study
 from nope_probe.studies.tables import (
@@ -45,6 +45,9 @@ from nope_probe.studies.tables import (
 )
 from nope_probe.studies.tidy import strongest_row
 from nope_probe.studies.trace import Settings, numbers_of, report
+
+if TYPE_CHECKING:
+    from nope_probe.studies.options import TraceOptions as Options
 
 EFFECTS = ("predicted", "held", "direct", "norm", "total")
 EFFECTS_COLUMNS = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
@@ -331,15 +334,17 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
+@partial(takes_options, Settings)
 def run_trace(
-    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Unpack[Options]
 ) -> Run:
     """Find who writes the position that each layer reads, as the `trace` command does.
 
     Inside `ablated`, the ablated model is traced, with `confirm=0`.
 
     Args:
-        model: a name, as the command takes it, or a model that `load` takes or returns.
+        model: a name, as the command takes it, or a model that `load` takes or returns, of which
+            all layers are studied by default.
         inputs: what `capture_scores` takes; by default the sequences that the options describe.
         out: a new folder for the run, or that of the same run; by default nothing is kept.
         options: the flags of `python -m nope_probe.trace --help`, as in `seq_len=32`.

@@ -180,3 +180,23 @@ def test_conclusions_leave_out_the_bos_key() -> None:
     [table] = [table for table in tables if "without the mask" in table]
     intact, without = (float(text) for text in re.findall(r"(-?[\d.]+) \[", table.split("L3")[1]))
     assert abs(without) < 0.1 * intact
+
+
+def test_jupyter_completes_the_options_of_a_run_and_shows_their_defaults_and_help(
+    kernel: KernelManager,
+) -> None:
+    client = kernel.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=120)
+    imported = "from nope_probe import run_ablations, run_trace"
+    client.execute_interactive(imported, timeout=180, output_hook=print)
+    asked = {"run_ablations(model, n_s": "n_seqs=", "run_trace(model, data, conf": "confirm="}
+    for code, expected in asked.items():
+        client.complete(code, len(code))
+        assert expected in client.get_shell_msg(timeout=180)["content"]["matches"]
+    client.inspect("run_trace", 3)
+    shown = client.get_shell_msg(timeout=60)["content"]["data"]["text/plain"]
+    shown = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert "n_seqs: int = 64," in shown
+    assert "n_seqs: How many sequences." in shown
+    client.stop_channels()

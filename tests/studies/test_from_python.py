@@ -210,8 +210,10 @@ def test_mistakes_are_one_line_before_anything_is_run(
 ) -> None:
     monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
     function = getattr(nope_probe, name)
-    with pytest.raises(UserError, match=r"unknown option 'fold'; there are .*, folds, .*, windows"):
-        function("rope-tiny", fold=4)
+    with pytest.raises(UserError, match=r"^unknown option 'nseqs'; did you mean n_seqs\?$"):
+        function("rope-tiny", nseqs=4)
+    with pytest.raises(UserError, match=r"unknown option 'zzz'; there are .*, folds, .*, windows"):
+        function("rope-tiny", zzz=4)
     with pytest.raises(UserError, match="n_seqs has no effect next to given inputs"):
         function("rope-tiny", text, n_seqs=17)
     with pytest.raises(UserError, match="dtype has no effect next to a model in memory"):

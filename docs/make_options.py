@@ -1,0 +1,88 @@
+"""Write `nope_probe/studies/options.pyi`: what the `run_*` functions take, for type checkers.
+
+Its classes come from the signatures and the help of the functions, which come from the settings.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from inspect import Parameter, signature
+from pathlib import Path
+from textwrap import fill
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from docstring_parser.google import parse as parse_docstring
+
+import nope_probe
+
+OUT = Path(__file__).parent.parent / "nope_probe/studies/options.pyi"
+FUNCTIONS = {
+    "AblateOptions": nope_probe.run_ablations,
+    "AttentionOptions": nope_probe.run_attention,
+    "BehaviourOptions": nope_probe.run_behaviour,
+    "CircuitOptions": nope_probe.run_circuit,
+    "HeadsOptions": nope_probe.run_heads,
+    "TraceOptions": nope_probe.run_trace,
+}
+BEGIN = '''"""The options of the `run_*` functions. Written by docs/make_options.py."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal, TypedDict
+'''
+
+
+def keys_of(function: Callable[..., object]) -> list[str]:
+    """Return the keys of a function's options: their types, and their help with the default."""
+    entries = parse_docstring(function.__doc__ or "").params
+    helps = {entry.arg_name: entry.description or "" for entry in entries}
+    _model, _inputs, _out, *options = signature(function).parameters.values()
+    return [key_of(option, helps[option.name]) for option in options]
+
+
+def key_of(option: Parameter, described: str) -> str:
+    said = f'"""{" ".join(described.split())} [{option.default!r}]"""'
+    indented = fill(said, 100, initial_indent="    ", subsequent_indent="    ")
+    return f"    {option.name}: {written(option.annotation)}\n{indented}\n"
+
+
+def written(hint: Any) -> str:
+    """Return a type as every version of Python reads it.
+
+    Example:
+        >>> written(Path | Collection[Literal["auto", 4]] | None)
+        "Path | Collection[Literal['auto', 4]] | None"
+    """
+    arguments = get_args(hint)
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        return " | ".join(map(written, arguments))
+    if get_origin(hint) is Literal:
+        return f"Literal[{', '.join(map(repr, arguments))}]"
+    if arguments:
+        return f"Collection[{', '.join(map(written, arguments))}]"
+    return "None" if hint is NoneType else hint.__name__
+
+
+def class_of(name: str, base: str, keys: Iterable[str]) -> str:
+    return f"class {name}({base}, total=False):\n{''.join(keys)}"
+
+
+def text() -> str:
+    """Return the stub: a class of what all functions take alike, and a class for each of them."""
+    keys = {name: keys_of(function) for name, function in FUNCTIONS.items()}
+    first, *others = keys.values()
+    shared = [key for key in first if all(key in of_other for of_other in others)]
+    classes = [class_of("RunOptions", "TypedDict", shared)]
+    for name, of_name in keys.items():
+        classes.append(class_of(name, "RunOptions", [key for key in of_name if key not in shared]))
+    return formatted("\n".join([BEGIN, *classes]))
+
+
+def formatted(code: str) -> str:
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", OUT.name, "-"]
+    return subprocess.run(command, input=code, capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    OUT.write_text(text(), encoding="utf-8")
