@@ -164,6 +164,8 @@ def _calibration(
         raise ValueError("expected a calibration or tokens to calibrate on, not both")
     seed, writers = ablation.calibration_seed, ablation.condition.writers
     heads = content_heads(model, [ablation])
+    if tokens is not None and not ablation.needs_intact:
+        return Calibration(checksum=weights_checksum(model), gains={})
     if tokens is not None:
         return calibrate(model, tokens, seed=seed, writers=writers, heads=heads)
     if calibration is None:
@@ -178,6 +180,13 @@ def _calibration(
             f"the {ablation.replacement} replacement of seed {seed} is not calibrated: pass "
             f"calibrate(model, tokens, seed={seed})"
         )
+    _validate_measured(calibration, writers, heads)
+    return calibration
+
+
+def _validate_measured(
+    calibration: Calibration, writers: Sequence[Writer], heads: Mapping[int, Sequence[int]]
+) -> None:
     missing = [writer for writer in writers if writer not in calibration.positions]
     if missing:
         raise ValueError(
@@ -191,7 +200,6 @@ def _calibration(
                 f"the mean attention of L{layer} is not calibrated: pass "
                 f"calibrate(model, tokens, heads={heads})"
             )
-    return calibration
 
 
 def _with_written(

@@ -174,6 +174,8 @@ def what_was_run(manifest: Manifest) -> dict[str, str]:
             "folds": str(len(manifest.fold_sizes)),
             "checksum of the texts": data.sha256,
         }
+    left_out = manifest.results.get("massive_outputs") or {}
+    rows["massive outputs left out"] = ", ".join(f"{n:,} ({key})" for key, n in left_out.items())
     machine = [manifest.device, f"threads: {manifest.threads}" if manifest.threads else ""]
     rows |= {
         "versions": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),

@@ -214,6 +214,7 @@ class Ablate(Study[Settings]):
                 "conditions": [*dict.fromkeys(condition.name for condition, _ in plan.rows)],
                 "positional_sources": plan.sources,
                 "left_out": dict(plan.left_out),
+                "massive_outputs": self.massive_outputs(),
                 "wavelengths": wavelengths_of(session.loaded.model, removed),
                 "gains": {} if calibration is None else calibration.gains,
             },

@@ -283,6 +283,7 @@ class Behaviour(Study[Settings]):
             results={
                 "conditions": [*dict.fromkeys(of.condition.name for of in conditions)],
                 "left_out": self.left_out,
+                "massive_outputs": self.massive_outputs(),
                 "skipped": self.skipped,
                 "prefix": self.settings.prefix_len,
                 "trained_len": self.trained,

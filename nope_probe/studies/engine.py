@@ -130,7 +130,7 @@ class Engine:
         Gains are stored without a checksum of the weights: the checkpoint belongs to a run of one
         model, and weights rewritten on another device may differ in the last bit.
         """
-        needing = [ablation for ablation in ablations if ablation.needs_calibration]
+        needing = [ablation for ablation in ablations if ablation.needs_intact]
         if not needing:
             return self
         seeds = [ablation.calibration_seed for ablation in needing]
@@ -180,8 +180,10 @@ class Engine:
         intact model, and taking away that of the intact model would leave its opposite.
         """
         calibration, keys = self.calibration, position_keys(key, ablation, self)
-        if calibration is None or not keys:
+        if not keys:
             return calibration
+        if calibration is None:
+            calibration = Calibration(checksum=weights_checksum(self.model), gains={})
         others = [name for name in ablation.condition.ordered if name.writer is None]
         for name in ablation.condition.of_blocks:
             others.remove(name)

@@ -18,8 +18,9 @@ from rich.filesize import decimal
 
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.written import BYTES
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.replacements import BlockPositions, Calibration
 from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
 from nope_probe.run.flags import CommandSettings
@@ -62,6 +63,13 @@ class Pass:
     runs: int | None = 1
     kind: str | None = None
 
+    @property
+    def n_written(self) -> int:
+        """On how many tokens the position that blocks write is measured."""
+        texts = self.engine.inputs if self.engine.texts is None else self.engine.texts
+        of_blocks = (self.ablation or Ablation()).condition.of_blocks
+        return texts.shape[0] * texts.shape[1] if of_blocks else 0
+
     def sizes(self, processes: Processes) -> dict[str, int]:
         """Return how many sequences this process runs for each key.
 
@@ -85,7 +93,7 @@ def calibration(engine: Engine, ablations: Sequence[Ablation]) -> Iterator[Pass]
     def read(engine: Engine, key: str, ablation: Ablation | None) -> Calibration | None:
         return engine.calibrated(key, ablations).calibration
 
-    if any(ablation.needs_calibration for ablation in ablations):
+    if any(ablation.needs_intact for ablation in ablations):
         yield Pass(key=CALIBRATION, engine=engine, read=read)
 
 
@@ -120,6 +128,17 @@ class Study(ABC, Generic[Chosen]):
     @abstractmethod
     def passes(self) -> Iterator[Pass]:
         """Yield all passes, in the order in which they are run."""
+
+    def massive_outputs(self) -> dict[str, int]:
+        """Return by measurement how many outputs stay out of the means of written position."""
+        keys = {
+            key
+            for pass_ in self.passes()
+            if (ablation := pass_.ablation) is not None and ablation.condition.of_blocks
+            for key in position_keys(pass_.key, ablation, pass_.engine).values()
+        }
+        load = self.session.checkpoint.load
+        return {key: BlockPositions.from_tensors(load(key)).n_left_out for key in sorted(keys)}
 
     @abstractmethod
     def analyse(self, results: Results) -> Run:
@@ -207,13 +226,14 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
         passes: all of them.
     """
     loading, memory = time.monotonic() - session.started, memory_in_words(session, passes)
-    rows = [
-        (kind_of(pass_), key, condition.name if condition else "", n * pass_.engine.inputs.shape[1])
-        for pass_ in passes
-        for condition in [(pass_.ablation or Ablation()).condition]
-        for key, n in pass_.sizes(session.processes).items()
-    ]
-    table = pd.DataFrame(rows, columns=["kind", "pass", "removed", "tokens"])
+    rows = dict[str, tuple[str, str, str, int]]()  # passes share measured positions
+    for pass_ in passes:
+        condition, n_pos = (pass_.ablation or Ablation()).condition, pass_.engine.inputs.shape[1]
+        for key, n in pass_.sizes(session.processes).items():
+            # A block is run to its attention's output, and then to its end.
+            n_runs = 2 if condition.of_blocks and key != pass_.key else 1
+            rows[key] = kind_of(pass_), key, condition.name, n_runs * n * n_pos
+    table = pd.DataFrame(rows.values(), columns=["kind", "pass", "removed", "tokens"])
     sizes = table.groupby("kind")["tokens"].sum().sort_values(ascending=False)
     first = {kind_of(pass_): pass_ for pass_ in reversed(passes)}
     timed = {
@@ -269,6 +289,7 @@ def memory_in_words(session: Session[Chosen], passes: Sequence[Pass]) -> str:
         UserError: for maps and a batch that are larger than the memory that is free.
     """
     n_maps, d_model = max(pass_.maps for pass_ in passes), session.loaded.info.d_model
-    n_bytes = session.settings.memory(n_maps, d_model)
+    measured_on = max(pass_.n_written for pass_ in passes)
+    n_bytes = session.settings.memory(n_maps, d_model) + BYTES * measured_on * d_model
     validate_memory(n_bytes, SIZES)
     return f"about {decimal(n_bytes)} of memory above the model"

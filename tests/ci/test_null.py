@@ -1,4 +1,4 @@
-"""A model without any positional pattern: nothing is found more often than 95% intervals allow.
+"""Where nothing knows of position, nothing is found more often than intervals allow.
 
 A bidirectional transformer without position encoding on i.i.d. vectors treats all positions alike.
 One capture holds many independent studies: each is the folds of its own sequences.
@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import binom
 from torch import Tensor
 
+from nope_probe import run_behaviour
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.pattern import measure
 from nope_probe.data.sequences import gaussian
@@ -64,3 +65,14 @@ def test_nothing_is_claimed_to_be_kept(studies: Tensor):
     _, high = bounds(0.025)  # one side of a 95% interval
     for name in ("size", "kept"):
         assert claimed[name] <= high, claimed
+
+
+def test_without_written_position_no_layer_of_a_nope_model_knows_where_a_token_stands():
+    run = run_behaviour(
+        "nope-tiny", measures=("position",), remove=("written",), n_seqs=96, seq_len=41
+    )
+    layers = run.tables["decodability"].set_index(["removed", "layer"])
+    # A guess that depends on nothing is as far from the truth as chance at best.
+    assert (layers.loc["written", "distance_high"] >= layers.loc["written", "chance"]).all()
+    for knowing in ("intact", "written_null"):
+        assert (layers.loc[knowing, "distance_high"] < layers.loc[knowing, "chance"]).all()

@@ -15,8 +15,9 @@ from support.rounding import NETWORK, assert_same_table
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
 SCORES = ["ablate", *SMALL, "--remove", "none", "--per-head", "--batch-size", "7"]
 BEHAVIOUR = ["behaviour", "--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "29"]
-BEHAVIOUR += ["--measures", "loss", "position", "--remove", "mask", "--batch-size", "5"]
-ABLATE = ["ablate", *SMALL, "--batch-size", "5", "--remove", "w_q"]
+BEHAVIOUR += ["--measures", "loss", "position", "--remove", "mask", "written"]
+BEHAVIOUR += ["--batch-size", "5"]
+ABLATE = ["ablate", *SMALL, "--batch-size", "5", "--remove", "w_q", "written"]
 
 
 @pytest.mark.parametrize("command", [SCORES, ABLATE], ids=["intact", "ablate"])

@@ -14,9 +14,19 @@ from nope_probe.run.checkpoint import RunCheckpoint
 
 TEXT = ["--model", "nope-tiny", "--n-seqs", "31", "--batch-size", "3"]
 SHORT = {
-    "ablate": [*TEXT, "--layers", "2", "--seq-len", "11", "--remove", "w_q", "--per-head"],
+    "ablate": [
+        *TEXT,
+        "--layers",
+        "2",
+        "--seq-len",
+        "11",
+        "--remove",
+        "w_q",
+        "written",
+        "--per-head",
+    ],
     "circuit": [*TEXT, "--layer", "1", "--seq-len", "11", "--remove", "w_q"],
-    "behaviour": [*TEXT, "--seq-len", "23", "--measures", "copy", "--remove", "mask"],
+    "behaviour": [*TEXT, "--seq-len", "23", "--measures", "copy", "--remove", "written"],
     "trace": [*TEXT, "--layers", "3", "--seq-len", "11", "--confirm", "1"],
 }
 # Before which changes on disk a run is stopped: often enough, and not in every second file.

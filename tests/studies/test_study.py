@@ -9,13 +9,25 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.filesize import decimal
 from support.command_line import run_command
 from support.rounding import MEASURE, assert_same
 
-from nope_probe import Ablation, ablate, ablated, capture_scores, load, run_ablations, sequences
+from nope_probe import (
+    Ablation,
+    ablate,
+    ablated,
+    behaviour,
+    capture_scores,
+    load,
+    run_ablations,
+    sequences,
+)
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
+from nope_probe.studies import behaviour_run
 from nope_probe.studies.ablate_page import headline
+from nope_probe.studies.study import forecast
 
 SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
 REMOVED = ("mlp", "w_q+mlp", "w_k", "rope_low")
@@ -126,6 +138,28 @@ def test_a_dry_run_lists_every_pass_and_leaves_nothing(
     total = sum(float(columns[-1]) for columns in listed.values())
     assert abs(float(last.split()[1]) - total) < 0.5 + 0.05 * len(rows)  # both are rounded
     assert not list(tmp_path.iterdir())
+
+
+def test_written_position_is_measured_once_for_all_passes_of_a_length_and_its_memory_counted(
+    tmp_path: Path,
+) -> None:
+    options = {"model": "nope-tiny", "measures": ("loss", "copy", "order"), "remove": ("written",)}
+    settings = behaviour.Settings(n_seqs=23, seq_len=18, out=tmp_path / "run", **options)
+    (kind,) = behaviour_run.run.args
+    with Session(settings, kind.load) as session:
+        passes = [*kind(session).passes()]
+        text = forecast(session, passes)
+        streams = 2 * 4 * 23 * 18 * 128  # the residual stream and one output of 128 float32
+        assert decimal(session.settings.memory(0, 128) + streams) in text
+    rows = [line.split() for line in text.splitlines()[1:-1]]
+    assert len({row[0] for row in rows}) == len(rows)
+    # The copies have one token less than the text; a block runs to its attention, then to its end.
+    lengths = {row[0]: int(row[2]) for row in rows if row[0].startswith("positions")}
+    assert lengths == {
+        f"positions/{name}/{n}": 2 * 23 * n
+        for name in ("written", "written_null")
+        for n in (18, 17)
+    }
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from nope_probe.hooks.removing.written import Texts, fingerprints, null_order, w
 from nope_probe.removal import WRITTEN_NULL, Component, Writer
 
 MASSIVE = 4.0  # times the median norm of a component's outputs
+BYTES = 8  # float32 of the residual stream and of an output
 
 
 def capture_block_positions(
@@ -52,7 +53,7 @@ def capture_block_positions(
 
     Every block runs on all texts before the next one does: once to its attention's output, and once
     more, without the position of that, to its end. The residual stream of the texts and the output
-    of one component stay in main memory.
+    of one component stay in main memory, `BYTES` for each of their numbers.
 
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
@@ -87,9 +88,11 @@ def capture_block_positions(
         ),
     )
     with torch.inference_mode(), tapped(model):
-        blocks = written_by_blocks(model, inputs[:1], len(blocks_of(model)))
+        whole = written_by_blocks(model, inputs[:1], len(blocks_of(model)))
+        blocks = [block.with_whole_attention for block in whole]
+        measuring.n_writers = sum(len(block.names) for block in blocks)
         for block in blocks:
-            measuring.measure(block.with_whole_attention, is_last=block is blocks[-1])
+            measuring.measure(block, is_last=block is blocks[-1])
     return measuring.positions
 
 
@@ -113,41 +116,39 @@ class _Measuring:
     ) -> None:
         self.model, self.inputs, self.batches, self.latest = model, inputs, batches, latest
         self.checkpoint, self.positions = checkpoint, positions
-        self.n_outputs = n_outputs_of(model, inputs[:1])
+        self.n_outputs, self.n_writers = n_outputs_of(model, inputs[:1]), 1
         self.residuals: dict[int, Vectors] = {}  # by the first text of the batch
 
     def measure(self, block: BlockWriting, *, is_last: bool) -> None:
         """Measure what a block writes, and run the texts through it without that."""
         number = block.index
         for writer in block.names:
-            ends, is_end = dict[int, Tensor](), writer == block.names[-1]
-            outputs = self._outputs(writer, number, ends if is_end else None)
+            is_end = writer == block.names[-1]
+            goes_on = is_end and number < self.latest and not is_last
+            outputs = self._outputs(writer, number, to_end=goes_on)
             if number == 0 and writer == block.names[0]:
                 self.checkpoint.all_reduce([self.positions.texts])
             measured = {**self.positions.outputs, str(writer): self._mean(outputs)}
             self.positions = replace(self.positions, outputs=measured)
-            if is_end and number + 1 <= self.latest and not is_last:
+            if goes_on:
                 # Blocks that are no sum write what they add; others may scale their outputs.
                 factor = 1.0 if writer.kind == "BLOCK" else block.factor
-                for start, end in ends.items():
-                    output, text = outputs[start], self._numbers(start)
-                    written = self.positions.written(writer, output, text)
-                    self.residuals[start] = end - factor * written.to(end)
+                for start, output in outputs.items():
+                    written = self.positions.written(writer, output, self._numbers(start))
+                    self.residuals[start] -= factor * written.to(output)
 
     def _numbers(self, start: int) -> Int[Tensor, " batch"]:
         stop = dict(self.batches)[start]
         return torch.arange(start, stop)
 
-    def _outputs(
-        self, writer: Writer, number: int, ends: dict[int, Tensor] | None
-    ) -> dict[int, Vectors]:
-        """Return a component's output in every batch; fill in the residual stream after a block."""
+    def _outputs(self, writer: Writer, number: int, *, to_end: bool) -> dict[int, Vectors]:
+        """Return a component's output in every batch; keep the residual stream after a block."""
         model, entry = self.model, min(number, self.latest)
         place = next(blocks_of(model)[entry].parameters()).device
         texts, kept = Texts(self.positions), dict[str, Tensor]()
         known = [name for name in self.positions.outputs if Writer(name).block >= entry]
         groups = [*without_written(model, self.positions, known, texts)]
-        hooks = self._reading(writer, number, kept, to_end=ends is not None)
+        hooks = self._reading(writer, number, kept, to_end=to_end)
         outputs: dict[int, Vectors] = {}
         for start, stop in self.batches:
             texts.set(self._numbers(start).to(place))
@@ -159,10 +160,10 @@ class _Measuring:
                 self.positions.texts[start:stop] = fingerprints(kept["before"])
             is_block = writer.kind == "BLOCK"
             outputs[start] = kept["after"] - kept["before"] if is_block else kept["output"]
-            if ends is not None:
-                ends[start] = kept["after"]
-                if number + 1 == len(blocks_of(model)):
-                    self.checkpoint.advance(stop - start)
+            if to_end:
+                self.residuals[start] = kept["after"]
+            n_done, n_of = len(self.positions.outputs) * (stop - start), self.n_writers
+            self.checkpoint.advance((n_done + stop - start) // n_of - n_done // n_of)
         return outputs
 
     def _reading(

@@ -215,10 +215,14 @@ class Ablation:
     @property
     def needs_calibration(self) -> bool:
         """Whether gains, means or positions have to be measured first."""
+        return self.needs_intact or bool(self.condition.of_blocks)
+
+    @property
+    def needs_intact(self) -> bool:
+        """Whether the intact model has to be measured first."""
         needs = self.stand_in
         of_weights = needs.mean or (needs.gain and self.scaling == "output")
-        condition = self.condition
-        measured = condition.writers or condition.of_blocks or "content" in condition
+        measured = self.condition.writers or "content" in self.condition
         return bool(measured) or (bool(self.condition.weights) and of_weights)
 
     @property
