@@ -1,6 +1,7 @@
 """What a user put on a model is run, or refused by name; other causes are named as they are."""
 
 from copy import deepcopy
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.rounding import NETWORK
 from support.tiny_models import N_SEQS, distance, tokens, write_tiny
-from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    LlamaConfig,
+    LlamaForCausalLM,
+    masking_utils,
+)
 from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from nope_probe import capture_scores, load
+from nope_probe import Ablation, ablated, capture_scores, load
 from nope_probe.errors import UserError
 
 TEXT = tokens(N_SEQS, 13)
@@ -87,6 +95,115 @@ def test_attention_and_masks_of_the_users_are_refused_by_their_names(llama: Any)
         load(llama)
     llama.set_attn_implementation("sdpa")
     assert load(llama).info.parity["logits"] <= NETWORK
+
+
+def far(n: int) -> torch.Tensor:
+    """Return the cells of keys 3 or more before a query, other than the first."""
+    i = torch.arange(n)
+    return (i[:, None] - i >= 3) & (i > 0)
+
+
+def hidden(mask: torch.Tensor | None, n: int) -> torch.Tensor | None:
+    if mask is None or mask.dtype == torch.bool:
+        return mask
+    return mask.masked_fill(far(n), torch.finfo(mask.dtype).min)
+
+
+def hidden_in_place(mask: torch.Tensor, n: int) -> torch.Tensor:
+    return mask.masked_fill_(far(n), -1e9)
+
+
+def biased(mask: torch.Tensor, n: int) -> torch.Tensor:
+    return mask + torch.where(far(n), -2.0, 0.0)
+
+
+def absent(mask: torch.Tensor, n: int) -> None:
+    assert mask.isfinite().all()
+
+
+def boolean(mask: torch.Tensor | None, n: int) -> torch.Tensor:
+    assert mask is None or mask.dtype == torch.bool
+    return ~far(n) & torch.ones(n, n).tril().bool()
+
+
+@pytest.mark.parametrize(
+    ("implementation", "change"),
+    [
+        *(("eager", change) for change in (hidden, hidden_in_place, biased, absent)),
+        *(("sdpa", change) for change in (hidden, boolean)),
+    ],
+)
+@pytest.mark.parametrize("place", ["layers", "layers.self_attn", "create_causal_mask"])
+def test_masks_that_a_users_code_changes_hide_what_they_hide_in_transformers(
+    implementation: str,
+    change: Any,
+    place: str,
+    llama: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def before(module: Any, args: Any, options: Any) -> Any:
+        n = (args or [options["hidden_states"]])[0].shape[1]
+        return args, {**options, "attention_mask": change(options["attention_mask"], n)}
+
+    if place == "create_causal_mask":
+        make = modeling_llama.create_causal_mask
+
+        def made(**options: Any) -> Any:
+            return change(make(**options), options["inputs_embeds"].shape[1])
+
+        monkeypatch.setattr(modeling_llama, place, made)
+    else:
+        for block in llama.model.layers:
+            module = block.get_submodule(place.removeprefix("layers").lstrip("."))
+            module.register_forward_pre_hook(before, with_kwargs=True)
+    llama.set_attn_implementation(implementation)
+    with torch.no_grad():
+        expected = llama(TEXT).logits
+    with ablated(llama, Ablation()) as model, torch.no_grad():
+        assert distance(model(TEXT), expected) <= NETWORK
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "implementation"),
+    [
+        (modeling_llama, "eager_attention_forward", "eager"),
+        (masking_utils, "sdpa_mask", "eager"),
+        (masking_utils, "causal_mask_function", "eager"),
+        (torch.nn.functional, "scaled_dot_product_attention", "sdpa"),
+    ],
+)
+def test_functions_in_the_places_of_those_that_are_not_run_are_refused(
+    home: Any, name: str, implementation: str, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced = getattr(home, name)
+
+    @wraps(replaced)
+    def mine(*args: Any, **options: Any) -> Any:
+        return replaced(*args, **options)
+
+    llama.set_attn_implementation(implementation)
+    monkeypatch.setattr(home, name, mine)
+    with pytest.raises(UserError, match=rf"{home.__name__}\.{name} is {__name__}'s"):
+        load(llama)
+
+
+def test_attention_past_the_interface_is_refused_by_its_class(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = modeling_llama.LlamaAttention
+    monkeypatch.setattr(
+        attention, "forward", lambda self, hidden_states, **_: (hidden_states, None)
+    )
+    with pytest.raises(UserError, match="LlamaAttention does not attend through"):
+        load(llama)
+
+
+def test_a_forward_on_a_part_of_a_hooked_model_is_refused() -> None:
+    model = load("rope-tiny").model
+    run = model.blocks[1].mlp.forward
+    model.blocks[1].mlp.forward = wraps(run)(lambda x: 2 * run(x))
+    with pytest.raises(UserError, match=r"blocks\.1\.mlp was replaced"):
+        capture_scores(model, TEXT)
 
 
 def test_a_module_of_two_layers_is_refused_by_the_layers_numbers(llama: Any) -> None:

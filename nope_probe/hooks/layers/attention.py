@@ -93,11 +93,9 @@ class AttentionMask:
             sees=lambda query, key: visible[..., query, key],
         )
 
-    def __getitem__(self, cells: tuple[slice, slice, slice, slice]) -> AttentionMask:
-        """Return the mask of some queries, as transformers cuts it from a tensor."""
-        queries = torch.arange(self.n_queries, device=self.device)[cells[2]]
-        if len(queries) == self.n_queries:
-            return self
+    def of_queries(self, rows: slice) -> AttentionMask:
+        """Return the mask of some queries."""
+        queries = torch.arange(self.n_queries, device=self.device)[rows]
         sees = self.sees
         return replace(
             self,

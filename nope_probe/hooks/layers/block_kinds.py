@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nope_probe.hooks.layers.attention import Attention, AttentionMask, repeat_heads, unmasked
 from nope_probe.hooks.layers.base_layer import COMPUTED, Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
-from nope_probe.hooks.layers.tap import BORROWED, NAME, attend_inline, current, register
+from nope_probe.hooks.layers.tap import BORROWED, FUSED, NAME, attend_inline, current, register
 from nope_probe.maps.rotation import Rotation
 from nope_probe.removal import Projection
 
@@ -271,11 +271,12 @@ class BridgeLayer(Layer):
     def soft_cap(self) -> float | None:
         return getattr(self.hf_attn, "attn_logit_softcapping", None)
 
-    def attach_for_good(self) -> None:
-        """Let the block attend through its tap from now on."""
+    def attach_for_good(self, implementation: str) -> None:
+        """Let the block attend through its tap from now on, in place of an implementation."""
         self.attach_tap()
         if self.uses_interface:
-            self.hf_attn.config._attn_implementation = NAME
+            name = NAME if implementation == "eager" else FUSED
+            self.hf_attn.config._attn_implementation = name
 
     def _attach(self) -> None:
         register()

@@ -35,6 +35,7 @@ def boot_bridge(
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype,
     device: str | None,
+    implementation: str = "eager",
 ) -> TransformerBridge:
     """Return the bridge of a Hugging Face model, with raw weights.
 
@@ -44,6 +45,7 @@ def boot_bridge(
         tokenizer: its tokenizer; None if it has none.
         dtype: its dtype.
         device: its device; None if its parts are on several devices.
+        implementation: the attention of transformers whose masks a user's code in the model gets.
 
     Raises:
         UserError: if TransformerLens does not support the architecture, or if the model has no
@@ -74,7 +76,7 @@ def boot_bridge(
     _run_as_transformers(model)
     for layer in layers:
         assert isinstance(layer, BridgeLayer)
-        layer.attach_for_good()
+        layer.attach_for_good(implementation)
     return model
 
 

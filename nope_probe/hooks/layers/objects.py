@@ -62,6 +62,8 @@ TAKEN = (
 # Where nnsight's, parallel and loaded models have the model that they wrap.
 _WRAPPED = ("_module", "_model", "module", "model")
 ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
+# Whose functions on a module, or in place of another, compute the same.
+_LIBRARIES = ("transformers", "torch", "nnsight", "nope_probe", "transformer_lens")
 _IN_USE: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # the bridges of `ablated`
 
 
@@ -92,19 +94,21 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
     model = _unwrapped(given)
     _validate_on_devices(model)
     _validate_split(model)
+    _validate_forwards(model)
     if hasattr(model, "cfg") or model in _IN_USE:
         return _IN_USE.get(model, model), {}
     from nope_probe.hooks.layers.bridges import boot_bridge
 
     name = model.name_or_path or type(model).__name__
     _validate_decoder(model)
-    _validate_own_code(model)
+    _validate_functions(model)
     _validate_not_repeated(model)
     logits = probe_logits(model)
     copied = _decoder(_named(_copy(model)), logits)
-    reference = reference_of(copied, logits)
+    implementation = model.config.get_text_config()._attn_implementation
+    reference = reference_of(copied, logits, with_patterns=implementation == "eager")
     dtype = next(copied.parameters()).dtype
-    bridge = boot_bridge(name, copied, None, dtype, None)
+    bridge = boot_bridge(name, copied, None, dtype, None, implementation)
     tokenizer = tokenizer or getattr(given, "tokenizer", None)
     if tokenizer is not None:
         bridge.tokenizer = deepcopy(tokenizer)
@@ -170,14 +174,14 @@ def _validate_split(model: Any) -> None:
             )
 
 
-def _validate_own_code(model: Any) -> None:
-    """Check that a model computes what its classes and transformers say.
+def _validate_forwards(model: Any) -> None:
+    """Check that a model's modules compute what their classes say.
 
-    A bridge runs the classes' code. The probe is a few tokens long, so that it does not see a patch
-    which acts beyond them.
+    A bridge and a tap run the classes' code. The probe is a few tokens long, so that it does not
+    see a patch which acts beyond them.
 
     Raises:
-        UserError: naming the module or function that is the user's.
+        UserError: naming the module.
     """
     for path, module in model.named_modules():
         replaced = vars(module).get("forward")
@@ -186,22 +190,49 @@ def _validate_own_code(model: Any) -> None:
                 f"the forward of {path or 'the model'} was replaced on the object, and would be "
                 "dropped: write it as a subclass, or as a hook (register_forward_hook), which acts"
             )
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+
+def _validate_functions(model: Any) -> None:
+    """Check that the functions that taps and masks of ours replace are those of transformers.
+
+    Raises:
+        UserError: naming the function that is the user's.
+    """
+    from transformers import masking_utils
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = getattr(model.config.get_text_config(), "_attn_implementation", None)
-    for what, known in (
-        ("attention", ALL_ATTENTION_FUNCTIONS),
-        ("mask", ALL_MASK_ATTENTION_FUNCTIONS),
-    ):
-        function = known.get(name)
-        function = getattr(function, "func", function)
-        if function is not None and not str(function.__module__).startswith("transformers."):
+    functions = {
+        f"attention function {name!r}": ALL_ATTENTION_FUNCTIONS.get(name),
+        f"mask function {name!r}": masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.get(name),
+        "function torch.nn.functional.scaled_dot_product_attention": (
+            nn.functional.scaled_dot_product_attention
+        ),
+    }
+    if name == "eager":
+        homes = {type(module).__module__ for module in model.modules()}
+        for home, function in (
+            ("transformers.masking_utils", "sdpa_mask"),
+            ("transformers.masking_utils", "causal_mask_function"),
+            *((home, "eager_attention_forward") for home in homes),
+        ):
+            functions[f"function {home}.{function}"] = getattr(sys.modules[home], function, None)
+    for what, function in functions.items():
+        home = _home_of(function)
+        if function is not None and home.split(".")[0] not in _LIBRARIES:
             raise UserError(
-                f"the {what} function {name!r} is not transformers' own, and would be dropped: "
-                "choose one of transformers (set_attn_implementation('eager')), and write the "
+                f"the {what} is {home}'s, not transformers' own, and would be dropped: put the "
+                "original back (set_attn_implementation('eager') chooses one), and write the "
                 "change as a subclass or as hooks, which act"
             )
+
+
+def _home_of(function: Any) -> str:
+    """Return the module in which a function is written, whatever it wraps."""
+    function = getattr(function, "func", function)  # of a partial
+    function = getattr(function, "__func__", function)  # of a method
+    names = getattr(function, "__globals__", None)
+    return str(names["__name__"] if names else getattr(function, "__module__", None) or "torch")
 
 
 def _is_of_a_library(module: nn.Module, forward: Any) -> bool:
@@ -209,9 +240,8 @@ def _is_of_a_library(module: nn.Module, forward: Any) -> bool:
     if hasattr(module, "_hf_hook"):  # accelerate's, around the class's or the user's
         forward = getattr(module, "_old_forward", forward)
         return getattr(forward, "__func__", None) is type(module).forward
-    libraries = ("torch", "nnsight", "nope_probe", "transformer_lens")
-    is_theirs = str(getattr(forward, "__module__", "")).split(".")[0] in libraries
-    return is_theirs or hasattr(forward, "_torchdynamo_orig_callable")
+    is_compiled = hasattr(forward, "_torchdynamo_orig_callable")
+    return is_compiled or _home_of(forward).split(".")[0] in _LIBRARIES
 
 
 def _validate_not_repeated(model: Any) -> None:
@@ -291,6 +321,7 @@ def with_reference(model: Any) -> tuple[PreTrainedModel, Reference]:
     """Return the decoder of text in a model of a folder, and the model's outputs on the probe."""
     from nope_probe.hooks.layers.text_decoder import text_config_of
 
+    _validate_functions(model)
     if text_config_of(model.config) is model.config:
         return model, reference_of(model)
     logits = probe_logits(model)
@@ -326,7 +357,8 @@ def probe_logits(model: Any) -> Float[Tensor, "seq pos d_vocab"]:
     """Return a model's logits on the probe, without a trace in the model."""
     tokens = probe_tokens(model.config.get_text_config().vocab_size).to(model.device)
     eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the pass
-    alone = reading(f"a {type(model).__name__} does not run on tokens of text alone")
+    size = f"{len(tokens)} sequences of {tokens.shape[1]} tokens"
+    alone = reading(f"a {type(model).__name__} does not run on {size} of text alone")
     with alone, torch.no_grad(), evaluated(model.modules()), eager:
         return model(input_ids=tokens, use_cache=False).logits.float()
 

@@ -14,7 +14,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import attention_read, evaluated, logits_of
+from nope_probe.hooks.layers.model import attention_read, evaluated, layers_of, logits_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,20 +45,27 @@ _REASONS = {
 
 
 def reference_of(
-    hf: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab"] | None = None
+    hf: PreTrainedModel,
+    logits: Float[Tensor, "seq pos d_vocab"] | None = None,
+    *,
+    with_patterns: bool = True,
 ) -> Reference:
     """Return plain transformers' outputs on the probe, before a bridge rewires the model.
 
     Args:
         hf: the model.
         logits: of the model that it is a copy of; by default those of `hf`.
+        with_patterns: whether to run eager attention, which returns its weights. It hands masks of
+            its own kind to a user's hooks.
     """
-    tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
-    with torch.inference_mode(), evaluated(hf.modules()):
-        outputs = hf(tokens, output_attentions=True, use_cache=False)
-    attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
-    patterns = tuple(attention for attention in attentions if attention is not None)
-    logits = outputs.logits.float() if logits is None else logits
+    patterns: tuple[Tensor, ...] = ()
+    if with_patterns or logits is None:
+        tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
+        with torch.inference_mode(), evaluated(hf.modules()):
+            outputs = hf(tokens, output_attentions=True, use_cache=False)
+        attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
+        patterns = tuple(attention for attention in attentions if attention is not None)
+        logits = outputs.logits.float() if logits is None else logits
     _validate_finite(hf, logits)
     return Reference(logits=logits, patterns=patterns)
 
@@ -125,6 +132,13 @@ def errors_of(model: HookedModel, reference: Reference) -> dict[str, float]:
     with torch.inference_mode(), attention_read(model, pattern) as patterns:
         logits = logits_of(model, probe_tokens(model.cfg.d_vocab)).float()
     errors = {"logits": relative_error(logits, reference.logits.to(logits.device))}
+    if not patterns:
+        kind = type(layers_of(model)[0].attending).__name__
+        raise UserError(
+            f"{kind} does not attend through transformers' AttentionInterface, so that there are "
+            "no q and k to read: write its forward with ALL_ATTENTION_FUNCTIONS, as transformers' "
+            "models have it"
+        )
     if len(patterns) == len(reference.patterns):
         of_patterns = [
             relative_error(pattern, expected.float().to(pattern.device))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from threading import local
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -22,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import (
@@ -35,8 +37,9 @@ from nope_probe.hooks.layers.attention import (
 from nope_probe.hooks.layers.hook_points import HookPoint
 from nope_probe.maps.rotation import Angles
 
-# Our functions' names among transformers', in models that `load` makes, and in others for a while.
-NAME, BORROWED = "nope_probe", "nope_probe_for_a_while"
+# Our functions' names among transformers', in models whose masks are added to scores (eager
+# attention), in models that leave causal masks out (all other), and in others for a while.
+NAME, FUSED, BORROWED = "nope_probe", "nope_probe_fused", "nope_probe_for_a_while"
 
 
 class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
@@ -189,7 +192,7 @@ def attention_forward(
     query: Float[Tensor, "batch head query_pos d_head"],
     key: Float[Tensor, "batch kv_head key_pos d_head"],
     value: Float[Tensor, "batch value_head key_pos d_value"],
-    attention_mask: Tensor | AttentionMask | None,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Float[Tensor, " head"] | None = None,
@@ -223,17 +226,22 @@ def attention_forward(
 
 
 def _mask(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | AttentionMask | None
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> tuple[AttentionMask, Float[Tensor, "one_or_batch one_or_head query_pos key_pos"] | None]:
     """Return the mask of visible keys, and the bias that a mask adds to their scores."""
-    if isinstance(mask, AttentionMask):
-        return mask, None
+    if isinstance(mask, HandedMask):
+        if mask.is_untouched:
+            return mask.mask, None
+        mask = mask.cells
     n_queries, n_keys = query.shape[2], key.shape[2]
     if mask is None:
-        causal = n_queries > 1 and getattr(module, "is_causal", True)
+        config: Any = module.config
+        is_fused = config._attn_implementation == FUSED
+        causal = is_fused and n_queries > 1 and getattr(module, "is_causal", True)
         make = AttentionMask.causal if causal else AttentionMask.full
         return make(n_queries, n_keys, query.device), None
-    mask = mask[..., :n_keys]
+    mask = mask[(None,) * (4 - mask.ndim)][..., :n_keys]
+    mask = mask.expand(*mask.shape[:2], n_queries, n_keys)
     if mask.dtype == torch.bool:
         return AttentionMask.of(mask), None
     visible = unmasked(mask)
@@ -241,20 +249,89 @@ def _mask(
     return AttentionMask.of(visible), bias if bool(bias.any()) else None
 
 
+class HandedMask(Tensor):
+    """The mask that transformers hands along: a tensor whose cells are made when code reads them.
+
+    Attributes:
+        mask: which keys are visible.
+    """
+
+    mask: AttentionMask
+
+    @classmethod
+    def of(cls, mask: AttentionMask, n_seqs: int, dtype: torch.dtype) -> HandedMask:
+        """Return a mask of booleans, or of numbers that are added to scores."""
+        cell = torch.empty(1, dtype=dtype, device=mask.device)
+        handed = cell.expand(n_seqs, 1, mask.n_queries, mask.n_keys).as_subclass(cls)
+        handed.mask = mask
+        return handed
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no code has read or written the cells."""
+        return "cells" not in vars(self)
+
+    @cached_property
+    def cells(self) -> Tensor:
+        """The cells, as transformers makes them, with what code has written into them."""
+        visible = self.mask.rows().expand(self.shape).clone()
+        if self.dtype == torch.bool:
+            return visible
+        lowest = torch.finfo(self.dtype).min
+        return torch.zeros_like(visible, dtype=self.dtype).masked_fill_(~visible, lowest)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func in _WITHOUT_CELLS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **options)
+        if func is Tensor.__getitem__ and args[0].is_untouched:
+            handed, index = args
+            everything = [slice(None), slice(None), slice(handed.mask.n_keys)]
+            if isinstance(index, tuple) and [*index[:2], *index[3:]] == everything:
+                mask = handed.mask.of_queries(index[2])
+                return cls.of(mask, len(handed), handed.dtype)
+        args, options = tree_map_only(cls, lambda handed: handed.cells, (args, options))
+        return func(*args, **options)
+
+
+_WITHOUT_CELLS = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_meta")),
+    *(Tensor.size, Tensor.dim, Tensor.__len__, Tensor.is_floating_point),
+}
+
+
 def attention_mask(
     *, mask_function: Callable[..., Tensor], config: Any = None, **options: Any
-) -> AttentionMask | Bool[Tensor, "batch one query_pos key_pos"]:
-    """Return the mask of a pass, in place of transformers' mask functions."""
-    from transformers.masking_utils import prepare_padding_mask, sdpa_mask
+) -> (
+    Float[Tensor, "batch one query_pos key_pos"]
+    | Bool[Tensor, "batch one query_pos key_pos"]
+    | None
+):
+    """Return the mask of a pass, in place of transformers' mask functions.
+
+    It is what transformers hands along to the same attention: numbers, or booleans, or None where
+    fused attention knows that it is causal.
+    """
+    from transformers.masking_utils import eager_mask, prepare_padding_mask, sdpa_mask
 
     def at_a_distance(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask_function(batch, head, query << 40, key << 40)
 
+    is_fused = getattr(config, "_attn_implementation", NAME) == FUSED
     allowed = at_a_distance if current.far_apart else mask_function
     if options.get("use_vmap") or hasattr(config, "index_topk"):
         # transformers' first function takes no indices; DeepSeek's selection of keys reads cells.
         whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return sdpa_mask(mask_function=allowed, **options | whole)
+        make = sdpa_mask if is_fused else eager_mask
+        return make(mask_function=allowed, **options | whole)
     n_queries, n_keys = options["q_length"], options["kv_length"]
     q_offset, kv_offset = options.get("q_offset", 0), options.get("kv_offset", 0)
     local, device = options.get("local_size"), torch.device(options["device"])
@@ -263,8 +340,12 @@ def attention_mask(
         padding = padding.bool()[:, kv_offset : kv_offset + n_keys]
         padding = None if bool(padding.all()) else padding
     is_local = current.far_apart or (local is not None and n_keys >= local)
+    dtype = torch.bool if is_fused else options.get("dtype", torch.float32)
     if options["allow_is_causal_skip"] and n_queries == n_keys and padding is None and not is_local:
-        return AttentionMask.causal(n_queries, n_keys, device)
+        if is_fused:
+            return None
+        mask = AttentionMask.causal(n_queries, n_keys, device)
+        return HandedMask.of(mask, options["batch_size"], dtype)
     batch = torch.arange(options["batch_size"], device=device)[:, None, None, None]
     head = torch.zeros_like(batch[:1])
 
@@ -274,7 +355,8 @@ def attention_mask(
         cells = cells.expand(*(cells.shape[:-2] or (1, 1)), *shape)
         return cells if padding is None else cells & padding[batch, key]
 
-    return AttentionMask(n_queries=n_queries, n_keys=n_keys, device=device, sees=sees)
+    mask = AttentionMask(n_queries=n_queries, n_keys=n_keys, device=device, sees=sees)
+    return HandedMask.of(mask, options["batch_size"], dtype)
 
 
 @contextmanager
@@ -301,7 +383,8 @@ def register() -> None:
     """Make our functions known to transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    for name, mask in {NAME: attention_mask, BORROWED: borrowed_mask}.items():
+    masks = {NAME: attention_mask, FUSED: attention_mask, BORROWED: borrowed_mask}
+    for name, mask in masks.items():
         AttentionInterface.register(name, attention_forward)
         AttentionMaskInterface.register(name, mask)
 

@@ -8,22 +8,31 @@ from copy import deepcopy
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.decoders import write_decoder
 from support.tiny_models import ModelOf, Tiny, distance, tokens
+from torch import Tensor
 from transformer_lens.hook_points import HookPoint
-from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+from transformers.masking_utils import (
+    causal_mask_function,
+    eager_mask,
+    sdpa_mask,
+    sliding_window_causal_mask_function,
+)
 
 from nope_probe import load
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.attention import AttentionMask
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, traits_of
 from nope_probe.hooks.layers.tap import (
+    FUSED,
+    NAME,
+    HandedMask,
     Tap,
     attention_forward,
     attention_mask,
@@ -119,6 +128,7 @@ def attend(mask: torch.Tensor | None, n_queries: int = 5, **options: Any) -> tor
     """Return the output of the tap's function, of 3 sequences, 4 heads, 2 key heads and 7 keys."""
     module = torch.nn.Module()
     module.__dict__["tap"] = Tap(HookPoint(), HookPoint(), options.pop("masked", None))
+    module.config = SimpleNamespace(_attn_implementation=options.pop("name", FUSED))
     vars(module).update(options.pop("of_module", {}))
     return attention_forward(module, *inputs(n_queries), mask, **options)[0]
 
@@ -170,14 +180,16 @@ def test_a_mask_of_booleans_and_a_mask_that_is_added_are_understood(masked: floa
     assert distance(attend(biased, masked=masked), by_hand(padded, few)) <= 1e-5
 
 
-def test_without_a_mask_all_but_single_queries_and_modules_of_both_ways_attend_causally() -> None:
+def test_without_a_mask_all_but_single_queries_eager_and_modules_of_both_ways_are_causal() -> None:
     everything = torch.ones(1, 7).bool()
     assert distance(attend(None), by_hand(LATEST)) <= 1e-5
     assert distance(attend(None, n_queries=1), by_hand(everything)) <= 1e-5
     of_two = torch.ones(2, 7).tril(5).bool()
     assert distance(attend(None, n_queries=2), by_hand(of_two)) <= 1e-5
     two_ways = attend(None, of_module={"is_causal": False})
-    assert distance(two_ways, by_hand(everything.expand(5, -1))) <= 1e-5
+    in_eager = attend(None, name=NAME)  # nothing is added to scores
+    for values in (two_ways, in_eager):
+        assert distance(values, by_hand(everything.expand(5, -1))) <= 1e-5
 
 
 def test_scale_soft_cap_and_sinks_are_those_that_transformers_hands_over() -> None:
@@ -232,7 +244,7 @@ def test_masks_are_those_of_transformers(
                 device="cpu",
                 use_vmap=use_vmap,
             )
-        cells = mask.rows() if isinstance(mask, AttentionMask) else mask
+        cells = mask.mask.rows() if isinstance(mask, HandedMask) else mask == 0
         for index in product(range(3), range(n_queries), range(7)):
             row, query, key = index[0], index[1] + q_offset, index[2] + kv_offset
             distance_of_keys = query - key
@@ -246,11 +258,32 @@ def test_masks_are_those_of_transformers(
 def test_masks_are_not_far_apart_behind_an_error() -> None:
     options = {"batch_size": 1, "q_length": 5, "kv_length": 5, "local_size": 3, "device": "cpu"}
     options |= {"mask_function": sliding_window_causal_mask_function(3)}
-    before = attention_mask(**options, allow_is_causal_skip=True).rows()
+    before = attention_mask(**options, allow_is_causal_skip=True).mask.rows()
     with suppress(KeyError), positions_far_apart():
         raise KeyError
-    assert torch.equal(attention_mask(**options, allow_is_causal_skip=True).rows(), before)
+    assert torch.equal(attention_mask(**options, allow_is_causal_skip=True).mask.rows(), before)
     assert before.sum() == 12
+
+
+@pytest.mark.parametrize("name", [NAME, FUSED])
+def test_a_handed_mask_is_transformers_mask_to_code_that_reads_or_writes_it(name: str) -> None:
+    config = SimpleNamespace(_attn_implementation=name)
+    options: dict[str, Any] = {"batch_size": 3, "q_length": 7, "kv_length": 7, "local_size": 5}
+    options |= {"mask_function": sliding_window_causal_mask_function(5), "device": "cpu"}
+    options |= {"allow_is_causal_skip": True}
+    expected = (eager_mask if name == NAME else sdpa_mask)(**options)
+    handed = attention_mask(**options, config=config)
+    assert (handed.shape, handed.dtype, handed.ndim) == (expected.shape, expected.dtype, 4)
+    assert handed[:, :, 2:4, :7].mask.n_queries == 2
+    assert handed.is_untouched  # sizes and slices of queries cost no cells
+    assert torch.equal(handed[:2, :, :, 1:3], expected[:2, :, :, 1:3])
+    assert torch.equal(torch.cat([handed, handed]), torch.cat([expected, expected]))
+    assert type(deepcopy(handed)) is Tensor
+    handed[0, 0, 6, 2:] = expected[0, 0, 0, 6]
+    assert torch.equal(handed[1:], expected[1:])
+    assert handed[0, 0, 6].tolist() == [expected[0, 0, 0, 6].item()] * 7
+    options |= {"local_size": None, "mask_function": causal_mask_function}
+    assert (attention_mask(**options, config=config) is None) == (name == FUSED)
 
 
 def test_layers_of_a_hybrid_keep_their_numbers(decoder: Decoder) -> None:
