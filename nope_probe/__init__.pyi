@@ -17,6 +17,7 @@ from nope_probe.analyses.pattern import measure_heads as measure_heads
 from nope_probe.data.sequences import Sequences as Sequences
 from nope_probe.data.sequences import gaussian as gaussian
 from nope_probe.data.sequences import sequences as sequences
+from nope_probe.errors import UserError as UserError
 from nope_probe.figures.attention import Why as Why
 from nope_probe.figures.text_view import TextView as TextView
 from nope_probe.hooks.ablation import ablated as ablated

@@ -198,7 +198,7 @@ class Writer(str):
         head: the number of a head in its block; None for other writers.
 
     Raises:
-        ValueError: for a name that is no writer's.
+        UserError: for a name that is no writer's.
 
     Example:
         >>> writer = Writer("L2H11")
@@ -214,7 +214,7 @@ class Writer(str):
         """Return the writer of a name."""
         named = _WRITER.fullmatch(name)
         if named is None:
-            raise ValueError(f"expected a writer, such as L1H0, MLP1 or embed, got {name!r}")
+            raise UserError(f"expected a writer, such as L1H0, MLP1 or embed, got {name!r}")
         writer = super().__new__(cls, name)
         block_of_head, head, kind, block = named.groups()
         writer.kind = kind or ("HEAD" if head else name)
@@ -314,7 +314,7 @@ class Component(str):
         writer: the component whose position is removed, if any.
 
     Raises:
-        ValueError: for a name that does not exist.
+        UserError: for a name that does not exist.
 
     Example:
         >>> Component("W_Q"), Component("rope[0:4]").pairs, Component("position[L1H0]").writer
@@ -336,7 +336,7 @@ class Component(str):
         if kind not in ROWS or (kind == "position" and writer is None):
             kinds = [kind for kind in ROWS if kind != "position"]
             known = ", ".join([*kinds, *CIRCUITS, *ROPE_HALVES, "rope[a:b]"])
-            raise ValueError(
+            raise UserError(
                 f"unknown component {name!r}; there are {known}, position[L1H0], and unions such "
                 "as w_q+w_k"
             )
@@ -436,7 +436,7 @@ class Condition(frozenset[Component]):
             removed: a name, or names; a union is several names joined by `+`.
 
         Raises:
-            ValueError: for a name that does not exist, or two names that share a component.
+            UserError: for a name that does not exist, or two names that share a component.
 
         Example:
             >>> Condition.parse(["mask", "qk"]).name, Condition.parse("rope+mlp").name
@@ -524,19 +524,19 @@ def validate_disjoint(names: Sequence[str]) -> None:
     """Check that no two components, circuits, bands of RoPE or unions remove the same thing.
 
     Raises:
-        ValueError: naming two that do, and the shared part.
+        UserError: naming two that do, and the shared part.
 
     Example:
         >>> validate_disjoint(["w_q+mlp", "qk"])
         Traceback (most recent call last):
-        ValueError: w_q+mlp and qk share w_q
+        nope_probe.errors.UserError: w_q+mlp and qk share w_q
     """
     for one, other in combinations(map(spelled, names), 2):
         if one == other:
-            raise ValueError(f"{one} is named twice")
+            raise UserError(f"{one} is named twice")
         for first, second in product(_members(one), _members(other)):
             if shared := first.shares(second):
-                raise ValueError(f"{one} and {other} {shared}")
+                raise UserError(f"{one} and {other} {shared}")
 
 
 def validate_components(wanted: Condition, has: Collection[str]) -> None:

@@ -186,7 +186,7 @@ def split_attention(maps: AttentionMaps) -> dict[tuple[int, int], AttentionSplit
     """Return the four parts of each head's attention by layer and head.
 
     Raises:
-        ValueError: for fewer than 3 folds, or what are no maps of `capture_attention`.
+        UserError: for fewer than 3 folds, or what are no maps of `capture_attention`.
 
     Example:
         >>> from nope_probe import capture_attention, load, sequences
@@ -233,11 +233,11 @@ def split_head(maps: AttentionMaps, place: int, head: int) -> AttentionSplit:
     """Return the four parts of the attention of one head, in the layer at a place of the maps.
 
     Raises:
-        ValueError: for fewer than 3 folds.
+        UserError: for fewer than 3 folds.
     """
     n_folds, share_of = len(maps.counts), fold_weights(len(maps.counts), maps.counts)
     if n_folds < 3:
-        raise ValueError(f"expected at least 3 folds to leave two out, got {n_folds}")
+        raise UserError(f"expected at least 3 folds to leave two out, got {n_folds}")
     weights, visible, skip_keys = maps.weights[:, place, head], maps.visible[place], maps.skip_keys
     kept, of_means = visible.sum(-1) >= MIN_KEYS, weights_of_means(share_of)
     size = max(1, BLOCK_BYTES // (8 * len(of_means) * visible.shape[-1]))

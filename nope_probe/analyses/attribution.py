@@ -92,8 +92,8 @@ def attribute(
             of vectors and for bare fold means, which have no lead.
 
     Raises:
-        KeyError: without maps of the intact model.
-        ValueError: for a name that does not exist, or a non-finite cell below the diagonal.
+        UserError: without maps of the intact model, or for a name that does not exist.
+        ValueError: for a non-finite cell below the diagonal.
 
     Example:
         >>> from nope_probe import Ablation, ablated, attribute, capture_scores, load, sequences
@@ -125,8 +125,7 @@ def attribute_heads(
         maps: results of `capture_scores(..., per_head=True)`, by the removed components.
 
     Raises:
-        KeyError: as in `attribute`.
-        ValueError: as in `attribute`, or for maps that were captured without heads.
+        UserError: as in `attribute`, or for maps that were captured without heads.
 
     Example:
         >>> from nope_probe import ablated, attribute_heads, capture_scores, load, sequences
@@ -206,7 +205,7 @@ def layers_by_condition(
     """Return the maps of each layer, by its number, in each condition.
 
     Raises:
-        ValueError: for a name that does not exist, two names of one condition, no maps, or maps on
+        UserError: for a name that does not exist, two names of one condition, no maps, or maps on
             other sequences.
     """
     if not isinstance(maps, Mapping):
@@ -217,12 +216,12 @@ def layers_by_condition(
         Condition.parse(removed): maps_by_layer(captured) for removed, captured in maps.items()
     }
     if len(conditions) < len(maps) or not conditions:
-        raise ValueError(f"expected one entry per condition, got {list(maps)}")
+        raise UserError(f"expected one entry per condition, got {list(maps)}")
     if INTACT not in conditions:
-        raise KeyError("no maps of the model with nothing removed")
+        raise UserError("no maps of the model with nothing removed")
     counts = [layer.counts for layers in conditions.values() for layer in layers.values()]
     if any(not torch.equal(count, counts[0]) for count in counts):
-        raise ValueError("maps have folds of different sizes: capture them on the same sequences")
+        raise UserError("maps have folds of different sizes: capture them on the same sequences")
     return conditions
 
 

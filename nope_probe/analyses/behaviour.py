@@ -19,6 +19,7 @@ from nope_probe.analyses.jackknife import (
     jackknife,
     mean_intervals,
 )
+from nope_probe.errors import UserError
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 
 Losses = Float[Tensor, "document target"]
@@ -48,7 +49,7 @@ def mean_interval(values: PerDocument) -> Interval:
     Its replicates are without each group of documents in turn; see `in_groups`.
 
     Raises:
-        ValueError: for fewer than 4 documents.
+        UserError: for fewer than 4 documents.
     """
     interval = jackknife(Estimates.of_means(values.double()))
     return replace(interval, replicates=Estimates.of_means(*in_groups(values.double())))
@@ -84,11 +85,11 @@ def span_loss(losses: Losses, first: int, stop: int | None = None) -> PerDocumen
     """Return each document's mean loss of the targets first, ..., stop - 1 (to the end for None).
 
     Raises:
-        ValueError: if there are no such targets.
+        UserError: if there are no such targets.
     """
     columns = losses[:, max(first, 1) - 1 : None if stop is None else stop - 1]
     if columns.shape[1] == 0:
-        raise ValueError(f"no targets from {first} to {stop} in {losses.shape[1] + 1} tokens")
+        raise UserError(f"no targets from {first} to {stop} in {losses.shape[1] + 1} tokens")
     return columns.mean(1)
 
 

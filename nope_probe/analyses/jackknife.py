@@ -10,6 +10,7 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 
 MIN_FOLDS = 4
@@ -54,7 +55,7 @@ def jackknife(estimates: Estimates) -> Interval:
     folds. A large fold lowers this number, because most of the variance then comes from few folds.
 
     Raises:
-        ValueError: for fewer than 4 folds.
+        UserError: for fewer than 4 folds.
     """
     value, half = float(estimates.values[0]), t_quantile(estimates.weights) * error_of(estimates)
     return Interval(value=value, low=value - half, high=value + half, replicates=estimates)
@@ -64,11 +65,11 @@ def error_of(estimates: Estimates) -> float:
     """Return the jackknife's standard error of an estimate.
 
     Raises:
-        ValueError: for fewer than 4 folds.
+        UserError: for fewer than 4 folds.
     """
     weights, n_folds = estimates.weights, len(estimates.weights)
     if n_folds < MIN_FOLDS:
-        raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
+        raise UserError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
     variance = (weights / (1 - weights) * _deviations(estimates).square()).mean()
     return float(variance.sqrt())
 

@@ -84,7 +84,8 @@ def measure(
         query_positions: for fold means, the queries of the rows; all by default.
 
     Raises:
-        ValueError: for a non-finite cell among j < i, fewer than 4 folds, or too few keys.
+        UserError: for fewer than 4 folds, or too few keys.
+        ValueError: for a non-finite cell among j < i.
 
     Example:
         >>> from nope_probe import capture_scores, gaussian, load, measure
@@ -104,7 +105,7 @@ def measure_heads(maps: ScoreMaps | Layers) -> dict[tuple[int, int], Measures]:
         maps: the result of `capture_scores(..., per_head=True)`.
 
     Raises:
-        ValueError: as in `measure`, or for maps that were captured without heads.
+        UserError: as in `measure`, or for maps that were captured without heads.
 
     Example:
         >>> from nope_probe import capture_scores, load, measure_heads

@@ -28,6 +28,7 @@ from nope_probe.analyses.pattern_rows import (
     beyond_rounding,
     mean_squares,
 )
+from nope_probe.errors import UserError
 from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums
 from nope_probe.maps.folds import pooled
@@ -110,7 +111,7 @@ class Reader:
 
     def __post_init__(self) -> None:
         if len(self.counts) < MIN_FOLDS:
-            raise ValueError(
+            raise UserError(
                 f"expected {MIN_FOLDS} folds or more, got {len(self.counts)}: means of four "
                 "folds are multiplied, and intervals leave one fold out"
             )

@@ -19,6 +19,7 @@ from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import (
     Interval,
 )
+from nope_probe.errors import UserError
 from nope_probe.maps.layers import LayerMaps, Pattern
 from nope_probe.maps.rotation import Rotation
 
@@ -78,7 +79,7 @@ def make_bands(
 
     Raises:
         NotImplementedError: if the pairs of a rotation are not known.
-        ValueError: if no layer has RoPE, or for more bands than pairs.
+        UserError: if no layer has RoPE, or for more bands than pairs.
 
     Example:
         >>> from nope_probe.maps.rotation import Rotation
@@ -91,9 +92,9 @@ def make_bands(
     turning = [rotation.turning for rotation in rotations]
     most = max((len(rotation.known_pairs) for rotation in turning), default=0)
     if most == 0:
-        raise ValueError("no layer has RoPE: there are no frequencies to split a score by")
+        raise UserError("no layer has RoPE: there are no frequencies to split a score by")
     if choice != "octaves" and not 1 <= choice <= most:
-        raise ValueError(f"expected from 1 to {most} bands (rotary pairs), got {choice}")
+        raise UserError(f"expected from 1 to {most} bands (rotary pairs), got {choice}")
     keys = [_keys(rotation, choice) for rotation in turning]
     names = {
         key: f"{2**key}-{2 ** (key + 1)}" if choice == "octaves" else str(key)

@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
+from nope_probe.errors import UserError
 from nope_probe.figures.graph import steps_back
 from nope_probe.figures.intervals import estimates_of
 from nope_probe.figures.limits import reach_of
@@ -125,10 +126,10 @@ class Why:
         """The steps back as a graph: heads at the tokens of their queries, layers upwards.
 
         Raises:
-            ValueError: for terms of a single step.
+            UserError: for terms of a single step.
         """
         if self.steps is None:
-            raise ValueError("the terms are of a single step: ask for steps=2 or more")
+            raise UserError("the terms are of a single step: ask for steps=2 or more")
         tokens = dict(zip(self.table["key"], self.table["token"], strict=True))
         return steps_back(self.steps, tokens, f"Why {self.head} looks there, steps back")
 

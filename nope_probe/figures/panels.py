@@ -14,6 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
+from nope_probe.errors import UserError
 from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
@@ -298,7 +299,7 @@ def pool(maps: Float[np.ndarray, "layer row key_pos"] | RowMaps, max_positions: 
         max_positions: how many cells an axis has at most.
 
     Raises:
-        ValueError: if max_positions is below 1.
+        UserError: if max_positions is below 1.
 
     Example:
         >>> two_rows = np.array([[[1.0, 3.0, np.nan, np.nan], [5.0, 7.0, 9.0, 9.0]]])
@@ -306,7 +307,7 @@ def pool(maps: Float[np.ndarray, "layer row key_pos"] | RowMaps, max_positions: 
         [[[2.0, nan], [6.0, 9.0]]]
     """
     if max_positions < 1:
-        raise ValueError(f"expected at least 1 position, got {max_positions}")
+        raise UserError(f"expected at least 1 position, got {max_positions}")
     maps = maps if isinstance(maps, RowMaps) else RowMaps(values=maps)
     cells, skip_keys = maps.values, maps.skip_keys
     n_rows, n = cells.shape[-2:]

@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from nope_probe.errors import closed_choices
+from nope_probe.errors import UserError, closed_choices
 from nope_probe.figures.names import TABLE, words
 from nope_probe.figures.panels import Pooled, RowMaps, heat_map, pool
 from nope_probe.figures.style import (
@@ -131,7 +131,7 @@ def circuit(
         skip_keys: first positions that the colour limits leave out, as in `score_maps`.
 
     Raises:
-        ValueError: for no maps, or for a letter that is no stage.
+        UserError: for no maps, or for a letter that is no stage.
 
     Example:
         >>> import numpy as np
@@ -193,12 +193,12 @@ def views(
         normalised: the maps less the mean of each diagonal; empty for no such view.
 
     Raises:
-        ValueError: for no maps, or for a letter that is no stage.
+        UserError: for no maps, or for a letter that is no stage.
     """
     letters = [letter for letter in LETTERS if letter in maps]
     if len(letters) < len(maps) or not maps:
         got = " ".join(sorted({*maps} - {*LETTERS})) or "none"
-        raise ValueError(f"expected maps of the stages a to i, got {got}")
+        raise UserError(f"expected maps of the stages a to i, got {got}")
     kinds: dict[MapKind, Models] = {RAW: {"shown": maps, "reference": reference}}
     if len({*maps[letters[0]].shape}) == 1:
         kinds[COSINES] = {of: _cosines_of(cells) for of, cells in kinds[RAW].items()}

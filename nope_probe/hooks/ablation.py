@@ -15,6 +15,7 @@ from functools import cache, wraps
 from inspect import signature
 from typing import Any
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     hooks_in_place,
@@ -68,14 +69,14 @@ def ablated(
         tokens: instead of a calibration, the tokens (or vectors) on which to `calibrate` first.
 
     Raises:
-        ValueError: if the model lacks a component, layer, head or band, if neither or both of
-            calibration and tokens are given where means or gains are needed, for another model's
-            or one of other weights, or for a prefix longer than the model's context. In a forward
-            pass, for a prefix longer than the sequences, for keys and values from a cache that
-            the ablation makes wrong, or for padding that looks like tokens or changes the removal.
-        RuntimeError: inside another `ablated` on this model, of any thread: two writers of the
-            attention scores do not commute. Name all components in one Ablation. In a forward
-            pass, if `reset_hooks` removed the ablation.
+        UserError: if the model lacks a component, layer, head or band, if neither or both of
+            calibration and tokens are given where means or gains are needed, for another model's or
+            one of other weights, or for a prefix longer than the model's context. In a forward
+            pass, for a prefix longer than the sequences, for keys and values from a cache that the
+            ablation makes wrong, for padding that looks like tokens or changes the removal, or if
+            `reset_hooks` removed the ablation. Inside another `ablated` on this model, of any
+            thread: two writers of the attention scores do not commute. Name all components in one
+            Ablation.
 
     Example:
         >>> from nope_probe import Ablation, ablated, load
@@ -88,7 +89,7 @@ def ablated(
         model = stack.enter_context(opened(model))
         blocks = ablations_of(model, ablation)
         if model in ABLATED:
-            raise RuntimeError(ABLATED_ALREADY)
+            raise UserError(ABLATED_ALREADY)
         calibration = _calibration(model, ablation, calibration, tokens)
         if calibration is not None:
             calibration = _with_written(model, ablation, calibration, tokens)
@@ -161,7 +162,7 @@ def _calibration(
     if not ablation.needs_calibration:
         return None
     if calibration is not None and tokens is not None:
-        raise ValueError("expected a calibration or tokens to calibrate on, not both")
+        raise UserError("expected a calibration or tokens to calibrate on, not both")
     seed, writers = ablation.calibration_seed, ablation.condition.writers
     heads = content_heads(model, [ablation])
     if tokens is not None and not ablation.needs_intact:
@@ -169,14 +170,14 @@ def _calibration(
     if tokens is not None:
         return calibrate(model, tokens, seed=seed, writers=writers, heads=heads)
     if calibration is None:
-        raise ValueError(_how_to_calibrate(ablation, heads))
+        raise UserError(_how_to_calibrate(ablation, heads))
     if calibration.checksum != weights_checksum(model):
-        raise ValueError(
+        raise UserError(
             "the calibration belongs to another model, or to other weights: pass "
             "calibrate(model, tokens) of this one"
         )
     if seed is not None and calibration.seed != seed:
-        raise ValueError(
+        raise UserError(
             f"the {ablation.replacement} replacement of seed {seed} is not calibrated: pass "
             f"calibrate(model, tokens, seed={seed})"
         )
@@ -189,14 +190,14 @@ def _validate_measured(
 ) -> None:
     missing = [writer for writer in writers if writer not in calibration.positions]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"the position of {missing[0]} is not calibrated: pass "
             f"calibrate(model, tokens, writers={list(writers)})"
         )
     for layer, named in heads.items():
         known = calibration.patterns.get(layer)
         if known is None or not {*named} <= {*known.heads.tolist()}:
-            raise ValueError(
+            raise UserError(
                 f"the mean attention of L{layer} is not calibrated: pass "
                 f"calibrate(model, tokens, heads={heads})"
             )
@@ -208,12 +209,12 @@ def _with_written(
     """Return a calibration with the position that blocks write without what else is removed.
 
     Raises:
-        ValueError: if it is not there, and there are no tokens to measure it on.
+        UserError: if it is not there, and there are no tokens to measure it on.
     """
     for name in ablation.condition.of_blocks:
         if tokens is None:
             if name not in calibration.written:
-                raise ValueError(f"{name} is measured on texts: pass tokens=tokens, no calibration")
+                raise UserError(f"{name} is measured on texts: pass tokens=tokens, no calibration")
             continue
         others = ablation.without(ablation.condition - {name})
         with ablated(model, others, calibration):
@@ -304,7 +305,7 @@ def _without_unseen_padding(model: Any, removed: str) -> Callable[..., Any]:
             isinstance(texts, list) and len({model.to_tokens(t).shape[1] for t in texts}) > 1
         )
         if is_padded and call.get("attention_mask") is None:
-            raise ValueError(
+            raise UserError(
                 f"texts of different lengths are padded, and without {removed} padding has an "
                 "effect: pass texts one by one, or tokens with their attention_mask"
             )

@@ -61,13 +61,13 @@ class KeptCells:
             where: the rows; of all queries by default.
 
         Raises:
-            ValueError: if no row has two such cells.
+            UserError: if no row has two such cells.
         """
         if where is None:
             where = MapRows(torch.arange(len(first_visible)), len(first_visible))
         n = where.n
         if not 0 <= skip_keys <= n - 3:
-            raise ValueError(
+            raise UserError(
                 f"expected from 0 to {n - 3} skipped keys at {n} positions, got {skip_keys}"
             )
         first = torch.arange(n)
@@ -170,7 +170,7 @@ def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:
     """Return the cells on which patterns are defined without a window: skip_keys <= j < i.
 
     Raises:
-        ValueError: if no row has two such cells.
+        UserError: if no row has two such cells.
     """
     return KeptCells.of(torch.zeros(n, dtype=torch.long), skip_keys).mask
 
@@ -190,7 +190,8 @@ def row_centred(
         query_positions: the queries of the rows; all by default.
 
     Raises:
-        ValueError: for a non-finite cell among j < i that no window hides, or what is no tensor.
+        UserError: for what is no tensor.
+        ValueError: for a non-finite cell among j < i that no window hides.
 
     Example:
         >>> row_centred(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))

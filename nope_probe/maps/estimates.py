@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimates:
@@ -170,12 +172,12 @@ class ProductSums:
             weights: the share of all sequences that each fold holds.
 
         Raises:
-            ValueError: for fewer than 3 folds.
+            UserError: for fewer than 3 folds.
         """
         assert self.sums is not None
         n_folds = self.sums.shape[1]
         if n_folds < 3:
-            raise ValueError(f"expected at least 3 folds to leave one out, got {n_folds}")
+            raise UserError(f"expected at least 3 folds to leave one out, got {n_folds}")
         squares = weights.square()
         products = self.sums * weights[:, None, None] * weights / n_cells
         same = products.diagonal(dim1=1, dim2=3).permute(2, 0, 1)

@@ -14,6 +14,8 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.errors import UserError
+
 State = dict[str, Tensor]
 DEFAULT_FOLDS = 8
 Read = TypeVar("Read")
@@ -228,7 +230,7 @@ def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, "
         n_folds: how many folds.
 
     Raises:
-        ValueError: if there are fewer documents than folds.
+        UserError: if there are fewer documents than folds.
 
     Example:
         >>> grouped_folds(torch.tensor([7, 7, 7, 2, 2, 9]), 2)
@@ -236,7 +238,7 @@ def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, "
     """
     sizes = Counter(documents.tolist())
     if len(sizes) < n_folds:
-        raise ValueError(
+        raise UserError(
             f"{len(documents)} sequences of {len(sizes)} documents do not fill {n_folds} folds: "
             "a document's sequences are not independent, so they share a fold"
         )
@@ -258,10 +260,10 @@ def folds_of(
         documents: the document of each sequence; by default all sequences are independent.
 
     Raises:
-        ValueError: if a fold would be empty, or the documents are not as many as the sequences.
+        UserError: if a fold would be empty, or the documents are not as many as the sequences.
     """
     if documents is not None and len(documents) != n_seqs:
-        raise ValueError(f"expected the documents of {n_seqs} sequences, got {len(documents)}")
+        raise UserError(f"expected the documents of {n_seqs} sequences, got {len(documents)}")
     if n_folds is None:
         n_folds = default_folds(n_seqs if documents is None else len(documents.unique()))
     if documents is None or n_folds < 1:
@@ -279,8 +281,8 @@ def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:
     """Return for each fold f the number of sequences s < n_seqs with s % n_folds == f.
 
     Raises:
-        ValueError: if a fold would be empty.
+        UserError: if a fold would be empty.
     """
     if not 1 <= n_folds <= n_seqs:
-        raise ValueError(f"expected from 1 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")
+        raise UserError(f"expected from 1 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")
     return torch.bincount(torch.arange(n_seqs) % n_folds, minlength=n_folds)

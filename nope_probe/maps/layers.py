@@ -107,7 +107,7 @@ class LayerMaps:
         """The pattern among the other keys.
 
         Raises:
-            ValueError: if no row has two other keys.
+            UserError: if no row has two other keys.
         """
         (pattern,) = shared_patterns([self])
         return pattern
@@ -296,8 +296,8 @@ def shared_patterns(maps: Sequence[LayerMaps]) -> list[Pattern]:
     pattern is compared on the keys that the window leaves visible.
 
     Raises:
-        UserError: if the maps differ in their positions, or in the queries of their rows.
-        ValueError: if no row has two other keys.
+        UserError: if the maps differ in their positions, or in the queries of their rows, or if no
+            row has two other keys.
     """
     for layer in maps[1:]:
         if layer.n != maps[0].n:

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.maps import default_rows
 
 QueryPositions: TypeAlias = Int[Tensor, " row"] | None  # None: the map has the row of every query
@@ -33,7 +34,7 @@ def choose_rows(n: int, query_rows: int | None = None) -> Int[Tensor, " row"]:
         query_rows: how many rows; by default all up to 2,048 positions, and 512 above.
 
     Raises:
-        ValueError: for no rows, or more rows than positions.
+        UserError: for no rows, or more rows than positions.
 
     Example:
         >>> choose_rows(19, 8).tolist()
@@ -42,7 +43,7 @@ def choose_rows(n: int, query_rows: int | None = None) -> Int[Tensor, " row"]:
     if query_rows is None:
         query_rows = default_rows(n)
     if not 1 <= query_rows <= n:
-        raise ValueError(f"expected from 1 to {n} rows at {n} positions, got {query_rows}")
+        raise UserError(f"expected from 1 to {n} rows at {n} positions, got {query_rows}")
     n_last = min(LAST_ROWS, (query_rows + 1) // 2)
     n_spread = query_rows - n_last
     spread = (torch.arange(n_spread) + 1) * (n - n_last) // max(1, n_spread) - 1
@@ -59,12 +60,12 @@ def rows_of(n_rows: int, query_positions: QueryPositions) -> Int[Tensor, " row"]
     """Return the queries of the rows: the given queries, or 0, 1, 2, ...
 
     Raises:
-        ValueError: if there are not as many queries as rows.
+        UserError: if there are not as many queries as rows.
     """
     if query_positions is None:
         return torch.arange(n_rows)
     if len(query_positions) != n_rows:
-        raise ValueError(f"expected {n_rows} query positions, got {len(query_positions)}")
+        raise UserError(f"expected {n_rows} query positions, got {len(query_positions)}")
     return query_positions
 
 

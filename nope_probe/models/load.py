@@ -50,7 +50,7 @@ def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     The copy is a HookedTransformer, or with TransformerLens 4 a TransformerBridge.
 
     Raises:
-        ValueError: for RoPE in some layers only, which HookedTransformer does not have.
+        UserError: for RoPE in some layers only, which HookedTransformer does not have.
     """
     if not has_hooked_transformer():
         return wrap_in_bridge(deepcopy(hf).to("cpu", torch.float32), deepcopy(tokenizer))
@@ -105,10 +105,10 @@ def load(
             names them.
 
     Raises:
-        TypeError: for what is neither a name nor a model.
-        UserError: for an unknown model, a revision of a model that is not on the Hub, a table of
-            positions shorter than n_ctx, files with tensors that the model does not use, a model
-            that fails parity, or an option without effect on a model in memory.
+        UserError: for what is neither a name nor a model, or for an unknown model, a revision of a
+            model that is not on the Hub, a table of positions shorter than n_ctx, files with
+            tensors that the model does not use, a model that fails parity, or an option without
+            effect on a model in memory.
 
     Example:
         >>> from nope_probe import load

@@ -24,7 +24,7 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from nope_probe.errors import closed_choices
+from nope_probe.errors import UserError, closed_choices
 from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT
@@ -70,7 +70,7 @@ def parameter_free(
         causal: whether there is a causal mask.
 
     Raises:
-        ValueError: for no layers, no dimensions, an odd dimension with RoPE or an unknown norm.
+        UserError: for no layers, no dimensions, an odd dimension with RoPE or an unknown norm.
 
     Example:
         >>> from nope_probe import build, capture_scores, gaussian, parameter_free
@@ -79,11 +79,9 @@ def parameter_free(
         torch.Size([2, 5, 5])
     """
     if n_layers < 1 or d_model < 1:
-        raise ValueError(f"expected at least 1 layer and 1 dimension, got {n_layers}, {d_model}")
+        raise UserError(f"expected at least 1 layer and 1 dimension, got {n_layers}, {d_model}")
     if rope and d_model % 2:
-        raise ValueError(
-            f"RoPE turns pairs of coordinates: expected an even d_model, got {d_model}"
-        )
+        raise UserError(f"RoPE turns pairs of coordinates: expected an even d_model, got {d_model}")
     return configuration(
         model_name="parameter-free-rope" if rope else "parameter-free",
         n_layers=n_layers,
@@ -194,11 +192,11 @@ def hooked_config(config: PreTrainedConfig) -> Configuration:
     """Return TransformerLens's configuration of a Llama-like Hugging Face model.
 
     Raises:
-        ValueError: for RoPE in some layers only.
+        UserError: for RoPE in some layers only.
     """
     switches = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     if len(set(switches)) != 1:
-        raise ValueError("HookedTransformer has RoPE in all layers or in none; use a bridge")
+        raise UserError("HookedTransformer has RoPE in all layers or in none; use a bridge")
     rope = bool(switches[0])
     d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return configuration(

@@ -105,8 +105,7 @@ def as_loaded(
     """Return a model in memory with a tokenizer (by default the model's) and its description.
 
     Raises:
-        TypeError: for what is no model.
-        UserError: for a model that cannot be read, or that fails parity.
+        UserError: for what is no model, or for a model that cannot be read, or that fails parity.
     """
     if isinstance(given, LoadedModel):
         return given if tokenizer is None else replace(given, tokenizer=tokenizer)

@@ -142,8 +142,7 @@ def as_sequences(model: HookedModel, given: Given) -> Sequences:
     """Return sequences with their properties; a first token that all share is a BOS token.
 
     Raises:
-        TypeError: for a model or inputs of another kind.
-        UserError: for inputs that the model cannot take.
+        UserError: for a model or inputs of another kind, or for inputs that the model cannot take.
     """
     inputs = as_inputs(model, given)
     if isinstance(given, Sequences):
@@ -192,11 +191,11 @@ def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
     """Return the numbers of the layers that attend, among some first layers or all.
 
     Raises:
-        ValueError: for more layers than there are, or no attention.
+        UserError: for more layers than there are, or no attention.
     """
     attending, depth = [layer.index for layer in layers_of(model)], len(blocks_of(model))
     if n_layers is not None and not 1 + attending[0] <= n_layers <= depth:
-        raise ValueError(f"expected from {1 + attending[0]} to {depth} layers, got {n_layers}")
+        raise UserError(f"expected from {1 + attending[0]} to {depth} layers, got {n_layers}")
     return tuple(layer for layer in attending if layer < (n_layers or depth))
 
 
@@ -204,13 +203,13 @@ def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
     """Return how many folds the sequences are dealt to, 4 at least; by default 8 or fewer.
 
     Raises:
-        ValueError: for too few folds, or more than there are sequences (documents).
+        UserError: for too few folds, or more than there are sequences (documents).
     """
     most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
     if most < 4:
-        raise ValueError(f"expected 4 {kind} or more for intervals, got {most}")
+        raise UserError(f"expected 4 {kind} or more for intervals, got {most}")
     if n_folds is None:
         return default_folds(most)
     if not 4 <= n_folds <= most:
-        raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
+        raise UserError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
     return n_folds

@@ -187,9 +187,9 @@ def difference(
         scores, for each common layer and each measure of `measure`.
 
     Raises:
-        TypeError: for what are no maps of `capture_scores` or, both, of `capture_attention`.
-        ValueError: for maps without a common layer, of unlike positions, rows or first keys, or,
-            if paired, of different folds.
+        UserError: for what are no maps of `capture_scores` or, both, of `capture_attention`, or for
+            maps without a common layer, of unlike positions, rows or first keys, or, if paired, of
+            different folds.
 
     Example:
         >>> from nope_probe import Ablation, ablated, capture_scores, difference, load, sequences
@@ -208,7 +208,7 @@ def difference(
     else:
         for maps in (base, other):
             if not isinstance(maps, ScoreMaps):
-                raise TypeError(f"expected maps of `capture_scores`, got {kind_of(maps)}")
+                raise UserError(f"expected maps of `capture_scores`, got {kind_of(maps)}")
         assert isinstance(base, ScoreMaps)
         assert isinstance(other, ScoreMaps)
         columns = dict(MEASURES)

@@ -376,12 +376,9 @@ def validate_removable(model: HookedModel, ablations: Iterable[Ablation]) -> Non
     Raises:
         UserError: naming a part that cannot be removed, and why.
     """
-    try:
-        for ablation in ablations:
-            ablations_of(model, ablation)
-            blocks_that_write(model, ablation.condition.writers)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    for ablation in ablations:
+        ablations_of(model, ablation)
+        blocks_that_write(model, ablation.condition.writers)
 
 
 def ablation_of(model: HookedModel, settings: RemovingSettings) -> Ablation:

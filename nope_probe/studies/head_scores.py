@@ -85,7 +85,7 @@ def head_scores(
         A row for each layer and head. `run_attention` splits attention into position and content.
 
     Raises:
-        ValueError: for too few sequences, folds or layers, or inputs that the model cannot take.
+        UserError: for too few sequences, folds or layers, or inputs that the model cannot take.
 
     Example:
         >>> from nope_probe import head_scores, load, sequences

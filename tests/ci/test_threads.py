@@ -18,6 +18,7 @@ from support.tiny_models import D_VOCAB, ByName
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from nope_probe import Ablation, ablated, calibrate, capture_losses, capture_scores, untrained
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_detached
 from nope_probe.hooks.layers.tap import positions_far_apart
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
@@ -192,7 +193,7 @@ def test_a_pool_inside_ablated_runs_and_reads_the_ablated_model(
         with passes_go_on(lambda thread: model(batch(thread, 5 + thread)), 3) as outputs:
             for _ in range(5):
                 assert_same(capture_scores(model, batch(0), batch_size=5).mean, maps, NETWORK)
-        with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="ablated already"):
+        with ThreadPoolExecutor(1) as pool, pytest.raises(UserError, match="ablated already"):
             pool.submit(ablated(model, "mask").__enter__).result(60)
     for thread, output in outputs:
         assert_same(output, expected[thread], NETWORK)
@@ -238,7 +239,7 @@ def test_a_transformers_model_is_ablated_in_all_threads_and_once(tiny: ByName) -
     with ThreadPoolExecutor(1) as pool:
         with ablated(hf, "mask"):
             assert_same(pool.submit(hf, batch(0)).result(60).logits, expected, NETWORK)
-            with pytest.raises(RuntimeError, match="ablated already"):
+            with pytest.raises(UserError, match="ablated already"):
                 pool.submit(ablated(hf, "mask").__enter__).result(60)
         assert pool.submit(hf, batch(0)).result(60).logits.equal(intact)
 
@@ -247,7 +248,7 @@ def test_weights_are_drawn_once_whichever_thread_asks(models_of: ModelsOf) -> No
     model, _ = models_of("llama")
     intact = model(batch(0))
     with untrained(model), ThreadPoolExecutor(1) as pool:
-        with pytest.raises(RuntimeError, match="untrained already"):
+        with pytest.raises(UserError, match="untrained already"):
             pool.submit(untrained(model).__enter__).result(60)
         assert not torch.allclose(model(batch(0)), intact)
     assert model(batch(0)).equal(intact)

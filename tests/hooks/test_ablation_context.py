@@ -9,6 +9,7 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance, tokens
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, position_point
@@ -71,7 +72,7 @@ def test_resetting_hooks_inside_an_ablation_changes_nothing_or_is_an_error(
         if remove in ("mask", "rope"):  # which attention itself leaves out
             assert torch.equal(model(tiny(name).tokens), without)
         else:
-            with pytest.raises(RuntimeError, match="removed inside it"):
+            with pytest.raises(UserError, match="removed inside it"):
                 model(tiny(name).tokens)
     with torch.no_grad():
         assert torch.equal(model(tiny(name).tokens), intact)
@@ -107,7 +108,7 @@ def test_nesting_two_ablations_is_an_error_and_the_outer_one_stays(
     with ablated(model, Ablation(remove=["mask"])):
         before = hooked_run(model, tokens).logits
         with (
-            pytest.raises(RuntimeError, match="ablated already"),
+            pytest.raises(UserError, match="ablated already"),
             ablated(model, Ablation(remove=["w_k"], replacement="identity", gain="norm")),
         ):
             pass

@@ -220,7 +220,7 @@ def test_mistakes_are_one_line_before_anything_is_run(
         function(loaded, dtype="float32")
     with pytest.raises(UserError, match="has 4 layers, 5 were asked for; try --layers all"):
         function(loaded, text, layers=5)
-    with pytest.raises(TypeError, match=r"expected a transformers model .*, got Linear"):
+    with pytest.raises(UserError, match=r"expected a transformers model .*, got Linear"):
         function(torch.nn.Linear(2, 3), text)
     (tmp_path / "text").write_text("mine")
     with pytest.raises(UserError, match="holds other files; choose another --out"):

@@ -34,6 +34,7 @@ from nope_probe.analyses.parameter_free.theory import (
     steps,
     visible,
 )
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
@@ -144,7 +145,7 @@ def simulate_scores(
         checkpoint: hears of each chunk; may end the simulation.
 
     Raises:
-        ValueError: if both or neither of n_samples and target_se are given, or out of range.
+        UserError: if both or neither of n_samples and target_se are given, or out of range.
 
     Example:
         >>> from nope_probe import load, simulate_scores
@@ -177,11 +178,11 @@ def _next_goal(simulation: Simulation, target_se: float) -> int:
 
 def _validate(spec: ParameterFreeSpec, n_samples: int | None, target_se: float | None) -> None:
     if (n_samples is None) == (target_se is None):
-        raise ValueError("expected either n_samples or target_se")
+        raise UserError("expected either n_samples or target_se")
     if n_samples is not None and n_samples < 2:
-        raise ValueError(f"expected at least 2 samples, got {n_samples}: 1 sample has no variance")
+        raise UserError(f"expected at least 2 samples, got {n_samples}: 1 sample has no variance")
     if target_se is not None and not target_se >= spec.resolution:
-        raise ValueError(f"float32 resolves {spec.resolution:.1e} nats, not {target_se:g}")
+        raise UserError(f"float32 resolves {spec.resolution:.1e} nats, not {target_se:g}")
 
 
 def spec_of(model: HookedModel) -> ParameterFreeSpec:
@@ -247,10 +248,10 @@ def sample_inputs(
     seed is the same in every run. All alphas share the noise.
 
     Raises:
-        ValueError: for alpha outside [0, 1) or a negative seed.
+        UserError: for alpha outside [0, 1) or a negative seed.
     """
     if not 0 <= alpha < 1:
-        raise ValueError(f"expected 0 <= alpha < 1, got {alpha}")
+        raise UserError(f"expected 0 <= alpha < 1, got {alpha}")
     blocks = range(start // BLOCK, -(-stop // BLOCK))
     noise = torch.cat([_noise(seed, block, seq_len, d_model) for block in blocks])
     noise = noise[start - blocks.start * BLOCK : stop - blocks.start * BLOCK]

@@ -25,6 +25,7 @@ from scipy.special import gammaln, hyp1f1
 from torch import Tensor
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.errors import UserError
 
 ROTARY_BASE = 10_000.0
 INFINITE = ParameterFreeSpec()
@@ -68,10 +69,10 @@ def validate_alphas(alpha: Alphas) -> None:
     """Check that expected inner products are in [0, 1).
 
     Raises:
-        ValueError: naming the alphas.
+        UserError: naming the alphas.
     """
     if not bool(((alpha >= 0) & (alpha < 1)).all()):
-        raise ValueError(f"expected 0 <= alpha < 1, got {alpha.tolist()}")
+        raise UserError(f"expected 0 <= alpha < 1, got {alpha.tolist()}")
 
 
 def expected_cosine(alpha: Alphas, d_model: int) -> Alphas:
@@ -81,7 +82,7 @@ def expected_cosine(alpha: Alphas, d_model: int) -> Alphas:
     therefore E c(l r)^2 over r ~ chi_d. It is below alpha by O(1/d).
 
     Raises:
-        ValueError: for alpha outside [0, 1) or no dimensions.
+        UserError: for alpha outside [0, 1) or no dimensions.
 
     Example:
         >>> expected_cosine(torch.tensor([0.2, 0.5], dtype=torch.float64), 64)
@@ -89,7 +90,7 @@ def expected_cosine(alpha: Alphas, d_model: int) -> Alphas:
     """
     validate_alphas(alpha)
     if d_model < 1:
-        raise ValueError(f"expected d_model >= 1, got {d_model}")
+        raise UserError(f"expected d_model >= 1, got {d_model}")
     r, density = _chi(d_model)
     alpha = alpha.double()[:, None]
     return (density * _mean_length(r * (alpha / (1 - alpha)).sqrt(), d_model) ** 2).sum(-1)
@@ -142,7 +143,7 @@ def mean_field(alpha: Alphas, n: int, n_layers: int, spec: ParameterFreeSpec) ->
         Scores in nats, [alpha, query_pos, key_pos], float64; j > i is NaN if the mask is on.
 
     Raises:
-        ValueError: for an alpha outside [0, 1).
+        UserError: for an alpha outside [0, 1).
 
     Example:
         >>> *_, third = mean_field(torch.tensor([0.0]), 50, 3, ParameterFreeSpec())
@@ -240,7 +241,7 @@ def theory_scores(
         Scores in nats, float64; NaN at j > i if the mask is on.
 
     Raises:
-        ValueError: for an alpha outside [0, 1).
+        UserError: for an alpha outside [0, 1).
 
     Example:
         >>> theory_scores(torch.tensor([0.0]), 50, 2)[0, 1, 2, 1]

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from nope_probe.errors import UserError
 from nope_probe.maps.rotation import Angles
 
 HeadVectors = Float[Tensor, "batch pos head d_head"]
@@ -143,7 +144,7 @@ class AttentionMask:
                 themselves; None for all positions.
 
         Raises:
-            ValueError: if a sequence is shorter than the prefix.
+            UserError: if a sequence is shorter than the prefix.
         """
         sees, real = self.sees, self.real
         if self.known == "causal":
@@ -157,7 +158,7 @@ class AttentionMask:
             return both_ways
         n = int(real.sum(-1).min())
         if prefix > n:
-            raise ValueError(f"a prefix of {prefix} positions, but the sequences have {n}")
+            raise UserError(f"a prefix of {prefix} positions, but the sequences have {n}")
         inside = real & (real.cumsum(-1) <= prefix)
         return replace(
             self,
@@ -212,12 +213,12 @@ class MeanPattern:
         """Return the mean pattern of the first n positions, which no later token of a text changes.
 
         Raises:
-            ValueError: for more positions than it has, or other than all where queries look ahead.
+            UserError: for more positions than it has, or other than all where queries look ahead.
         """
         if n == self.n:
             return self
         if n > self.n or self.cells.ndim == 3:
-            raise ValueError(f"expected sequences of {self.n} tokens, got {n}")
+            raise UserError(f"expected sequences of {self.n} tokens, got {n}")
         return MeanPattern(heads=self.heads, cells=self.cells[:, : n * (n + 1) // 2], n=n)
 
     def rows(self, rows: slice | RowPositions) -> Float[Tensor, "head row key_pos"]:

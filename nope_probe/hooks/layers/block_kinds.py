@@ -13,6 +13,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, AttentionMask, repeat_heads, unmasked
 from nope_probe.hooks.layers.base_layer import COMPUTED, Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
@@ -77,7 +78,7 @@ class HookedLayer(Layer):
         if past_kv_cache_entry is not None:
             n_before = past_kv_cache_entry.past_keys.size(1)
             if k.shape[2] != v.shape[2] or k.shape[2] != past_kv_cache_entry.past_keys.shape[2]:
-                raise ValueError(
+                raise UserError(
                     "in this ablation there is a key or value head per query head, which no cache "
                     "of TransformerLens holds; pass whole sequences"
                 )

@@ -33,6 +33,8 @@ from typing import (
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from nope_probe.errors import UserError
+
 INSTALLING = Lock()  # for the moments in which something of a model is replaced or put back
 
 
@@ -137,7 +139,7 @@ def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
     Where groups have the same module, the hooks that write of a later group come first.
 
     Raises:
-        RuntimeError: in a forward pass, if one of these hooks was removed inside the context.
+        UserError: in a forward pass, if one of these hooks was removed inside the context.
     """
     by_module = defaultdict[nn.Module, list[Sequence[PlacedHook]]](list)
     for module, hooks in groups:
@@ -188,7 +190,7 @@ class _KeptInPlace:
         orders = defaultdict[HookPoint, dict[str, list[int]]](lambda: {"first": [], "last": []})
         for placed, handle in [*self.handles]:
             if not any(fwd_hook is handle for fwd_hook in placed.point.fwd_hooks):
-                raise RuntimeError(
+                raise UserError(
                     "the hooks of `ablated` were removed inside it (by reset_hooks?), and with "
                     "them the ablation: leave the context before hooks are reset"
                 )

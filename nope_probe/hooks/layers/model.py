@@ -67,13 +67,13 @@ def layers_of(model: HookedModel) -> list[Layer]:
     """Return a model's blocks that attend: all of them, except in hybrid models.
 
     Raises:
-        TypeError: for anything but a HookedTransformer or TransformerBridge.
+        UserError: for anything but a HookedTransformer or TransformerBridge.
     """
     blocks = getattr(model, "blocks", None)
     if blocks is None or not hasattr(model, "cfg"):
         hint = "; load it first: load(name)" if isinstance(model, str) else ""
         given = type(model).__name__
-        raise TypeError(f"expected a HookedTransformer or TransformerBridge, got {given}{hint}")
+        raise UserError(f"expected a HookedTransformer or TransformerBridge, got {given}{hint}")
     kind = BridgeLayer if is_bridge(model) else HookedLayer
     return [
         kind(block, index, model.cfg)
@@ -92,8 +92,8 @@ def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) ->
     """Return the layers with the given numbers; by default all layers that attend.
 
     Raises:
-        IndexError: for a block that does not exist, or does not attend.
-        UserError: for what are no numbers of layers.
+        UserError: for a block that does not exist, or does not attend, or for what are no numbers
+            of layers.
     """
     if numbers is not None:
         numbers = [*numbers] if isinstance(numbers, Iterator) else numbers
@@ -102,9 +102,9 @@ def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) ->
     chosen = list(layers if numbers is None else numbers)
     unknown = [number for number in chosen if number not in layers]
     if unknown and unknown[0] in range(len(blocks_of(model))):
-        raise IndexError(f"L{unknown[0]} does not attend; the layers that do are {[*layers]}")
+        raise UserError(f"L{unknown[0]} does not attend; the layers that do are {[*layers]}")
     if unknown or not chosen:
-        raise IndexError(f"expected layers from 0 to {len(blocks_of(model)) - 1}, got {chosen}")
+        raise UserError(f"expected layers from 0 to {len(blocks_of(model)) - 1}, got {chosen}")
     return [layers[number] for number in chosen]
 
 
@@ -225,9 +225,9 @@ def as_inputs(model: HookedModel, given: object) -> Inputs:
     sequence becomes a batch of 1.
 
     Raises:
-        TypeError: for a model that is not TransformerLens's, or for inputs of another kind.
-        UserError: for sequences of unequal lengths, no token, tokens that the model does not have,
-            more positions than it has, or vectors of another size.
+        UserError: for a model that is not TransformerLens's, or for inputs of another kind, or for
+            sequences of unequal lengths, no token, tokens that the model does not have, more
+            positions than it has, or vectors of another size.
 
     Example:
         >>> from nope_probe import load
@@ -238,11 +238,11 @@ def as_inputs(model: HookedModel, given: object) -> Inputs:
     given = given.inputs if isinstance(given, HasInputs) else given
     inputs = given if isinstance(given, Tensor) else _stacked(model, given)
     if inputs.is_meta:
-        raise TypeError("expected tokens or vectors, got a meta tensor, which holds no numbers")
+        raise UserError("expected tokens or vectors, got a meta tensor, which holds no numbers")
     if inputs.dim() == 1 + inputs.is_floating_point():
         inputs = inputs[None]
     if inputs.dim() != 2 + inputs.is_floating_point() or inputs.dtype == torch.bool:
-        raise TypeError(
+        raise UserError(
             "expected tokens [seq, pos] or vectors [seq, pos, d_model], got "
             f"{str(inputs.dtype).removeprefix('torch.')} {list(inputs.shape)}"
         )
@@ -260,19 +260,19 @@ def documents_of(
     """Return the given documents, or by default the documents of the `Sequences`.
 
     Raises:
-        TypeError: for documents that are no tensor.
+        UserError: for documents that are no tensor.
     """
     if documents is None:
         return given.documents if isinstance(given, HasInputs) else None
     if not isinstance(documents, Tensor):
-        raise TypeError(f"expected documents as a tensor, got {documents!r:.60}")
+        raise UserError(f"expected documents as a tensor, got {documents!r:.60}")
     return documents
 
 
 def _stacked(model: HookedModel, given: object) -> Tensor:
     """Return the tokens of a text, of texts or of lists of ids, whose lengths are equal."""
     if not isinstance(given, Sequence) or not given:
-        raise TypeError(f"expected texts, tokens or vectors, got {given!r:.60}")
+        raise UserError(f"expected texts, tokens or vectors, got {given!r:.60}")
     rows = [
         _tokens_of(model, row) if isinstance(row, str) else _as_tensor(row)
         for row in ([given] if isinstance(given, str) else given)
@@ -290,7 +290,7 @@ def _as_tensor(row: object) -> Tensor:
     try:
         return torch.as_tensor(row)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(f"expected texts, tokens or vectors, got {row!r:.60}") from error
+        raise UserError(f"expected texts, tokens or vectors, got {row!r:.60}") from error
 
 
 def _tokens_of(model: HookedModel, text: str) -> Int[Tensor, " pos"]:

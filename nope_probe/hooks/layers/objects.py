@@ -74,10 +74,10 @@ def model_of(given: Model) -> HookedModel:
     within `ablated` it is the bridge that is ablated.
 
     Raises:
-        TypeError: for what is no model, naming what is taken.
-        UserError: for a model whose weights are on disk or in another memory until they are used,
-            that is no decoder of text, or whose bridge computes something else; for a bridge that
-            computes without an adapter, or the model of one.
+        UserError: for what is no model, naming what is taken, or for a model whose weights are on
+            disk or in another memory until they are used, that is no decoder of text, or whose
+            bridge computes something else; for a bridge that computes without an adapter, or the
+            model of one.
     """
     return checked_model(given)[0]
 
@@ -136,7 +136,7 @@ def _unwrapped(given: object) -> Any:
         inner = next((model for model in wrapped if isinstance(model, nn.Module)), None)
         if inner is None:
             hint = "; load it first: load(name)" if isinstance(given, str) else ""
-            raise TypeError(f"expected {TAKEN}, got {type(given).__name__}{hint}")
+            raise UserError(f"expected {TAKEN}, got {type(given).__name__}{hint}")
     return inner
 
 
@@ -286,7 +286,7 @@ def opened(given: Model) -> Iterator[HookedModel]:
     """Yield the hooked model of a caller's model; inside the context it runs in its place.
 
     Raises:
-        RuntimeError: if another thread has opened the model meanwhile.
+        UserError: if another thread has opened the model meanwhile.
     """
     original, model = _unwrapped(given), model_of(given)
     if model is original or original in _IN_USE:
@@ -301,7 +301,7 @@ def opened(given: Model) -> Iterator[HookedModel]:
         return run(*args, **options)
 
     if _IN_USE.setdefault(original, model) is not model:
-        raise RuntimeError(ABLATED_ALREADY)
+        raise UserError(ABLATED_ALREADY)
     try:
         with methods_replaced(replaced, forward=forward):
             yield model

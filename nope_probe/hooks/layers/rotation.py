@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import HeadVectors
 from nope_probe.maps.rotation import Angles, Rotation, cos_and_sin
 from nope_probe.removal import Component
@@ -75,7 +76,7 @@ class RemovedPairs:
         rotary: the block's rotation.
 
     Raises:
-        ValueError: for a band of pairs that do not exist.
+        UserError: for a band of pairs that do not exist.
     """
 
     bands: Collection[Component]
@@ -86,7 +87,7 @@ class RemovedPairs:
         for name in self.bands:
             begin, end = name.pairs or (0, n)
             if name.is_band and not 0 <= begin < end <= n:
-                raise ValueError(f"no band {name}: the model rotates {n} pairs, rope[0:{n}]")
+                raise UserError(f"no band {name}: the model rotates {n} pairs, rope[0:{n}]")
 
     def mask(self, n_pos: int) -> Bool[Tensor, " pair"]:
         """Return a mask of the removed pairs, for sequences of n_pos tokens."""

@@ -18,6 +18,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import (
     Attention,
     AttentionMask,
@@ -77,12 +78,12 @@ def available(layers: Mapping[int, Layer], index: int) -> dict[Letter, str]:
         index: a block's number.
 
     Raises:
-        IndexError: if the model has no such block, or the block does not attend.
+        UserError: if the model has no such block, or the block does not attend.
     """
     if index not in layers:
         if not 0 <= index < max(layers):
-            raise IndexError(f"expected a block from 0 to {max(layers)}, got {index}")
-        raise IndexError(f"L{index} does not attend; the layers that do are {[*layers]}")
+            raise UserError(f"expected a block from 0 to {max(layers)}, got {index}")
+        raise UserError(f"L{index} does not attend; the layers that do are {[*layers]}")
     names: dict[Letter, str] = {}
     for letter, stage in STAGES.items():
         if index + stage.block in layers:

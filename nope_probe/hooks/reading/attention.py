@@ -77,8 +77,8 @@ def capture_attention(
         Fold means on the CPU.
 
     Raises:
-        IndexError: for a layer that the model does not have.
-        ValueError: for a token that the model lacks, an empty fold, or more rows than positions.
+        UserError: for a layer that the model does not have, or for a token that the model lacks, an
+            empty fold, or more rows than positions.
 
     Example:
         >>> from nope_probe import capture_attention, load

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, MeanPattern, upcast
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
@@ -80,8 +81,8 @@ def calibrate(
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
-        RuntimeError: inside `ablated` on this model, because gains belong to the intact model.
-        ValueError: for a writer that the model does not have.
+        UserError: inside `ablated` on this model, because gains belong to the intact model, or for
+            a writer that the model does not have.
 
     Example:
         >>> from nope_probe import Ablation, ablated, calibrate, load
@@ -93,9 +94,7 @@ def calibrate(
     model = model_of(model)
     inputs = as_inputs(model, inputs)
     if model in ABLATED:
-        raise RuntimeError(
-            "the model is ablated: calibrate it before `ablated`, while it is intact"
-        )
+        raise UserError("the model is ablated: calibrate it before `ablated`, while it is intact")
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers_of(model)]
     cut = _one_fold(inputs, kept_positions)
     written = _position_accumulators(model, inputs, writers, cut)
@@ -160,7 +159,7 @@ def blocks_that_write(
         inputs: a sequence on which blocks are run; by default arbitrary tokens.
 
     Raises:
-        ValueError: for a writer that the model does not have; the message lists its writers.
+        UserError: for a writer that the model does not have; the message lists its writers.
     """
     if not writers:
         return {}
@@ -178,7 +177,7 @@ def blocks_that_write(
         for name in known:
             kinds.setdefault(name.kind, []).append(name)
         has = [f"{same[0]} to {same[-1]}" if len(same) > 1 else same[0] for same in kinds.values()]
-        raise ValueError(
+        raise UserError(
             f"{unknown[0]} writes nothing in this model; the components that do are "
             f"{', '.join(has)}"
         )

@@ -92,9 +92,8 @@ def capture_scores(
         Fold means in nats, on the CPU.
 
     Raises:
-        IndexError: for a layer that the model does not have.
-        ValueError: for a token that the model lacks, an empty fold, more rows than positions, or a
-            band that a layer does not have.
+        UserError: for a layer that the model does not have, or for a token that the model lacks, an
+            empty fold, more rows than positions, or a band that a layer does not have.
         NotImplementedError: for a band of scores that are not q.k (soft-capped ones).
 
     Example:
@@ -135,11 +134,11 @@ def _coordinates(
     """Return the coordinates of a head that a band of RoPE turns, by block."""
     name, traits, coordinates = Component(band), traits_of(model), {}
     if name.kind != "rope":
-        raise ValueError(f"expected pairs of RoPE, such as rope[0:8] or rope_high, got {band}")
+        raise UserError(f"expected pairs of RoPE, such as rope[0:8] or rope_high, got {band}")
     for layer in layers:
         rotary = traits[layer.index].rotary
         if rotary is None:
-            raise ValueError(f"L{layer.index} has no RoPE, so its scores have no band {band}")
+            raise UserError(f"L{layer.index} has no RoPE, so its scores have no band {band}")
         chosen = RemovedPairs(bands=[name], rotary=rotary).mask(n_pos)
         coordinates[layer.index] = rotary.known_pairs[chosen].flatten()
     return coordinates
@@ -175,8 +174,8 @@ def capture_stages(
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
-        IndexError: for a block that the model does not have.
-        KeyError: for a stage that this block does not have.
+        UserError: for a block that the model does not have, or for a stage that this block does not
+            have.
 
     Example:
         >>> from nope_probe import capture_stages, load
@@ -191,7 +190,7 @@ def capture_stages(
     letters = list(names) if stages is None else list(stages)
     missing = [letter for letter in letters if letter not in names]
     if missing:
-        raise KeyError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
+        raise UserError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
     fold_of = folds_of(len(inputs), n_folds, documents)
     cut = Cut(counts=fold_of.bincount(), queries=chosen_rows(inputs.shape[1], query_rows))
     accumulators: dict[Letter, GramAccumulator | ScoreAccumulator] = {}

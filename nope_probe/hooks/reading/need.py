@@ -96,8 +96,8 @@ def capture_need(
 
     Raises:
         UserError: for a component that the model lacks or that no single head's attention can lose,
-            for heads (every head is measured) or a replacement whose output is not constant.
-        RuntimeError: inside `ablated` on this model.
+            for heads (every head is measured) or a replacement whose output is not constant, or
+            inside `ablated` on this model.
         NotImplementedError: for scores that hooks change.
 
     Example:
@@ -122,7 +122,7 @@ def capture_need(
 
 def _validate(model: HookedModel, ablation: Ablation) -> None:
     if model in ABLATED:
-        raise RuntimeError("the model is ablated: capture need before `ablated`")
+        raise UserError("the model is ablated: capture need before `ablated`")
     condition = ablation.condition
     others = [name for name in condition.ordered if name.kind not in IN_ATTENTION]
     if others or not condition:

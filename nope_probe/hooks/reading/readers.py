@@ -99,7 +99,7 @@ def capture_positions(
         Fold means on the CPU, float64.
 
     Raises:
-        IndexError: for a layer that the model does not have.
+        UserError: for a layer that the model does not have.
         NotImplementedError: for a family whose residual stream is no sum, whose RoPE turns no
             pairs, or whose projections are no linear maps between norms.
 

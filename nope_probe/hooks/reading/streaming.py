@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import (
     Attachment,
     HookedModel,
@@ -76,7 +77,7 @@ def stream(
         checkpoint: deals out batches; by default, all are run.
 
     Raises:
-        ValueError: for batches of no sequences, or fewer batches than processes.
+        UserError: for batches of no sequences, or fewer batches than processes.
         torch.OutOfMemoryError: if a single sequence does not fit.
     """
     checkpoint = checkpoint or StreamCheckpoint()
@@ -100,13 +101,13 @@ def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> lis
     """Return the batches of one process as (start, stop), dealt out in turn.
 
     Raises:
-        ValueError: if the process gets no batch, or a batch has no sequences.
+        UserError: if the process gets no batch, or a batch has no sequences.
     """
     if batch_size < 1:
-        raise ValueError(f"expected batches of 1 sequence or more, got {batch_size}")
+        raise UserError(f"expected batches of 1 sequence or more, got {batch_size}")
     starts = range(rank * batch_size, n_seqs, n_processes * batch_size)
     if not starts:
-        raise ValueError(
+        raise UserError(
             f"{n_processes} processes, but {n_seqs} sequences in batches of {batch_size}"
         )
     return [(start, min(start + batch_size, n_seqs)) for start in starts]

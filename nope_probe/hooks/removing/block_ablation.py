@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import (
@@ -35,7 +36,7 @@ class BlockAblation:
         ablation: the removals.
 
     Raises:
-        ValueError: saying why the block cannot lose a component.
+        UserError: saying why the block cannot lose a component.
     """
 
     def __init__(self, target: Target, ablation: Ablation) -> None:
@@ -52,7 +53,7 @@ class BlockAblation:
         """Return attention as every removal leaves it, the mask last: it needs the window's.
 
         Raises:
-            ValueError: if keys come from a cache, or for padding that the removal would count.
+            UserError: if keys come from a cache, or for padding that the removal would count.
         """
         if not all(name.row.by_token for name in self.condition):
             check_sequences(attention, self.condition)
@@ -65,12 +66,12 @@ def ablations_of(model: HookedModel, ablation: Ablation) -> list[BlockAblation]:
     """Return the ablations of the blocks that an ablation acts on.
 
     Raises:
-        ValueError: for a component, layer, head or band that the model does not have or cannot
-            lose, or a prefix longer than its context; the message lists what the model has.
+        UserError: for a component, layer, head or band that the model does not have or cannot lose,
+            or a prefix longer than its context; the message lists what the model has.
     """
     validate_components(ablation.condition, components(model))
     if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
-        raise ValueError(
+        raise UserError(
             f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
         )
     heads, numbers, lone = ablation.heads, ablation.layers, lone_mlps(model, ablation)
@@ -79,10 +80,7 @@ def ablations_of(model: HookedModel, ablation: Ablation) -> list[BlockAblation]:
     elif lone:
         known = [layer.index for layer in layers_of(model)] if numbers is None else numbers
         numbers = [number for number in known if number not in lone]
-    try:
-        layers = [] if numbers is not None and not len(numbers) else numbered_layers(model, numbers)
-    except IndexError as error:
-        raise ValueError(str(error)) from error
+    layers = [] if numbers is not None and not len(numbers) else numbered_layers(model, numbers)
     targets = (
         Target(
             layer=layer,
@@ -109,7 +107,7 @@ def _heads(layer: Layer, named: Sequence[int]) -> list[int] | None:
     """Return the named heads in order; None if these are all heads."""
     unknown = [head for head in named if head not in range(layer.n_heads)]
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"L{layer.index} has the query heads 0 to {layer.n_heads - 1}, not {unknown[0]}"
         )
     heads = sorted(set(named))
@@ -120,17 +118,17 @@ def check_sequences(attention: Attention, remove: Condition) -> None:
     """Check that a pass is over whole sequences, unpadded where their length matters.
 
     Raises:
-        ValueError: if keys come from a cache, or for padding that the removal would count.
+        UserError: if keys come from a cache, or for padding that the removal would count.
     """
     n_queries, n_keys = attention.mask.n_queries, attention.mask.n_keys
     if n_queries != n_keys:
-        raise ValueError(
+        raise UserError(
             f"{n_keys} keys for {n_queries} queries: in this ablation a position depends on all "
             "others, so that no cache of keys and values holds; pass whole sequences"
         )
     names = sorted(name for name in remove if name.of_length)
     if names and not attention.mask.real.all():
-        raise ValueError(
+        raise UserError(
             f"removing {' and '.join(names)} depends on the length of the sequences, which "
             "padding changes: pass sequences of one length, without padding"
         )
@@ -162,10 +160,10 @@ def in_effect(model: HookedModel, active: ActiveAblation) -> Iterator[None]:
     """Name an ablation in `ABLATED` for as long as the context lasts.
 
     Raises:
-        RuntimeError: if the model is ablated already, by any thread.
+        UserError: if the model is ablated already, by any thread.
     """
     if ABLATED.setdefault(model, active) is not active:
-        raise RuntimeError(ABLATED_ALREADY)
+        raise UserError(ABLATED_ALREADY)
     try:
         yield
     finally:

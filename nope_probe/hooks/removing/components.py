@@ -77,7 +77,7 @@ class Removal:
         ablation: all removals.
 
     Raises:
-        ValueError: saying why the block cannot lose the component.
+        UserError: saying why the block cannot lose the component.
 
     Attributes:
         kind: the name of its row.
@@ -195,7 +195,7 @@ class Rope(Removal):
         self.straightens = self.pairs if alone else None
         if rotary is not None and not alone and rotary.pairs is None:
             where = "where blocks share keys" if target.heads is None else "in some heads"
-            raise ValueError(
+            raise UserError(
                 f"RoPE of L{target.layer.index} cannot be removed {where}: its pairs of "
                 "coordinates were not recognised"
             )
@@ -245,14 +245,14 @@ class Weight(Removal):
         self.inputs = defaultdict[int, list[Tensor]](list)  # by thread
         reason = target.layer.why_not_replaced(self.kind)
         if reason is not None:
-            raise ValueError(
+            raise UserError(
                 f"{self.kind} of L{target.layer.index} cannot be removed: {reason}; name removals "
                 "without it"
             )
         self.source = target.layer.source_of_keys if self.kind in ("w_k", "w_v") else None
         heads = range(target.layer.n_heads) if target.heads is None else target.heads
         if self.source is not None and not ablation.acts_on(self.source, heads):
-            raise ValueError(
+            raise UserError(
                 f"{self.kind} of L{target.layer.index} cannot be removed by itself: it attends to "
                 f"the keys and values of L{self.source}; remove {self.kind} of L{self.source} too"
             )
@@ -399,7 +399,7 @@ class Content(Removal):
         try:
             return replace(attention, fixed=self.fixed.first(attention.mask.n_keys))
         except ValueError as error:
-            raise ValueError(
+            raise UserError(
                 f"the mean attention of L{self.layer.index}: {error}; pass calibrate(model, "
                 "tokens, heads=...) of that length"
             ) from error
@@ -461,10 +461,10 @@ def check_length(tensor: Vectors, n: int, what: str) -> None:
     """Check that sequences are as long as those on which a position was measured.
 
     Raises:
-        ValueError: naming both lengths.
+        UserError: naming both lengths.
     """
     if tensor.shape[1] != n:
-        raise ValueError(
+        raise UserError(
             f"sequences of {tensor.shape[1]} tokens, but {what} was calibrated on sequences of "
             f"{n}: pass calibrate(model, tokens) of that length"
         )

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.objects import Model, model_of
 
@@ -32,7 +33,7 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
         seed: the seed of the draws.
 
     Raises:
-        RuntimeError: inside another `untrained` on this model.
+        UserError: inside another `untrained` on this model.
 
     Example:
         >>> from nope_probe import load, untrained
@@ -55,7 +56,7 @@ def _restored(model: HookedModel) -> Iterator[None]:
     """Restore a model's weights at the end, from copies in main memory."""
     mine = object()
     if _REDRAWN.setdefault(model, mine) is not mine:
-        raise RuntimeError("the model is untrained already: leave the other `untrained` first")
+        raise UserError("the model is untrained already: leave the other `untrained` first")
     saved = [(weight, weight.detach().cpu().clone()) for weight in model.parameters()]
     try:
         yield

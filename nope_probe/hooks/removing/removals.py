@@ -68,7 +68,7 @@ class Ablation:
             the first token keeps its mark by default.
 
     Raises:
-        ValueError: for a component, replacement or gain that does not exist, names that share a
+        UserError: for a component, replacement or gain that does not exist, names that share a
             component, layers that are no numbers, heads of a component that has none, layers of a
             writer, a prefix without the mask, or a gain of a constant output.
 
@@ -107,9 +107,9 @@ class Ablation:
             self._validate_given(self.replacement)
         writers = self.condition.writers
         if self.layers is not None and writers:
-            raise ValueError(f"{writers[0].removal} is of one place: it takes no layers")
+            raise UserError(f"{writers[0].removal} is of one place: it takes no layers")
         if self.layers is not None and self.condition.of_blocks:
-            raise ValueError(
+            raise UserError(
                 "written is the position of all blocks, since each is measured without the earlier "
                 "ones': it takes no layers; position[ATTN1] or position[MLP1] is that of a part"
             )
@@ -127,7 +127,7 @@ class Ablation:
 
     def _validate_given(self, replacement: object) -> None:
         if self.gain == "output":
-            raise ValueError(
+            raise UserError(
                 "the gain 'output' is measured for replacements by name; a weight that you give "
                 "takes 'norm' or 'identity'"
             )
@@ -154,7 +154,7 @@ class Ablation:
                     f"heads of L{layer}: expected their numbers, such as [1, 3], got {heads!r:.60}"
                 )
         if self.layers is not None:
-            raise ValueError("expected layers or heads, not both: heads are named per layer")
+            raise UserError("expected layers or heads, not both: heads are named per layer")
         without = [name for name in self.condition.ordered if not name.row.per_head]
         if without:
             have = ", ".join(name for name, row in ROWS.items() if row.per_head)
@@ -162,10 +162,10 @@ class Ablation:
 
     def _validate_prefix(self, prefix: int) -> None:
         if prefix < 1:
-            raise ValueError(f"expected a prefix of 1 position or more, got {prefix}")
+            raise UserError(f"expected a prefix of 1 position or more, got {prefix}")
         if "mask" not in self.condition:
             removed = ", ".join(self.remove) or "nothing"
-            raise ValueError(f"a prefix is for removing the mask; this removes {removed}")
+            raise UserError(f"a prefix is for removing the mask; this removes {removed}")
 
     @classmethod
     def of(cls, given: object) -> Ablation:

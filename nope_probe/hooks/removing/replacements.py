@@ -23,6 +23,7 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import HeadVectors, MeanPattern, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.maps.folds import State, TensorRecord, read_tensors, tensors_of, under
@@ -159,14 +160,14 @@ class Place:
         """Return a weight that the user gives, without bias; see `Ablation`.
 
         Raises:
-            ValueError: for what is no tensor, or has another shape than the weight.
+            UserError: for what is no tensor, or has another shape than the weight.
         """
         weight = self.layer.weight_per_head(self.name).clone()
         new = replacement(weight, self) if callable(replacement) else replacement
         what = f"the replacement of {self.name} in L{self.layer.index}"
         if not isinstance(new, Tensor):
             kind = type(new).__name__
-            raise ValueError(
+            raise UserError(
                 f"{what}: expected a tensor, or a function that returns one, got {kind}"
             )
         per_query_head = (self.layer.n_heads, *weight.shape[1:])
@@ -174,7 +175,7 @@ class Place:
             shapes = dict.fromkeys((tuple(weight.shape), per_query_head))
             expected = " or ".join(str(list(shape)) for shape in shapes)
             axes = "head, d_head, d_model" if self.name == "w_o" else "head, d_model, d_head"
-            raise ValueError(
+            raise UserError(
                 f"{what}: expected the shape {expected} ({axes}), got {list(new.shape)}"
             )
         rows = (new if self.name == "w_o" else new.mT).repeat_interleave(

@@ -22,6 +22,7 @@ from support.tiny_models import (
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_adjacent
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import attention_read, layers_of, run_forward
@@ -108,7 +109,7 @@ def test_a_hook_point_that_does_not_exist_is_an_error_that_lists_them(
 @pytest.mark.usefixtures("unenforced")
 def test_a_model_without_hook_points_is_an_error() -> None:
     linear: Any = torch.nn.Linear(2, 3)
-    with pytest.raises(TypeError, match=r"expected a HookedTransformer .* got Linear"):
+    with pytest.raises(UserError, match=r"expected a HookedTransformer .* got Linear"):
         layers_of(linear)
 
 

@@ -292,7 +292,7 @@ def test_layers_of_a_hybrid_keep_their_numbers(decoder: Decoder) -> None:
     assert attending == [1, 3]
     assert list(traits_of(model)) == attending
     assert len(capture_scores(model, tiny.tokens, layers=[3]).mean) == 1
-    with pytest.raises(IndexError, match=r"L2 does not attend; the layers that do are \[1, 3\]"):
+    with pytest.raises(UserError, match=r"L2 does not attend; the layers that do are \[1, 3\]"):
         capture_scores(model, tiny.tokens, layers=[2])
     refused = pytest.raises(ValueError, match="L0 does not attend")
     with refused, ablated(model, Ablation(remove=["mask"], layers=[0])):

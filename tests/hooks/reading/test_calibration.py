@@ -7,6 +7,7 @@ from support.hooked_runs import hooks_left
 from support.rounding import assert_same, rounding
 from support.tiny_models import ByName, ModelOf, tokens
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
@@ -41,7 +42,7 @@ def test_an_ablated_model_is_not_calibrated(spec: str, model_of: ModelOf) -> Non
     model = model_of(spec)[0]
     with (
         ablated(model, Ablation(remove=["mask"])),
-        pytest.raises(RuntimeError, match=r"^the model is ablated: calibrate it before"),
+        pytest.raises(UserError, match=r"^the model is ablated: calibrate it before"),
     ):
         calibrate(model, tokens(7))
     assert not hooks_left(model)

@@ -12,6 +12,7 @@ from support.stream_checkpoints import out_of_memory_above
 from support.tiny_models import N_POS, ByName, ModelOf, tokens
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores, token_losses
@@ -96,7 +97,7 @@ def test_no_block_after_the_last_one_asked_for_is_run(bridge: ByName, inputs: to
 def test_unknown_layers_are_an_error(
     layers: list[int], bridge: ByName, inputs: torch.Tensor
 ) -> None:
-    with pytest.raises(IndexError, match="from 0 to 2"):
+    with pytest.raises(UserError, match="from 0 to 2"):
         capture_scores(bridge("smollm3"), inputs, layers=layers)
 
 

@@ -154,7 +154,7 @@ def test_what_no_head_can_lose_alone_is_refused_with_what_it_can(bridge: ByName)
     ):
         with pytest.raises(UserError, match=message):
             capture_need(model, inputs(), removed)
-    with ablated(model, "mask"), pytest.raises(RuntimeError, match="before `ablated`"):
+    with ablated(model, "mask"), pytest.raises(UserError, match="before `ablated`"):
         capture_need(model, inputs(), "rope")
     point = layers_of(model)[0].point("attn.hook_attn_scores")
     refused = pytest.raises(NotImplementedError, match="hooks change the attention of L0")

@@ -8,6 +8,7 @@ from support.plain_states import per_fold
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, available
@@ -111,7 +112,7 @@ def test_a_pass_ends_before_the_next_blocks_output_which_no_stage_reads(
 
 
 def test_a_stage_that_a_block_lacks_is_an_error(bridge: ByName, inputs: torch.Tensor) -> None:
-    with pytest.raises(KeyError, match="block 1 has the stages a b c d e f g, not h i"):
+    with pytest.raises(UserError, match="block 1 has the stages a b c d e f g, not h i"):
         capture_stages(bridge("llama"), inputs, layer=1, stages=["a", "h", "i"])
 
 
@@ -119,5 +120,5 @@ def test_a_stage_that_a_block_lacks_is_an_error(bridge: ByName, inputs: torch.Te
 def test_a_block_that_the_model_lacks_is_an_error(
     layer: int, bridge: ByName, inputs: torch.Tensor
 ) -> None:
-    with pytest.raises(IndexError, match=f"from 0 to 1, got {layer}"):
+    with pytest.raises(UserError, match=f"from 0 to 1, got {layer}"):
         capture_stages(bridge("llama"), inputs, layer=layer)
