@@ -182,6 +182,8 @@ def run_and_show(settings: type[CommandSettings]) -> None:
 
         folder = None if dry else finished_folder(chosen)
         if folder is None:
+            with status("looking for model and data"):
+                chosen.validate_reach()
             run = module_of(settings, "study").run
             folder = run(chosen, dry=True) if dry else run(chosen)
         if dry:

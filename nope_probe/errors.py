@@ -58,7 +58,6 @@ class TooFewLayersError(UserError):
     """Raised where a model has fewer layers than were requested.
 
     Attributes:
-        source: the model.
         depth: how many layers it has.
     """
 
@@ -66,7 +65,7 @@ class TooFewLayersError(UserError):
         super().__init__(
             f"{source} has {depth} layers, {requested} were asked for; try --layers all"
         )
-        self.source, self.depth = source, depth
+        self.depth = depth
 
 
 def closed_choices(

@@ -97,6 +97,22 @@ def validate_readable(source: str) -> None:
         documents(source)
 
 
+def validate_token_file(path: Path) -> None:
+    """Check that there is a file of token ids, by its name.
+
+    Raises:
+        UserError: for a file of another kind, or none.
+    """
+    if path.suffix.lower() not in (".npy", ".safetensors"):
+        raise UserError(
+            f"--tokens {path.name}: expected a .npy or .safetensors file; files with pickled "
+            "objects (.pt) are refused"
+        )
+    validate_regular(path)
+    if not os.path.isfile(path):
+        raise UserError(f"--tokens {path}: there is no such file")
+
+
 def file_of(source: str) -> Path | None:
     """Return a source's file, or the folder of a data set; None if it has neither."""
     path = SHIPPED if source == "shipped" else local_path(source)
@@ -155,22 +171,43 @@ def read_texts(path: Path) -> list[str]:
 
 
 def read_text(path: Path, most: int = -1) -> str:
-    """Return the text of a file in UTF-8, unchanged, or its first characters."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return file.read(most)
+    """Return the text of a file in UTF-8, unchanged, or its first characters.
+
+    Raises:
+        UserError: naming the line that is in no UTF-8.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return file.read(most)
+    except UnicodeDecodeError:
+        for _ in _lines(path):  # raises at the line
+            pass
+        raise
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield each line of a file in UTF-8, after its place for errors."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            where = f"{path} (line {number})"
+            try:
+                yield where, line.decode()
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{where} is not UTF-8 ({error.reason}): convert the file to UTF-8"
+                ) from error
 
 
 def _json_rows(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8-sig", newline="\n") as lines:
-        for number, line in enumerate(lines, 1):
-            where = f"{path} (line {number})"
-            if line.strip():
-                with reading(f"{where} is no valid jsonl file"):
-                    row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise UserError(f"{where} is no valid jsonl file: it is no JSON object")
-                validate_text_column(where, row)
-                yield row["text"]
+    for number, (where, line) in enumerate(_lines(path)):
+        line = line if number else line.removeprefix(BYTE_ORDER_MARK)
+        if line.strip():
+            with reading(f"{where} is no valid jsonl file"):
+                row = json.loads(line)
+            if not isinstance(row, dict):
+                raise UserError(f"{where} is no valid jsonl file: it is no JSON object")
+            validate_text_column(where, row)
+            yield row["text"]
 
 
 def _column(path: Path) -> list[str]:

@@ -201,6 +201,13 @@ class CommandSettings:
         """Yield what can be wrong before a model is loaded, each with a message and a way out."""
         yield from ()
 
+    def validate_reach(self) -> None:
+        """Check what names and files say of the model and the data, before torch is imported.
+
+        Raises:
+            UserError: naming what is not there, or what works offline.
+        """
+
 
 def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
     """Return settings from values by name, with tuples for lists and for single values.

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from nope_probe.data.documents import MIN_FOLDS, file_of, validate_packing
-from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.data.documents import (
+    MIN_FOLDS,
+    file_of,
+    is_data_set,
+    validate_packing,
+    validate_readable,
+    validate_token_file,
+)
+from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.files import JsonObject
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
-from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, base_of, path_of, validate_revision
+from nope_probe.models.names import (
+    CHECKPOINTS,
+    PARAMETER_FREE,
+    base_of,
+    path_of,
+    stated_info,
+    validate_adapter,
+    validate_hub_answers,
+    validate_reachable,
+    validate_revision,
+)
+from nope_probe.removal import Condition, validate_components
 from nope_probe.run.flags import (
     ALPHA,
     COUNT,
@@ -54,6 +73,7 @@ MIN_KEYS = 8  # other keys that a query sees which has a lead, and that an order
 FIRST_LAYERS = 4  # that are studied by default
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.
 VECTORS_OF_BLOCK = 16
+OF_SHIPPED = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")  # components; of nope-tiny no RoPE
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives, and what these take the place of.
@@ -211,7 +231,11 @@ class RunSettings(ModelSettings):
             f"{self.length_of(n)}: measures use queries that see {MIN_KEYS} keys or more besides "
             f"the first; take {self.length_of(self.shortest)} or more",
         )
-        yield reads and n_seqs < self.folds, f"{n_seqs} sequences do not fill {self.folds} folds"
+        yield (
+            reads and n_seqs < self.folds,
+            f"--n-seqs {n_seqs}: {self.folds} folds take {self.folds} sequences or more, and "
+            f"--folds {MIN_FOLDS} (the fewest) {MIN_FOLDS}",
+        )
         yield (self.query_rows or 0) > n, f"--query-rows {self.query_rows} is more than {n} tokens"
         first = 0 if self.skip_keys == "auto" else self.skip_keys
         yield first > n - 3, f"--skip-keys {first} leaves no keys of {n}"
@@ -219,6 +243,44 @@ class RunSettings(ModelSettings):
         yield from self._wrong_data()
         if self.revision is not None:
             validate_revision(self.model)
+
+    def validate_reach(self) -> None:
+        """Check what names and files say of the model and the data, before torch is imported.
+
+        Raises:
+            UserError: naming what is not there, or what works offline; for layers, components or
+                positions that the model's config.json does not have.
+        """
+        validate_reachable(self.model, self.revision)
+        for adapter in self.adapter:
+            validate_adapter(adapter)
+        self._validate_stated()
+        if self.tokens is not None:
+            validate_token_file(self.tokens)
+        elif self.data == GIVEN or not self.reads_corpus:
+            return
+        elif not is_data_set(self.data):
+            validate_readable(self.data)
+        elif file_of(self.data) is None:
+            validate_hub_answers(f"the data set {self.data}")
+
+    def _validate_stated(self) -> None:
+        """Check the settings on what the model's config.json states."""
+        info = stated_info(self.model)
+        if info is None:
+            return
+        self.validate_layers(info)
+        if self.model.lower() in CHECKPOINTS:
+            if info.n_ctx < self.seq_len and not self.beyond_context and self.data != GIVEN:
+                raise beyond_context(self.seq_len, info.n_ctx)
+            has = [name for name in OF_SHIPPED if name != "rope" or any(info.rope_layers)]
+            for condition in self.named:
+                validate_components(condition, has)
+
+    @property
+    def named(self) -> Sequence[Condition]:
+        """What is removed by name, one condition at a time."""
+        return ()
 
     @property
     def reads_text(self) -> bool:

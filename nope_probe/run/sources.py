@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from nope_probe.data.documents import file_of, is_data_set, validate_folds, validate_readable
+from nope_probe.data.documents import validate_folds
 from nope_probe.data.sequences import InputKind, Sequences, gaussian, read_tokens, sequences
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.hooks.layers.hook_points import HookedModel
@@ -21,7 +21,7 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.maps.folds import default_folds
 from nope_probe.models.info import LoadedModel
-from nope_probe.models.names import is_on_hub, validate_hub_answers, validate_reachable
+from nope_probe.models.names import is_on_hub
 from nope_probe.run.flags import CommandSettings, flag_of
 from nope_probe.run.processes import status
 from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings
@@ -35,21 +35,12 @@ def validate_reach(settings: CommandSettings) -> None:
     Raises:
         UserError: naming what works offline; for sequences beyond the model's context.
     """
-    if not isinstance(settings, RunSettings):
-        return
-    from nope_probe.models.context import validate_context  # needs transformers
+    settings.validate_reach()
+    if isinstance(settings, RunSettings) and settings.data != GIVEN:
+        from nope_probe.models.context import validate_context  # needs transformers
 
-    model, revision = settings.model, settings.revision
-    validate_reachable(model, revision)
-    if settings.data == GIVEN:
-        return
-    validate_context(model, settings.seq_len, beyond=settings.beyond_context, revision=revision)
-    if not settings.reads_corpus:
-        return
-    if not is_data_set(settings.data):
-        validate_readable(settings.data)
-    elif file_of(settings.data) is None:
-        validate_hub_answers(f"the data set {settings.data}")
+        model, revision = settings.model, settings.revision
+        validate_context(model, settings.seq_len, beyond=settings.beyond_context, revision=revision)
 
 
 def load_model(settings: CommandSettings, device: str) -> LoadedModel | None:

@@ -6,7 +6,7 @@ tables are of all layers. A run of `--remove none` shows the intact model: its m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -87,11 +87,15 @@ class Settings(RemovingSettings):
         """Whether the run removes components."""
         return self.remove not in ((), ("none",))
 
+    @property
+    def named(self) -> Sequence[Condition]:
+        """What is removed by name besides sources and bands, one condition at a time."""
+        return [parse_removed(name) for name in self.removed_names or () if name != "sources"]
+
     def wrong_removals(self) -> Mistakes:
         """Yield what can be wrong besides sources and bands, where it is named."""
         if self.removed_names is not None:
-            names = [name for name in self.removed_names if name != "sources"]
-            yield from self.wrong_conditions([*map(parse_removed, names)])
+            yield from self.wrong_conditions(self.named)
         yield (
             self.bands == "octaves" and self.removes,
             "--bands octaves splits maps: take it with --remove none",

@@ -82,7 +82,10 @@ def read_text(settings: Settings, loaded: LoadedModel) -> Text | None:
     compared, unmasked = settings.reads_corpus, "mask" in settings.removed
     for is_wrong, message in (
         (not ids, "the text has no tokens: the model's tokenizer leaves nothing of it"),
-        (not compared and n > most, f"the text has {n} tokens: expected up to {most}"),
+        (
+            not compared and n > most,
+            f"the text has {n} tokens, and a text alone up to {most}: show a part of it",
+        ),
         (compared and n > settings.seq_len, f"{lengths}: take {length} or a shorter text"),
         (
             compared and unmasked and n < settings.seq_len,

@@ -300,6 +300,12 @@ class Settings(RemovingSettings):
         prefixes = f"expected a --prefix from 4 to {n - 4} of {n} tokens, got {self.prefix_len}"
         yield not 4 <= self.prefix_len <= n - 4, prefixes
 
+    @property
+    def named(self) -> Sequence[Condition]:
+        """What is removed by name and not by that of a group, one condition at a time."""
+        names = (name for name in self.removals if name not in (INTACT.name, *GROUPS))
+        return [*map(parse_removed, names)]
+
     def wrong_removals(self) -> Mistakes:
         """Yield what can be wrong with what is removed, where it is named: a model has groups."""
         if self.remove is not None:
@@ -352,10 +358,9 @@ def make_conditions(
     Raises:
         UserError: for a name that does not exist, or a condition that is named twice.
     """
-    names, ablations = settings.removals, settings.ablations
+    names, single, ablations = settings.removals, settings.named, settings.ablations
     grouped = {name for group in GROUPS if group in names for name in GROUPS[group]}
     of_groups = [parse_removed(name) for name in REMOVED if name in grouped]
-    single = [parse_removed(name) for name in names if name not in (INTACT.name, *GROUPS)]
     if len({*single}) < len(single):
         raise UserError(f"--remove names something twice: {' '.join(names)}")
     of_blocks = WRITTEN if settings.heads_by_layer is None else INTACT

@@ -97,7 +97,12 @@ class Settings(RemovingSettings):
     in_one_process = True
 
     def mistakes_of(self, info: ModelInfo) -> Mistakes:
-        """Yield whether the block does not attend."""
+        """Yield whether the block does not exist, or does not attend."""
+        yield (
+            self.layer >= info.depth,
+            f"{info.name} has {info.depth} layers, L0 to L{info.depth - 1}; there is no --layer "
+            f"{self.layer}",
+        )
         named = ", ".join(f"L{layer}" for layer in info.attending)
         yield (
             self.layer in info.not_attending,

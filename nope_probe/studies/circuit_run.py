@@ -52,16 +52,10 @@ class CaptureStages(Study[Settings]):
         Raises:
             UserError: if the model does not have the block.
         """
-        layer = settings.layer
         try:
-            return load_layers(settings, device, layer + 2)
+            return load_layers(settings, device, settings.layer + 2)
         except TooFewLayersError as error:
-            if error.depth == layer + 1:
-                return load_layers(settings, device, layer + 1)
-            raise UserError(
-                f"{error.source} has {error.depth} layers, L0 to L{error.depth - 1}; "
-                f"there is no --layer {layer}"
-            ) from error
+            return load_layers(settings, device, error.depth)
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that capture the stages."""

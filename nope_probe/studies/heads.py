@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +11,7 @@ from nope_probe.errors import UserError
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import Column, View, listed, with_readers
+from nope_probe.removal import ROWS, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report
 from nope_probe.run.flags import COUNT, LARGEST, LAYERS, Bounds, Mistakes
@@ -105,7 +106,8 @@ class Settings(RunSettings):
             the file.
         least: Remove from the last heads of an order, and draw among all heads: the heads of more
             draws include those of fewer.
-        remove: What to remove from the first heads, one at a time.
+        remove: What to remove from the first heads, one at a time [rope, or of a model without it
+            the mask].
         k: In how many of the first heads, one number at a time.
         draws: How often as many other heads are drawn, for comparison; for k = 1, one more single
             heads of any layer.
@@ -126,7 +128,7 @@ class Settings(RunSettings):
 
     by: tuple[str, ...] = ("need",)
     least: bool = False
-    remove: tuple[Removed, ...] = ("rope",)
+    remove: tuple[Removed, ...] | None = None
     k: Annotated[tuple[int, ...], COUNT] = COUNTS
     draws: Annotated[int, Bounds(2, LARGEST)] = 19
     singles: bool = False
@@ -137,11 +139,21 @@ class Settings(RunSettings):
     runs_all_layers = True
     in_one_process = True
 
+    @property
+    def named(self) -> Sequence[Condition]:
+        """What is removed by name, one condition at a time."""
+        return [*map(Condition.parse, self.remove or ())]
+
+    def removed_of(self, has: Collection[str]) -> tuple[str, ...]:
+        """Return what is removed from a model that has some components."""
+        return ("rope" if "rope" in has else "mask",) if self.remove is None else self.remove
+
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""
         yield not self.reads_text, "heads are tested on text, with a language model"
         yield from super().mistakes()
-        chosen: dict[str, tuple[object, ...]] = {"remove": self.remove, "k": self.k}
+        removed = self.removed_of(ROWS)
+        chosen: dict[str, tuple[object, ...]] = {"remove": removed, "k": self.k}
         for name, values in ({"by": (*map(name_of, self.by),)} | chosen).items():
             are_different = len({*values}) == len(values) > 0
             yield not are_different, f"expected one or more different values of --{name}"
@@ -151,7 +163,7 @@ class Settings(RunSettings):
             is_missing = is_file(order) and not Path(order).is_file()
             yield is_missing, f"--by {order}: there is no such file"
         yield (
-            "need" in self.by and (len(self.remove) > 1 or "content" in self.remove),
+            "need" in self.by and (len(removed) > 1 or "content" in removed),
             "--by need is of --remove rope or --remove mask: take --by others",
         )
         yield self.seq_len < SHORTEST, f"copies need {self.length_of(SHORTEST)} or more"

@@ -29,6 +29,7 @@ from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State, pooled
@@ -131,7 +132,8 @@ class Heads(Study[Settings]):
         if settings.data != GIVEN:
             others = replace(settings, n_seqs=settings.mean_seqs, seed=settings.seed + 1)
             self.means = session.sequences("mean-texts", settings=others)
-        validate_removable(loaded.model, [Ablation(remove=name) for name in settings.remove])
+        self.removed = settings.removed_of(components(loaded.model))
+        validate_removable(loaded.model, [Ablation(remove=name) for name in self.removed])
         self.files = {
             name: read_order(Path(name), self.places) for name in settings.by if is_file(name)
         }
@@ -142,7 +144,7 @@ class Heads(Study[Settings]):
         ks = settings.counts_of(len(self.places))
         self.conditions = {one.name: one for one in self._conditions(ks)}
         self.most: HeadCondition | None = None  # which loses content on the texts of the means too
-        if "content" in settings.remove and self.means is not self.text:
+        if "content" in self.removed and self.means is not self.text:
             self.most = HeadCondition(removed="content", order=settings.by[0], k=max(ks))
 
     def _conditions(self, ks: Sequence[int]) -> Iterator[HeadCondition]:
@@ -150,7 +152,7 @@ class Heads(Study[Settings]):
         single = np.random.default_rng(settings.seed).permutation(n_heads)[: settings.draws + 1]
         if settings.singles:
             single = np.arange(n_heads)
-        for removed in settings.remove:
+        for removed in self.removed:
             for order, k in product(settings.by, ks):
                 for draw in (None, *range(settings.draws if k > 1 else 0)):
                     yield HeadCondition(
@@ -164,7 +166,7 @@ class Heads(Study[Settings]):
         settings, session = self.settings, self.session
         means, drawn = Engine.of(session, self.means), self.probes["copy_random"].engine(session)
         few = replace(means, inputs=means.inputs[: len(self.text)], documents=None, n_folds=1)
-        removal = Ablation(remove=settings.remove, layers=self.layers)
+        removal = Ablation(remove=self.removed, layers=self.layers)
         orders = {
             "need": (few, partial(needs, removal=removal)),
             "induction": (
@@ -181,7 +183,7 @@ class Heads(Study[Settings]):
                 engine, capture = orders.get(name, (means, shares))
                 read = partial(captured, capture)
                 yield Pass(key=f"order/{name}", engine=engine, read=read, maps=n_maps)
-        if "content" in settings.remove:
+        if "content" in self.removed:
             yield Pass(key=CALIBRATION, engine=means, read=self._mean_attention)
         intact = {INTACT.name: Ablation()}
         yield from costs(session, intact, self.probes, self._losses)
@@ -273,7 +275,7 @@ class Heads(Study[Settings]):
         manifest = replace(
             session.manifest_of(self.text),
             layers=self.layers,
-            removed=self.settings.remove,
+            removed=self.removed,
             results={
                 "n_heads": len(self.places),
                 "induction_heads": [named([head]) for head in self._strongest(results)],

@@ -228,8 +228,11 @@ class HeadsOptions(RunOptions, total=False):
     least: bool
     """Remove from the last heads of an order, and draw among all heads: the heads of more draws
     include those of fewer. [False]"""
-    remove: Literal["rope", "content", "mask"] | Collection[Literal["rope", "content", "mask"]]
-    """What to remove from the first heads, one at a time. [('rope',)]"""
+    remove: (
+        Literal["rope", "content", "mask"] | Collection[Literal["rope", "content", "mask"]] | None
+    )
+    """What to remove from the first heads, one at a time [rope, or of a model without it the mask].
+    [None]"""
     k: int | Collection[int]
     """In how many of the first heads, one number at a time. [(1, 5, 20)]"""
     draws: int

@@ -65,9 +65,14 @@ class RemovingSettings(RunSettings):
             f"--replacement {WITH_GAIN[0]}, or leave --gain out",
         )
 
+    @property
+    def named(self) -> Sequence[Condition]:
+        """What is removed by name, one condition at a time."""
+        return [self.removed]
+
     def wrong_removals(self) -> Mistakes:
         """Yield what can be wrong with what is removed, where the settings say it."""
-        yield from self.wrong_conditions([self.removed])
+        yield from self.wrong_conditions(self.named)
 
     def wrong_conditions(self, conditions: Sequence[Condition]) -> Mistakes:
         """Yield for flags of weights and of heads whether they have no condition to act on."""

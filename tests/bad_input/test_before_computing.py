@@ -31,7 +31,7 @@ NUMBERS = [
     ("ablate --seed 18446744073709551616", "--seed 18446744073709551616: expected 0 <= seed"),
     (f"ablate {FREE} --alpha nan", "--alpha nan: expected 0 <= alpha < 1"),
     # Numbers that do not fit each other.
-    ("ablate --n-seqs 8 --folds 9", "8 sequences do not fill 9 folds"),
+    ("ablate --n-seqs 8 --folds 9", "--n-seqs 8: 9 folds take 9 sequences or more, and --folds 4"),
     ("ablate --skip-keys 62", "--skip-keys 62 leaves no keys of 64"),
     ("ablate --query-rows 65", "--query-rows 65 is more than 64 tokens"),
     ("trace --query-rows 0", "--query-rows 0: expected"),
@@ -139,6 +139,39 @@ PLACES = [
     ("ablate --data pipe.jsonl", "pipe.jsonl is a pipe, a socket or a device: only regular files"),
     ("ablate --image x.jpg", "expected a name that ends in .pdf, .png or .svg"),
 ]
+HEAVY = {"torch", "transformers", "transformer_lens", "datasets"}
+BEFORE_TORCH = [  # found out from names, a config.json and files
+    ("ablate --model nope-tini", "unknown model 'nope-tini'; the nearest names are nope-tiny"),
+    ("ablate --model ./no/such/folder", "there is no folder or file ./no/such/folder"),
+    ("ablate --layers 9", "rope-tiny has 4 layers, 9 were asked for; try --layers all"),
+    ("heads --layers 9", "rope-tiny has 4 layers, 9 were asked for; try --layers all"),
+    ("ablate --layers 1:9", "rope-tiny has 4 layers, 9 were asked for"),
+    ("ablate --layers 9 --model short", "short has 2 layers, 9 were asked for"),
+    ("circuit --layer 5", "nope-tiny has 4 layers, L0 to L3; there is no --layer 5"),
+    ("trace --reader L2H4", "--reader L2H4: there are L0, L1, L2, L3, with the heads H0 to H3"),
+    ("attention --text a --why L4H0", "--why L4H0: there are L0 to L3, with the heads H0 to H3"),
+    ("attention --remove rope --in-heads L9H0", "--in-heads L9H0: the run has the heads H0 to H3"),
+    ("ablate --data empty.txt", "empty.txt is empty"),
+    ("ablate --data empty.jsonl", "empty.jsonl is empty"),
+    (
+        "ablate --data latin.txt",
+        "latin.txt (line 2) is not UTF-8 (unexpected end of data): convert",
+    ),
+    ("ablate --data latin.jsonl", "latin.jsonl (line 3) is not UTF-8"),
+    ("attention --text-file latin.txt", "latin.txt (line 2) is not UTF-8"),
+    ("ablate --data missing.txt", "no data 'missing.txt': expected shipped"),
+    ("ablate --tokens missing.npy", "missing.npy: there is no such file"),
+    ("ablate --tokens tokens.pt", "expected a .npy or .safetensors file"),
+    ("ablate --adapter short --model short", "short holds no adapter"),
+    ("heads --model nope-tiny --remove rope", "the model has no rope; it has mask, w_q, w_k, w_o"),
+    ("ablate --model nope-tiny --remove w_q rope", "the model has no rope; it has mask, w_q, w_k"),
+    ("circuit --remove rope", "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp"),
+    ("behaviour --model nope-tiny --remove rope", "the model has no rope; it has mask"),
+    ("behaviour --remove weights alibi", "the model has no alibi; it has mask, rope, w_q"),
+    ("ablate --seq-len 1801", "--seq-len 1801 is beyond the model's context 256: take --beyond"),
+    ("ablate --n-seqs 1", "--n-seqs 1: 8 folds take 8 sequences or more"),
+    ("ablate --remove maks", "--remove: unknown component 'maks'; there are mask, rope"),
+]
 
 
 @pytest.fixture
@@ -171,6 +204,31 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
 ) -> None:
     command, *arguments = shlex.split(typed)
     assert fragment in refused(capfd, folder, import_module(f"nope_probe.{command}"), *arguments)
+
+
+def test_a_mistake_in_names_and_files_is_found_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "short").mkdir()
+    config = {"text_config": {"n_layer": 2, "num_attention_heads": 3}, "num_hidden_layers": 99}
+    (tmp_path / "short" / "config.json").write_text(json.dumps(config))
+    for name in ("empty.txt", "empty.jsonl"):
+        (tmp_path / name).touch()
+    rows = ["one", "caf\u00e9"]
+    (tmp_path / "latin.txt").write_text("\n".join(rows), encoding="latin-1")
+    lines = [json.dumps({"text": row}, ensure_ascii=False) for row in rows]
+    (tmp_path / "latin.jsonl").write_text("\n\n".join(lines), encoding="latin-1")
+    code = "import runpy, sys\n"
+    for typed, _ in BEFORE_TORCH:
+        command, *arguments = shlex.split(typed)
+        code += f"sys.argv = {['x', *arguments]}\n"
+        code += f"try: runpy.run_module('nope_probe.{command}', run_name='__main__')\n"
+        code += "except SystemExit as end: assert end.code == 2\n"
+        code += f"print({typed!r}, *{HEAVY} & {{*sys.modules}}, sep=': ')\n"
+    run = [sys.executable, "-c", code]
+    ended = subprocess.run(run, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert ended.stdout.splitlines() == [typed for typed, _ in BEFORE_TORCH]
+    for (_, fragment), line in zip(BEFORE_TORCH, ended.stderr.splitlines(), strict=True):
+        assert line.startswith("error: ")
+        assert fragment in line
 
 
 def test_of_several_processes_the_first_says_it(

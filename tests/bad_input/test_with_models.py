@@ -16,9 +16,6 @@ RANDOM = f"{SMALL} --layers 2 --data random"
 WIDE = "--n-seqs 16 --seq-len 29 --folds 4"
 TEXT = "attention --layers 1 --text"
 COMPONENTS = [
-    ("ablate --model nope-tiny --remove w_q rope", "the model has no rope; it has mask, w_q, w_k"),
-    ("circuit --remove rope", "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp"),
-    (f"behaviour {WIDE} --model nope-tiny --remove rope", "the model has no rope; it has mask"),
     (
         f"behaviour {WIDE} --model nope-tiny --remove position[L9H0]",
         "L9H0 writes nothing in this model; the components that do are embed, L0H0 to L3H3",
@@ -53,7 +50,6 @@ COMPONENTS = [
     ),
 ]
 PLACES = [
-    ("circuit --layer 5", "has 4 layers, L0 to L3; there is no --layer 5"),
     (
         f"ablate {RANDOM} --model {{llama}} --layers 3",
         "has 2 layers, 3 were asked for; try --layers",
@@ -61,16 +57,11 @@ PLACES = [
     ("trace --reader L2 --per-head", "--reader L2: with --per-head, readers are heads"),
     ("trace --reader L4", "--reader L4 is not among the first 4 layers: take --layers 5"),
     ("trace --reader L5 --layers all", "L5: there are L0, L1, L2, L3, with the heads H0 to H3"),
-    ("trace --reader L1H4", "--reader L1H4: there are L0, L1, L2, L3, with the heads H0 to H3"),
     (
         "heads --n-seqs 16 --k 9",
         "--k 9: there are 16 heads, and chance takes as many others: take up",
     ),
     ("attention --n-seqs 16 --remove mlp --in-heads L0H0", "--in-heads: mlp has no heads"),
-    (
-        "attention --n-seqs 16 --remove content --in-heads L9H0",
-        "--in-heads L9H0: the run has the heads H0 to H3",
-    ),
     ("attention --n-seqs 16 --in-heads L1H0", "--in-heads has no effect where nothing is removed"),
     ("attention --n-seqs 16 --remove content --in-heads MLP1", "--in-heads MLP1: expected heads"),
 ]
@@ -85,7 +76,10 @@ TEXTS = [
     (f"{TEXT} a --text-file a.txt", "cannot read --text-file"),
     (f"{TEXT} '{'word ' * 30}' --n-seqs 8 --folds 4 --seq-len 16", "have 16: take --seq-len "),
     (f"{TEXT} a --remove mask --n-seqs 8 --folds 4 --seq-len 16", "seen without the mask: take --"),
-    (f"{TEXT} '{'word ' * 300}'", "the text has 601 tokens: expected up to 256"),
+    (
+        f"{TEXT} '{'word ' * 300}'",
+        "the text has 601 tokens, and a text alone up to 256: show a part",
+    ),
     (f"{TEXT} a --why L0H4", "--why L0H4: there are L0 to L0, with the heads H0"),
     (f"{TEXT} a --why L0H1 --query 9", "the text has 2 tokens, 0 to 1"),
     (f"{TEXT} a --model parameter-free", "the model has no tokenizer, so it takes "),

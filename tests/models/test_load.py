@@ -22,10 +22,12 @@ from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.removing.components import components
 from nope_probe.models.context import WITHOUT_ROPE
 from nope_probe.models.load import load, to_hooked
-from nope_probe.models.names import CHECKPOINTS, resolve
+from nope_probe.models.names import CHECKPOINTS, resolve, stated_info
 from nope_probe.models.parameter_free import hooked_config
+from nope_probe.run.settings import OF_SHIPPED
 
 
 @pytest.mark.parametrize("name", ["smollm3-rope", "smollm3-nope"])
@@ -65,6 +67,16 @@ def test_shipped_models_load_by_name_in_any_case_and_equal_the_files_on_disk(
     assert inputs[0, 0] == loaded.tokenizer.bos_token_id
     expected = plain(CHECKPOINTS[name.lower()])(inputs).logits
     assert distance(loaded.model(inputs), expected) <= NETWORK
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_shipped_model_is_what_its_configuration_states_before_it_is_loaded(name: str) -> None:
+    loaded, stated = load(name), stated_info(name)
+    for size in ("n_layers", "depth", "n_heads", "n_kv_heads", "d_model", "n_ctx", "rope_layers"):
+        assert getattr(stated, size) == getattr(loaded.info, size), size
+    assert components(loaded.model) == tuple(
+        component for component in OF_SHIPPED if component != "rope" or any(stated.rope_layers)
+    )
 
 
 @pytest.mark.parametrize("name", ["smollm3", "qwen3", "gemma2"])

@@ -30,6 +30,7 @@ from nope_probe.studies.heads import (
     MEASURES,
     NOTHING,
     VIEWS,
+    Settings,
     against_chance,
     headline,
     report,
@@ -92,6 +93,14 @@ def test_costs_are_drawn_against_the_number_of_heads(run: Any) -> None:
         [line] = [lines[label] for label in lines if "RoPE" in label and label.endswith(name)]
         assert [[*line.x], [*line.y]] == [SMALL["k"], [*tests[name]]]
     assert len(single.drawn().data) == 2  # a map of all 16 heads for each removal
+
+
+def test_heads_lose_rope_or_in_a_model_without_it_the_mask_unless_something_is_named() -> None:
+    run = run_heads("nope-tiny", by="others", **{**SMALL, "k": [1], "draws": 2}, mean_seqs=16)
+    assert run.manifest.removed == ("mask",)
+    assert {*run.tables["tests"]["removed"]} == {"mask"}
+    assert Settings().removed_of(("mask", "rope", "w_q")) == ("rope",)
+    assert Settings(remove=("content",), by=("others",)).removed_of(("mask",)) == ("content",)
 
 
 def test_orders_are_those_of_attention_on_other_sequences(loaded: Any) -> None:

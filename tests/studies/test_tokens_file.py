@@ -60,7 +60,7 @@ def test_random_tokens_need_no_tokenizer(bare: str) -> None:
     ("name", "content", "options", "message"),
     [
         ("tokens.pt", None, {}, r"expected a \.npy or \.safetensors file; .* \(\.pt\) are refused"),
-        ("missing.npy", None, {}, "holds no tokens"),
+        ("missing.npy", None, {}, "there is no such file"),
         ("tokens.npy", np.zeros((9, 11)), {}, r"expected integers \[seq, pos\] as 'tokens', got"),
         ("tokens.npy", np.zeros((2, 11), int), {}, "expected 4 sequences or more for intervals"),
         ("tokens.npy", np.full((9, 11), 263), {}, "token 263: the model's tokens are from 0 to 26"),
