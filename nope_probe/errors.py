@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, wraps
 from inspect import signature, unwrap
@@ -274,6 +275,31 @@ def printable(text: str, keep: str = "") -> str:
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def validate_unicode(where: object, text: str) -> None:
+    """Check that a text is Unicode, which tokenizers and files take.
+
+    Args:
+        where: what the text is, such as a file and its line.
+        text: the text.
+
+    Raises:
+        UserError: naming the first lone surrogate and its place.
+    """
+    lone = _SURROGATE.search(text)
+    if lone is not None:
+        code = ord(lone[0])
+        is_byte = 0xDC80 <= code <= 0xDCFF  # as Python reads a byte that is no character
+        byte = f", or the byte 0x{code - 0xDC00:02X}, which is not UTF-8" if is_byte else ""
+        raise UserError(
+            f"{where} holds U+{code:04X} at position {lone.start()}, a lone surrogate: half of a "
+            f"character{byte}. Write the text in UTF-8, or leave it out, as "
+            "text.encode(errors='ignore').decode() does"
+        )
 
 
 def beyond_context(seq_len: int, n_ctx: int) -> UserError:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, validate_unicode
 from nope_probe.files import (
     local_path,
     reading,
@@ -161,13 +161,9 @@ def read_texts(path: Path) -> list[str]:
     with reading(f"cannot read {path}"):
         if path.suffix == ".txt":
             texts = [read_text(path)]
-        elif path.suffix == ".jsonl":
-            texts = list(_json_rows(path))
-        else:
-            texts = _column(path)
-        for text in texts:
-            validate_text(path, text)
-        return texts
+            validate_text(path, texts[0])
+            return texts
+        return list(_json_rows(path) if path.suffix == ".jsonl" else _column(path))
 
 
 def read_text(path: Path, most: int = -1) -> str:
@@ -207,15 +203,21 @@ def _json_rows(path: Path) -> Iterator[str]:
             if not isinstance(row, dict):
                 raise UserError(f"{where} is no valid jsonl file: it is no JSON object")
             validate_text_column(where, row)
+            validate_text(where, row["text"])
             yield row["text"]
 
 
-def _column(path: Path) -> list[str]:
+def _column(path: Path) -> Iterator[str]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
         validate_text_column(path, file.schema_arrow.names)
-        return file.read(columns=["text"])["text"].to_pylist()
+        for number, cell in enumerate(file.read(columns=["text"])["text"], 1):
+            where = f"{path} (row {number})"
+            with reading(f"cannot read {where}"):
+                text = cell.as_py()
+            validate_text(where, text)
+            yield text
 
 
 def validate_text_column(source: str | Path, columns: Iterable[object]) -> None:
@@ -230,7 +232,7 @@ def validate_text_column(source: str | Path, columns: Iterable[object]) -> None:
 
 
 def validate_text(source: str | Path, text: object) -> None:
-    """Check that a document is text, of no more than 10 million characters.
+    """Check that a document is Unicode text, of no more than 10 million characters.
 
     Raises:
         UserError: naming the source.
@@ -239,6 +241,7 @@ def validate_text(source: str | Path, text: object) -> None:
         raise UserError(f"{source}: the column 'text' holds something else than text")
     if "\0" in text:
         raise UserError(f"{source} is not text: it holds NUL bytes")
+    validate_unicode(source, text)
     if len(text) > MOST_CHARACTERS:
         raise UserError(
             f"{source} holds a document of {len(text):,} characters, more than "
@@ -278,9 +281,11 @@ def stream_texts(source: str) -> Iterator[str]:
             validate_regular_files(Path(name))
             validate_nesting(Path(name))
         splits = load_dataset(name, config or None, streaming=True)
-        for row in splits["train" if "train" in splits else next(iter(splits))]:
+        for number, row in enumerate(
+            splits["train" if "train" in splits else next(iter(splits))], 1
+        ):
             validate_text_column(source, row)
-            validate_text(source, row["text"])
+            validate_text(f"{source} (row {number})", row["text"])
             if row["text"].strip() and (not held_out_only or is_held_out(row["text"])):
                 yield row["text"]
 

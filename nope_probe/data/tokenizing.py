@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.data.documents import BYTE_ORDER_MARK, documents, is_data_set, stream_texts
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, validate_unicode
 from nope_probe.files import reading
 
 if TYPE_CHECKING:  # importing this class takes seconds
@@ -69,6 +69,8 @@ class TextReader:
         """
         remaining, tokenizer = iter(texts), self.tokenizer
         while batch := list(islice(remaining, _BATCH)):
+            for number, text in enumerate(batch, self.n_texts):
+                validate_unicode(f"texts[{number}]", text)
             self.n_texts += len(batch)
             self.n_marks += sum(text.startswith(BYTE_ORDER_MARK) for text in batch)
             batch = [text.removeprefix(BYTE_ORDER_MARK) for text in batch]
@@ -183,6 +185,7 @@ def first_token(tokenizer: PreTrainedTokenizerBase | None, bos: str) -> int | No
         if tokenizer.bos_token_id is None:
             raise UserError("--bos always: the model's tokenizer has no BOS token")
         return tokenizer.bos_token_id
+    validate_unicode("--bos", bos)
     ids = tokenizer(bos, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
         raise UserError(

@@ -6,10 +6,13 @@ from sysconfig import get_path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.tiny_models import tokenizer
 
 import nope_probe.data.documents as data_sets
+from nope_probe import capture_scores, load
 from nope_probe.data.documents import (
     documents,
     is_data_set,
@@ -160,6 +163,29 @@ def test_a_broken_data_set_is_one_line(content: str, message: str, tmp_path: Pat
     with pytest.raises(UserError, match=message) as error:
         list(stream_texts(str(tmp_path)))
     assert "\n" not in str(error.value)
+
+
+def test_a_lone_surrogate_is_named_by_its_row_and_place_and_a_pair_is_read(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "\\ud83d\\ude00"}\n\n{"text": "ab\\ude00"}\n', encoding="ascii")
+    with pytest.raises(UserError, match=r"rows\.jsonl \(line 3\) holds U\+DE00 at position 2"):
+        documents(str(rows))
+    rows.write_text('{"text": "\\ud83d\\ude00"}\n', encoding="ascii")
+    assert documents(str(rows)) == ["\U0001f600"]
+    table = pa.table({"text": pa.array([b"one", b"two\xed\xa0\xbd"]).view(pa.utf8())})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(UserError, match=r"rows\.parquet \(row 2\).*0xed in position 3"):
+        documents(str(tmp_path / "rows.parquet"))
+
+
+def test_a_lone_surrogate_of_a_text_in_memory_is_named_by_its_index() -> None:
+    texts = [*TEXTS[:70], "ab\ud83d"]
+    with pytest.raises(UserError, match=r"texts\[70\] holds U\+D83D at position 2"):
+        list(TextReader(PLAIN).tokens(texts))
+    model = load("rope-tiny")
+    for given, name in (("a\udc80", "the text"), (["ab", "a\udc80"], r"texts\[1\]")):
+        with pytest.raises(UserError, match=rf"{name} holds U\+DC80 at position 1"):
+            capture_scores(model, given)
 
 
 def test_an_unreachable_data_set_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from nope_probe.errors import UserError, validate_layer_numbers
+from nope_probe.errors import UserError, validate_layer_numbers, validate_unicode
 from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.attention import Attention, HeadVectors
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
@@ -273,9 +273,14 @@ def _stacked(model: HookedModel, given: object) -> Tensor:
     """Return the tokens of a text, of texts or of lists of ids, whose lengths are equal."""
     if not isinstance(given, Sequence) or not given:
         raise UserError(f"expected texts, tokens or vectors, got {given!r:.60}")
+    named = (
+        {"the text": given}
+        if isinstance(given, str)
+        else {f"texts[{number}]": row for number, row in enumerate(given)}
+    )
     rows = [
-        _tokens_of(model, row) if isinstance(row, str) else _as_tensor(row)
-        for row in ([given] if isinstance(given, str) else given)
+        _tokens_of(model, where, row) if isinstance(row, str) else _as_tensor(row)
+        for where, row in named.items()
     ]
     lengths = [row.shape[0] for row in rows if row.dim()]
     if len({*lengths}) > 1:
@@ -293,8 +298,9 @@ def _as_tensor(row: object) -> Tensor:
         raise UserError(f"expected texts, tokens or vectors, got {row!r:.60}") from error
 
 
-def _tokens_of(model: HookedModel, text: str) -> Int[Tensor, " pos"]:
+def _tokens_of(model: HookedModel, where: str, text: str) -> Int[Tensor, " pos"]:
     hooked: Any = model
+    validate_unicode(where, text)
     if getattr(hooked, "tokenizer", None) is None:
         raise UserError(
             "the model has no tokenizer, so it takes tokens or vectors, and no text; "
