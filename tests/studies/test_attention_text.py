@@ -231,7 +231,7 @@ def test_a_file_is_the_run_of_its_text_and_broken_files_are_refused(tmp_path: Pa
         file.write_bytes(text.encode())
         assert Settings(text_file=file).recorded() == Settings(text=text).recorded()
     for content, options, said in (
-        (b"\xff\xfe", {}, r"cannot read --text-file .*utf-8"),
+        (b"\xff\xfe", {}, r"text\.txt \(line 1\) is not UTF-8"),
         (b"a\0b", {}, r"text.txt is not text: it holds NUL bytes"),
         (b"a", {"text": "a"}, "two texts: take one"),
     ):
