@@ -88,8 +88,8 @@ display(seen["scores"].shape)  # [batch, head, query_pos, key_pos]
 # %% [markdown]
 # ## Stages (a) to (i) of a block
 #
-# The paper's Figure 3. In a live figure, hover over a cell for query, key and value; the menu
-# chooses the maps, their cosines, or the maps less the mean of each diagonal.
+# The paper's Figure 3. In a live figure, hover over a cell for query, key and value.
+# `kind="cosines"` shows cosines, `kind="less diagonal means"` maps less the mean of each diagonal.
 
 # %%
 start = tokens[:, :26]  # fewer positions keep the notebook small

@@ -121,8 +121,7 @@ pd.DataFrame(
 # ## Without RoPE, only the first key is left
 #
 # The first block of the model with RoPE, after RoPE is removed in every layer: its stages from the
-# input to the next block's scores. In a live figure, the menu chooses the change against the
-# intact model.
+# input to the next block's scores, intact, without RoPE, and their difference.
 
 # %%
 first = names[0]

@@ -15,7 +15,7 @@ WIDTH, SCALE = 1200, 2  # px, and a PNG's pixels per px
 
 
 def save(figure: go.Figure, path: str | Path) -> Path:
-    """Draw a figure into a file for print, on white, without title, menus and sliders.
+    """Draw a figure into a file for print, on white, without title and sliders.
 
     A slider over layers becomes a panel for each layer. Each panel has a separate colour scale.
 
@@ -68,12 +68,9 @@ def export(figure: go.Figure, path: Path) -> Path:
 
 
 def without_controls(figure: go.Figure) -> Layout:
-    """Return a figure's `data` and `layout` without buttons, sliders and their space."""
+    """Return a figure's `data` and `layout` without sliders and their space."""
     spec = figure.to_plotly_json()
     layout = spec["layout"]
-    if layout.pop("updatemenus", ()):
-        layout["margin"]["t"] -= layout["meta"]["menu"]
-        layout["height"] -= layout["meta"]["menu"]
     if layout.pop("sliders", ()):
         layout["margin"]["b"] -= SLIDER
         layout["height"] -= SLIDER

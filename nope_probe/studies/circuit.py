@@ -17,7 +17,7 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.flags import COUNT, LAYERS, SEQ_LEN, Bounds, Mistakes
-from nope_probe.stages import SCORE_STAGES
+from nope_probe.stages import LETTERS, STAGE_MEANINGS
 from nope_probe.studies.removing import RemovingSettings
 from nope_probe.studies.tidy import preferred_keys, sections
 
@@ -25,20 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
     import plotly.graph_objects as go
 
-    from nope_probe.figures.style import Layout
+    from nope_probe.figures.stages import MapKind
     from nope_probe.run.folder import Run
 
-STAGES = {  # in words, in the order of the data flow
-    "a": "block's input, normed",
-    "b": "attention scores",
-    "c": "values, mixed by attention",
-    "d": "attention's output",
-    "e": "stream after attention",
-    "f": "MLP's input, normed",
-    "g": "stream after the MLP",
-    "h": "next block's input, normed",
-    "i": "next block's scores",
-}
 SHOWN = ("locality", "monotonicity")
 COLUMNS = {
     **MEASURES,
@@ -57,16 +46,30 @@ VIEWS = (
     ),
 )
 MOST_NAMED = 3  # components in a sentence
-LEFT_OUT = "c"  # of the lead's table
-INVERSIONS = {  # what becomes of the pattern from (f) over (g) to (h)
-    "undefined": "{where} has no stage between attention and MLP, so no inversion is defined.",
-    "no order": "{where} has no order of keys to compare before and after its MLP.",
-    "kept": "{where} does not invert the positional pattern at its {what}.",
-    "inverted": "{where} inverts the positional pattern at its {what}.",
-    "restored": "{where} inverts the positional pattern at its {what}, and the next norm restores "
-    "it.",
+KINDS: dict[MapKind, tuple[str, str]] = {  # of the maps: the section, and how to read it
+    "raw": (
+        "The block, stage by stage",
+        "Arrows name what leads to a stage; what is removed is struck through. A map of the "
+        "intact model has the ablated one next to it, on the same colours, and their difference.",
+    ),
+    "cosines": (
+        "Stage by stage, as cosines",
+        "Inner products over the lengths of both vectors: large norms at single positions do not "
+        "look like structure.",
+    ),
+    "less diagonal means": (
+        "Stage by stage, less the diagonals' means",
+        "What is left is no function of the distance between two positions alone.",
+    ),
 }
-SIDE_BY_SIDE = 64  # positions of a map in the figure of all stages
+INVERSIONS = {  # what becomes of the pattern from (f) over (g) to (h)
+    "undefined": "{where} has no stage (f) between attention and MLP, so no inversion is defined.",
+    "no order": "{where} has no order of positions at (f), (g) or (h) to compare.",
+    "kept": "{where} does not invert the positional pattern at its {what}, from (f) to (g).",
+    "inverted": "{where} inverts the positional pattern at its {what}, from (f) to (g).",
+    "restored": "{where} inverts the positional pattern at its {what}, from (f) to (g), and the "
+    "next norm restores it at (h).",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,72 +135,32 @@ def report(run: Run) -> Report:
 
 
 def _maps(run: Run) -> Iterator[Section]:
-    yield Section(
-        title="The block, stage by stage",
-        figure=partial(circuit_figure, run),
-        caption="Each map is at the point of the data flow at which it is read. The switch "
-        "shows the maps, their cosines, or the maps less diagonal means. What is removed is struck "
-        "through.",
-    )
-    if stages_of(run, "reference"):
-        yield Section(
-            title="Stage by stage: intact, ablated, difference",
-            figure=partial(side_by_side, run),
-            caption="Each stage of the intact model, and of the ablated one on the same colours. "
-            "Then the ablated less the intact: red is above zero, blue below.",
-        )
+    has_all = run.query_positions is None
+    for kind, (title, caption) in KINDS.items():
+        if has_all or kind != "cosines":
+            figure = partial(circuit_figure, run, kind)
+            yield Section(title=title, caption=caption, figure=figure, folded=kind != "raw")
 
 
-def stages_of(run: Run, kind: str) -> dict[str, np.ndarray]:
-    """Return the maps of a kind, such as `gram`, by the letter of the stage."""
-    import numpy as np
-
-    named = [name.partition("/") for name in run.maps]
-    return {letter: np.asarray(run.maps[f"{of}/{letter}"]) for of, _, letter in named if of == kind}
-
-
-def circuit_figure(run: Run) -> go.Figure:
-    """Draw the circuit figure of a run from its maps and manifest."""
+def circuit_figure(run: Run, kind: MapKind) -> go.Figure:
+    """Draw the stages of a run from its maps and manifest."""
     from nope_probe.figures.stages import circuit
 
+    by_kind: dict[str, dict[str, np.ndarray]] = {}
+    for name in run.maps:
+        of, _, letter = name.partition("/")
+        by_kind.setdefault(of, {})[letter] = run.maps[name]
+    is_normalised = kind == "less diagonal means"
     return circuit(
-        stages_of(run, "gram"),
-        reference=stages_of(run, "reference"),
-        normalised=stages_of(run, "normalised"),
+        by_kind["normalised" if is_normalised else "gram"],
+        layer=run.manifest.results["layer"],
         removed=run.manifest.removed or (),
+        reference=None if is_normalised else by_kind.get("reference"),
+        kind=kind,
+        components=run.manifest.results["components"],
         query_positions=run.query_positions,
         skip_keys=run.manifest.skip_keys,
-        **run.manifest.results,
     )
-
-
-def side_by_side(run: Run) -> go.Figure:
-    """Draw each stage of the intact model, of the ablated one, and their difference."""
-    from nope_probe.figures.panels import Panel, panel_groups
-    from nope_probe.figures.stages import limits
-
-    reference, shown, groups = stages_of(run, "reference"), stages_of(run, "gram"), []
-    for letter in sorted(shown):
-        models = {"intact": reference[letter], "ablated": shown[letter]}
-        change = {"difference": shown[letter] - reference[letter]}
-        unit, group = "nats" if letter in SCORE_STAGES else "inner product", []
-        for alike in (models, change):
-            is_change = alike is change
-            low, high = limits([*alike.values()], is_change, run.manifest.skip_keys)
-            scale: Layout = {"low": low, "high": high, "unit": unit, "diverging": is_change}
-            group += [
-                Panel(
-                    name=f"({letter}) {name}",
-                    values=values,
-                    query_positions=run.query_positions,
-                    **scale,
-                )
-                for name, values in alike.items()
-            ]
-        groups.append(group)
-    without = " and ".join(map(phrase, run.manifest.removed or ()))
-    title = f"The stages of the intact model, and without {without}"
-    return panel_groups(groups, title=title, max_positions=SIDE_BY_SIDE)
 
 
 def headline(run: Run) -> Headline:
@@ -218,12 +181,15 @@ def headline(run: Run) -> Headline:
         many = f"{len(removed)} components" if len(removed) > MOST_NAMED else ""
         where += f" without {many or listed([*map(phrase, removed)])}"
     shown = models["ablated" if removed else "intact"]
-    letters = [letter for letter in STAGES if letter in shown and letter != LEFT_OUT]
-    cells = {"": [STAGES[letter] for letter in letters]}
+    letters = [letter for letter in LETTERS if letter in shown]
+    cells = {"stage": [f"({letter}) {STAGE_MEANINGS[letter]}" for letter in letters]}
     for name, stages in models.items():
         heading = f"{name}: prefers" if len(models) > 1 else "prefers"
         cells[heading] = [_preference(stages.get(letter)) for letter in letters]
-    missing = f" {absent['h']}, so (h) and (i) do not exist." if "h" in absent else ""
+    reasons = dict.fromkeys(absent.values())
+    missing = "".join(
+        f" No {listed([f'({x})' for x in absent if absent[x] == why])}: {why}." for why in reasons
+    )
     what = "residual sum" if "mlp" in removed else "MLP"
     return Headline(
         sentence=INVERSIONS[inversion(shown)].format(where=where, what=what),

@@ -45,19 +45,6 @@ def test_the_explorer_of_a_page_is_in_a_frame_as_high_as_it(
 
 
 @needs_chromium
-def test_the_circuit_of_a_narrow_page_has_its_maps_and_their_switch(
-    finished: Callable[[str], Finished], tmp_path: Path
-) -> None:
-    click = "document.querySelector('input[value=difference]')"
-    script = f"setTimeout(() => {{ {click}.click(); document.title = 'clicked'; }}, 3000)"
-    html = finished(LINES["circuit"]).page.replace("</body>", f"<script>{script}</script></body>")
-    elements = opened(html, tmp_path, width=500, height=4000)
-    assert "<title>clicked</title>" in elements
-    assert len(re.findall(r'type="radio"', elements)) >= 6
-    assert len(re.findall(r'<g class="hm"', elements)) >= 9
-
-
-@needs_chromium
 def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_link(
     tmp_path: Path,
 ) -> None:

@@ -164,8 +164,10 @@ def test_a_simulations_estimate_is_drawn_as_its_mean() -> None:
 def test_a_circuit_is_drawn_from_what_capture_stages_returns(stages: StageMaps) -> None:
     arrays = {letter: stages.mean(letter).numpy() for letter in stages.folds}
     normalised = {letter: diagonal_normalised(stages.mean(letter)) for letter in stages.folds}
-    settings = {"layer": 0, "removed": ["rope"], "reference": stages}
-    actual = figures.circuit(stages, **settings)
-    assert actual == figures.circuit(arrays, normalised=normalised, skip_keys=1, **settings)
-    assert {trace.name for trace in actual.data} == set("abcdefghi")
+    settings = {"layer": 0, "removed": ["rope"]}
+    actual = figures.circuit(stages, reference=stages, **settings)
+    assert actual == figures.circuit(arrays, reference=arrays, skip_keys=1, **settings)
     assert sum("RoPE" in (mark.text or "") for mark in actual.layout.annotations) == 2
+    of_rest = figures.circuit(stages, kind="less diagonal means", **settings)
+    settings |= {"kind": "less diagonal means", "skip_keys": 1}
+    assert of_rest == figures.circuit(normalised, **settings)

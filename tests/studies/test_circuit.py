@@ -11,16 +11,14 @@ import torch
 from safetensors.numpy import load_file
 from scipy import stats
 from support.command_line import run_command
-from support.rounding import NETWORK, assert_same, rounding
+from support.rounding import NETWORK, assert_same
 
 from nope_probe import circuit, read_run
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.capture import capture_stages
 from nope_probe.maps.estimates import fold_weights
-from nope_probe.run.folder import Run
-from nope_probe.run.manifest import Manifest
-from nope_probe.studies.circuit import report, side_by_side
+from nope_probe.studies.circuit import report
 
 N = 19
 SMALL = ["--n-seqs", "23", "--seq-len", str(N), "--folds", "5", "--batch-size", "7"]
@@ -74,7 +72,9 @@ def test_a_run_holds_the_stages_of_both_models_as_a_table(without_mlp: Path) -> 
     assert list(table["stage"]) == list("abcdefghi") * 2
     assert list(table["layer"]) == [0, 0, 0, 0, 0, 0, 0, 1, 1] * 2
     assert list(table["model"].unique()) == ["intact", "ablated"]
-    [*_, section] = report(read_run(without_mlp)).sections
+    maps, cosines, normalised, section = report(read_run(without_mlp)).sections
+    counts = [len(of.drawn().data) for of in (maps, cosines, normalised)]
+    assert counts == [3 * 9, 3 * 7, 9]
     figure = section.drawn()
     assert figure is not None
     for dots, rows in zip(figure.data[:2], (table[:9], table[9:]), strict=True):
@@ -129,27 +129,3 @@ def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(tmp_path: 
     assert {name[-1] for name in maps} == set("abcdghi")
     assert absent.keys() == {"e", "f"}
     assert np.diagonal(maps["gram/b"]) == pytest.approx(1, rel=NETWORK)  # unit vectors
-
-
-def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_difference() -> None:
-    random = np.random.default_rng(0)
-    maps = {
-        f"{kind}/{letter}": (1 + 19 * (letter == "g")) * random.normal(size=(N, N))
-        for kind in ("gram", "reference")
-        for letter in "ag"
-    }
-    manifest = Manifest(removed=("mask",))
-    figure = side_by_side(Run(manifest=manifest, arrays={"maps": maps}))
-    panels = figure.data
-    names = ["(a) intact", "(a) ablated", "(a) difference"]
-    assert [panel.name for panel in panels[:3]] == names
-    for index, letter in enumerate("ag"):
-        intact, ablated, change = panels[3 * index : 3 * index + 3]
-        np.testing.assert_allclose(intact.z, maps[f"reference/{letter}"], rtol=1e-6)
-        size = float(np.abs([ablated.z, intact.z]).max())
-        assert_same(change.z, ablated.z - intact.z, 2 * rounding(2), size=size)
-        scales = [figure.layout[panel.coloraxis] for panel in (intact, ablated, change)]
-        assert (scales[0].cmin, scales[0].cmax) == (scales[1].cmin, scales[1].cmax)
-        assert scales[2].cmin == -scales[2].cmax
-    tops = [figure.layout[panels[index].coloraxis].cmax for index in (0, 3)]
-    assert tops[1] > 10 * tops[0], "stages that differ twentyfold do not share colours"
