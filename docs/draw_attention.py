@@ -1,4 +1,4 @@
-"""Draw SmolLM2's heads, a text as two of them read it, and why: draw_attention.py FOLDER.
+"""Draw SmolLM2's heads, and a text as two of them read it: draw_attention.py FOLDER.
 
 FOLDER is that of `make_findings.py`, with the finished run `attention`. It needs Chromium.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from make_findings import COMMANDS, IMAGES, finished, save_small
 from make_notebooks import chromium
 
-from nope_probe import explain, figures, text_view
+from nope_probe import figures, text_view
 from nope_probe.figures.text_view import TextView
 
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
@@ -31,8 +31,6 @@ def main(folder: str) -> None:
     save_small(
         figures.of_run(run)["All heads: sinks, order and content"], IMAGES / "heads_smollm2.png"
     )
-    why = explain(run, "L{}H{}".format(*CONTENT), query=QUERY, steps=2)
-    save_small(why.graph, IMAGES / "steps_smollm2.png")
     view = text_view(run)
     views = "".join(of_head(view, *head).html() for head in (POSITIONAL, CONTENT))
     with tempfile.TemporaryDirectory() as name:

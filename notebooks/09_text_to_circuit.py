@@ -43,9 +43,6 @@ text = "def area(width, height): return width * height"
 # %%
 run = run_attention("rope-tiny", text=text, n_seqs=128, seq_len=32)
 why = explain(run, "L3H3", query=14, steps=2)
-display(why.graph)
-
-# %%
 columns = ["step", "layer", "head", "query", "key", "writer", "side", "moved_from", "nats"]
 strongest = why.steps[columns].sort_values("nats", key=abs, ascending=False)
 strongest.head(8)

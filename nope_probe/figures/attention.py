@@ -9,8 +9,6 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.errors import UserError
-from nope_probe.figures.graph import steps_back
 from nope_probe.figures.intervals import estimates_of
 from nope_probe.figures.limits import reach_of
 from nope_probe.figures.names import colour, plain, words
@@ -120,18 +118,6 @@ class Why:
             f"taken out of the model, the score falls by {row['effect']:.1f} nats, and the weight "
             f"from {row['weight']:.0%} to {row['weight_without']:.0%}."
         )
-
-    @property
-    def graph(self) -> go.Figure:
-        """The steps back as a graph: heads at the tokens of their queries, layers upwards.
-
-        Raises:
-            UserError: for terms of a single step.
-        """
-        if self.steps is None:
-            raise UserError("the terms are of a single step: ask for steps=2 or more")
-        tokens = dict(zip(self.table["key"], self.table["token"], strict=True))
-        return steps_back(self.steps, tokens, f"Why {self.head} looks there, steps back")
 
     def _repr_html_(self) -> str:
         return (self.table if self.steps is None else self.steps).to_html(index=False)

@@ -421,9 +421,8 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
     if why is not None and why.steps is not None:
         yield Section(
             title="Why, steps back",
-            figure=lambda: why.graph,
-            caption="Nats of the score of the most attended key, and of the looks by which "
-            f"heads moved what they wrote (squares). Dashed: what a head moved. {why.moved} "
+            caption="Terms of the score of the most attended key, and of the looks by which heads "
+            f"moved what they wrote, nats. {why.moved} "
             "The term is direct; with its effect, all later blocks respond.",
             table=why.steps,
             columns=COLUMNS,

@@ -21,7 +21,7 @@ page shows, and how it is drawn, in the order of the page:
     )
 
 `sections(VIEWS, run.tables, COLUMNS)` are the sections of the page. Views of tables that a run
-lacks are left out. What no view can draw (maps, a text, a graph) is a `Section` as before.
+lacks are left out. What no view can draw (maps, a text) is a `Section` as before.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ SHOWN = {
     "06_who_writes_position": (0, 1, 0),
     "07_attention": (2, 0, 0),
     "08_without_the_mask": (1, 0, 0),
-    "09_text_to_circuit": (1, 0, 0),
+    "09_text_to_circuit": (0, 0, 0),
 }
 NAMES = tuple(SHOWN)
 PLOTLY, HTML, PNG = "application/vnd.plotly.v1+json", "text/html", "image/png"

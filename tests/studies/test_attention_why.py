@@ -132,8 +132,6 @@ def test_why_of_a_finished_run_is_that_of_the_run_that_asks(
         assert (why.head, why.query) == ("L1H3", query)
         pd.testing.assert_frame_equal(why.table, asking.tables["why"], rtol=1e-5, atol=1e-5)
     assert why._repr_html_().count("&lt;bos&gt;") == (why.table["key"] == 0).sum()
-    with pytest.raises(ValueError, match="ask for steps=2 or more"):
-        _ = why.graph
 
 
 def test_why_of_an_ablated_run_is_measured_in_the_ablated_model(loaded: LoadedModel) -> None:
@@ -296,29 +294,6 @@ def test_steps_of_a_finished_run_are_those_of_the_run_that_asks(stepping: Run, l
     rows = expected.merge(two.steps, on=columns[: columns.index("nats")], how="inner")
     assert len(rows) == len(two.steps)
     np.testing.assert_allclose(rows["nats_x"], rows["nats_y"], atol=1e-5)
-
-
-def test_the_graph_has_heads_at_their_queries_and_edges_in_nats(looked: Why) -> None:
-    figure = looked.graph
-    traces = {trace.name: trace for trace in figure.data}
-    [heads] = [trace for trace in figure.data if trace.hovertext is not None]
-    where = dict(zip(heads.hovertext, zip(heads.x, heads.y, strict=True), strict=True))
-    ticks = [*figure.layout.xaxis.ticktext]
-    assert ticks == [f"{name} {at}" for name, at in (("he", 7), ("ight", 8), ("he", 15))]
-    looking, before = where[f"L3H3, token {QUERY}"], where[f"L1H3, token {KEY}"]
-    assert (looking[0], before[0]) == (2, 1), "at their tokens"
-    assert looking[1] > before[1] > 0
-    edge, moved = traces["L1H3 key to L3H3"], traces["moved to L1H3"]
-    assert [(edge.x[at], edge.y[at]) for at in (0, -1)] == [before, looking]
-    assert [(moved.x[at], moved.y[at]) for at in (0, -1)] == [(0, 0), before]
-    assert (edge.line.dash, moved.line.dash) == ("solid", "dash")
-    table = looked.steps
-    written = [text for trace in figure.data for text in (trace.text or ()) if " " in text]
-    drawn = table[table["side"].isin(["key", "query"])]
-    kinds = drawn["side"].where(drawn["moved_from"].isna(), "moved")
-    labels = [f"{kind} {nats:+.1f}" for kind, nats in zip(kinds, drawn["nats"], strict=True)]
-    position = table[table["side"] == "position"].groupby("step")["nats"].sum()
-    assert sorted(written) == sorted([*labels, *(f"position {nats:+.1f}" for nats in position)])
 
 
 def test_the_text_view_has_the_terms_of_each_step_and_the_way_there(
