@@ -34,7 +34,6 @@ from nope_probe.removal import INTACT, MASK, SOURCES, Component, Condition
 
 Removed = TypeVar("Removed", bound=str | Iterable[str])
 Named = TypeVar("Named", bound=Hashable)  # a condition, or a replacement and a condition
-HALF = 0.5  # of the intact value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,23 +173,9 @@ def sizes_of_terms(gram: ContrastGram[Condition]) -> dict[str, Interval]:
     return {name: gram.size(term) for name, term in terms.items()} if needed <= {*gram.row} else {}
 
 
-def mean_over_layers(
-    values: Sequence[Estimates], intact: Sequence[Estimates]
-) -> tuple[Interval, int]:
-    """Return the mean of some layers' values in a condition, nats, with its jackknife interval.
-
-    Args:
-        values: of each layer that has the value, at least one.
-        intact: the same of the intact model.
-
-    Returns:
-        The mean, and in how many of the layers less than half of the intact value is left.
-    """
-    left = [float(x.values[0]) for x in values]
-    whole = [float(x.values[0]) for x in intact]
-    below = sum(x * (1 if y > 0 else -1) < HALF * abs(y) for x, y in zip(left, whole, strict=True))
-    mean = values[0].with_values(torch.stack([of_layer.values for of_layer in values]).mean(0))
-    return jackknife(mean), below
+def mean_over_layers(values: Sequence[Estimates]) -> Interval:
+    """Return the mean of layers' values in a condition, nats, with its jackknife interval."""
+    return jackknife(values[0].with_values(torch.stack([x.values for x in values]).mean(0)))
 
 
 def patterns_of(maps: Mapping[Named, Mapping[Name, LayerMaps]], name: Name) -> dict[Named, Pattern]:

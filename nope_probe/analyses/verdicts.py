@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ValueAndBounds = tuple[float, float, float]
 MOST = 0.5  # of the pattern; of the strongest writer's share, too
+HALF = 0.5  # of the intact value
 LEVEL = 0.95  # of the intervals
 EIGHT_FOLDS = (1,) * 8  # the sizes of the default folds, where a run states none
 UNIFORM = 0.01  # nats of information: with less, a head attends uniformly
@@ -56,6 +57,30 @@ def main_writers(shares: Mapping[str, ValueAndBounds]) -> list[str]:
     least = MOST * max(lows.values(), default=0.0)
     main = [name for name, low in lows.items() if low >= least]
     return sorted(main, key=lambda name: -shares[name][0])
+
+
+def mostly_lost(intact: ValueAndBounds, left: ValueAndBounds) -> bool | None:
+    """Return whether surely less than half of a value is left; None if the value is within noise.
+
+    The end of the interval of what is left that is farthest on the value's side is compared with
+    half of the end of the value's interval that is nearest to 0.
+
+    Args:
+        intact: the intact model's value, with its bounds.
+        left: the value under an intervention.
+
+    Example:
+        >>> mostly_lost((-8.0, -8.2, -7.8), (-1.0, -1.2, -0.8)), mostly_lost((2, 1, 3), (0.4, 0, 1))
+        (True, False)
+        >>> mostly_lost((0.1, -0.1, 0.3), (0.0, -0.1, 0.1)) is None
+        True
+    """
+    value, low, high = intact
+    if not (low > 0 or high < 0):
+        return None
+    sign = 1 if value > 0 else -1
+    nearest, farthest = min(sign * low, sign * high), max(sign * left[1], sign * left[2])
+    return farthest < HALF * nearest
 
 
 def exceeds_noise(

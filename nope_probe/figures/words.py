@@ -120,6 +120,7 @@ class View:
 
 
 QUESTIONS = {"lead": "first key's lead", "kept": "order of other keys"}
+NUMBERS = {**QUESTIONS, "non_relative": "not a function of distance"}  # a layer's three numbers
 MEASURES = {
     "lead": Column(
         "lead of the first key",
@@ -156,7 +157,7 @@ MEASURES = {
         bounded=True,
     ),
     "non_relative": Column(
-        "non-relative",
+        "not a function of distance",
         "RMS of the part of the positional pattern that does not depend on distance alone.",
         "nats",
         noise=WITHIN,

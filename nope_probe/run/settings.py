@@ -68,7 +68,7 @@ OFFSET_BINS = tyro.conf.arg(
 )
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
-FORMAT = 7
+FORMAT = 8
 MIN_KEYS = 8  # other keys that a query sees which has a lead, and that an order needs
 FIRST_LAYERS = 4  # that are studied by default
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.
@@ -298,12 +298,13 @@ class RunSettings(ModelSettings):
         unused = NO_EFFECT_ON.get(self.data, ("alpha",))
         return dict.fromkeys(unused, f"on --data {self.data}")
 
-    def memory(self, n_maps: int = 1, d_model: int = 0) -> int:
+    def memory(self, n_maps: int = 1, d_model: int = 0, d_vocab: int = 0) -> int:
         """Return the bytes that the run needs above its model: sequences, fold maps and a batch.
 
         Args:
             n_maps: how many maps (of float64, in every fold) are in memory at a time.
             d_model: the width of the model, for the activations of a batch; 0 leaves these out.
+            d_vocab: how many logits a position has, if a pass reads them; 0 leaves these out.
 
         Example:
             >>> from nope_probe.ablate import Settings
@@ -313,7 +314,7 @@ class RunSettings(ModelSettings):
         cells = self.folds * n_maps * self.n_rows * self.seq_len
         tokens = self.seqs_per_batch * self.seq_len
         inputs = self.n_seqs * self.seq_len
-        return 8 * (inputs + cells) + 4 * tokens * VECTORS_OF_BLOCK * d_model
+        return 8 * (inputs + cells) + 4 * tokens * (VECTORS_OF_BLOCK * d_model + d_vocab)
 
     @property
     def n_rows(self) -> int:

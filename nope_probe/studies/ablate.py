@@ -17,6 +17,7 @@ from nope_probe.figures.words import (
     HEAD_MEASURES,
     INFORMATION,
     MEASURES,
+    NUMBERS,
     QUESTIONS,
     SHARE,
     Column,
@@ -145,22 +146,29 @@ COLUMNS = {
         f"{name}_wavelength": Column(f"{name} wavelength", "Of the band's pairs.", "tokens")
         for name in ("shortest", "longest")
     },
+    "loss": Column("loss", "The mean loss on the run's texts.", "nats"),
+    "cost": Column(
+        "cost", "The loss on the run's texts, less the intact model's.", "nats", signed=True
+    ),
     **{
-        f"{name}_{end}": Column(f"layers, {of}", f"In how many layers {title} is {of}.")
-        for name, title in QUESTIONS.items()
-        for end, of in (("layers", "known"), ("below_half", "below half of the intact value"))
+        f"{name}_{end}": Column(f"layers, {of}", f"In how many layers {of}.")
+        for name in NUMBERS
+        for end, of in (
+            ("layers", "the intact value exceeds its noise"),
+            ("below_half", "less than half of it is left"),
+        )
     },
 }
-LEAD_AND_ORDER = View(
+THREE_NUMBERS = View(
     table="pattern",
-    title="Lead and order in every layer",
-    y=("lead", "kept"),
+    title="The three numbers in every layer",
+    y=tuple(NUMBERS),
     by=("removed", "replacement"),
     kind="lines",
     across=1,
-    caption="Above: the first key's lead over the others. Below: how much of the intact model's "
-    "pattern among the other keys is there; of the intact model, its strength. A removed weight is "
-    "replaced by its mean: queries, keys or what attention writes are constant.",
+    caption="The first key's lead, how much of the intact order of the others is there, and "
+    "what a fit by distance leaves of it. A removed weight is replaced by its mean: "
+    "queries, keys or what attention writes are constant.",
 )
 SHAPE = View(
     table="pattern",
@@ -242,7 +250,7 @@ HEADS = tuple(
     )
     for name in (*HEAD_MEASURES, *ATTENTION)
 )
-VIEWS = (LEAD_AND_ORDER, SHAPE, CONTROL, BANDS, *BY_PLACE, WITHOUT_BANDS, *HEADS)
+VIEWS = (THREE_NUMBERS, SHAPE, CONTROL, BANDS, *BY_PLACE, WITHOUT_BANDS, *HEADS)
 
 
 def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Report:
@@ -295,7 +303,7 @@ def removal_sections(run: Run) -> Iterator[Section]:
         bands, names = page.without_bands(run)
         view = replace(WITHOUT_BANDS, names=names)
         yield from sections([view], {view.table: bands}, COLUMNS)
-    yield from sections([LEAD_AND_ORDER], tables, COLUMNS)
+    yield from sections([THREE_NUMBERS], tables, COLUMNS)
     yield replace(page.term_section(run), columns=COLUMNS)
     shown = [INTACT.name, *sources, Condition(sources).name]
     if "controls" in tables:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import nan
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,15 @@ from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, row_name
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.values import band_label, head_values
-from nope_probe.figures.words import MEASURES, QUESTIONS, reader_of, with_readers
+from nope_probe.figures.words import (
+    MEASURES,
+    NO_PATTERN,
+    NUMBERS,
+    QUESTIONS,
+    WITHIN,
+    reader_of,
+    with_readers,
+)
 from nope_probe.removal import INTACT, SOURCES, Condition, parts_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
@@ -45,17 +55,11 @@ def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def headline(run: Run) -> Headline:
-    """Return the values of the shown layer, or the means over all, in every condition."""
+    """Return the numbers of the shown layer, or the means over all, in every condition."""
     answer = Answer.of(run)
     if answer is None:
         return no_pattern(run)
-    caption = "Order: how much of the intact model's pattern among the other keys is there."
-    if answer.is_mean:
-        caption += " Below half: the layers with less than half of their intact value."
-    elif len(run.manifest.layers) > 1:
-        layers = notes.layers_of_run(run.manifest)
-        caption += f" {answer.place} has the largest lead and pattern of {layers}."
-    return Headline(sentence=answer.sentence(), table=answer.table(), caption=caption)
+    return Headline(sentence=answer.sentence(), table=answer.table(), caption=answer.definitions())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +70,8 @@ class Answer:
         place: of which layer, such as `L3`, or `30 layers`.
         seq_len: tokens in a sequence.
         rows: a row per condition and replacement, the intact model first: `removed`,
-            `replacement`, `lead` and `kept` with their bounds (nats); of means over layers also in
-            how many layers less than half of the intact value is left (`lead_below_half`).
+            `replacement`, the three numbers with their bounds, and `loss` and `cost` where the
+            model was run to its end (nats).
     """
 
     place: str
@@ -87,10 +91,12 @@ class Answer:
         layer = shown_layer(intact_rows(table), manifest.fold_sizes)
         if layer is None:
             return None
-        if manifest.settings.get("layers") == "all" and "over_layers" in run.tables:
-            table, place = run.tables["over_layers"], f"{len(manifest.layers)} layers"
+        means, place = run.tables["over_layers"], f"{len(manifest.layers)} layers"
+        if manifest.settings.get("layers") == "all" and len(manifest.layers) > 1:
+            table = means
         else:
-            table, place = table[table["layer"] == layer], f"L{layer}"
+            costs = means.filter(regex="^(removed|replacement|(loss|cost)(_low|_high)?)$")
+            table, place = table[table["layer"] == layer].merge(costs, how="left"), f"L{layer}"
         return cls(place=place, seq_len=manifest.seq_len, rows=table.to_dict("records"))
 
     @property
@@ -131,19 +137,41 @@ class Answer:
         return " ".join(parts)
 
     def table(self) -> pd.DataFrame:
-        """Return the values of every condition with their intervals, nats."""
-        place = f"{'mean of ' * self.is_mean}{self.place}"
-        cells = {f"{place} at {self.seq_len:,} tokens, nats": self.names}
-        for name in self.questions:
-            cells[QUESTIONS[name]] = [
-                interval_text(interval_of(row, name), "z.2f") for row in self.rows
-            ]
-            if self.is_mean:
-                cells[f"{'order' if name == 'kept' else name} below half"] = [
-                    f"{row[f'{name}_below_half']:.0f} of {row[f'{name}_layers']:.0f}"
-                    for row in self.rows
-                ]
+        """Return the values of every condition, nats, with half the width of their intervals."""
+        of = f"mean of {self.place}" if self.is_mean else f"{self.place} (largest lead and order)"
+        cells = {f"{of}\nat {self.seq_len:,} tokens, nats ±95%": self.names}
+        for name, title in (NUMBERS | {"cost": "cost"}).items():
+            if any(row.get(name, nan) == row.get(name, 0) for row in self.rows):
+                texts = [half_width_text(row, name) for row in self.rows]
+                cells["\n".join(wrap(title, 12))] = texts
         return pd.DataFrame(cells)
+
+    def definitions(self) -> str:
+        """Return what the numbers of the table are, a clause each."""
+        said = (
+            "Order: how much of the intact order is there; above the intact value it is amplified, "
+            "below 0 reversed. Not a function of distance: what a fit by distance leaves."
+        )
+        loss = self.rows[0].get("loss", nan)
+        cost = f" Cost: the rise of the loss from {loss:.2f}, empty with the next token in sight."
+        return said + cost * (loss == loss)
+
+
+def half_width_text(row: Mapping[str, Any], name: str) -> str:
+    """Return a number of a row with half the width of its interval, as text.
+
+    Example:
+        >>> half_width_text({"lead": 2.5, "lead_low": 2.25, "lead_high": 2.75}, "lead")
+        '2.50±0.25'
+    """
+    value, low, high = interval_of(row, name)
+    if name == "cost" and (value != value or row["removed"] == INTACT.name):
+        return ""
+    if value != value:
+        return NO_PATTERN
+    if name == "non_relative" and low <= 0:
+        return WITHIN
+    return f"{value:z.2f}±{max(value - low, high - value):.2f}"
 
 
 def headline_of_intact(run: Run) -> Headline:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from nope_probe.analyses.attribution import (
-    conditions_of,
-)
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.attribution import conditions_of
 from nope_probe.analyses.head_measures import attended
 from nope_probe.analyses.splits import Band, BandChoice, make_bands
 from nope_probe.data.sequences import Sequences
@@ -19,10 +20,11 @@ from nope_probe.hooks.layers.model import Inputs, numbered_layers
 from nope_probe.hooks.reading.accumulators import Cut
 from nope_probe.hooks.reading.attention import AttentionAccumulator
 from nope_probe.hooks.reading.batch_readings import read_rotations
-from nope_probe.hooks.reading.capture import capture_bands
+from nope_probe.hooks.reading.capture import LossAccumulator, capture_bands
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
@@ -74,6 +76,7 @@ class Plan:
         layers: the numbers of the layers to map.
         left_out: components that by default are no sources or not removed here, and why.
         heads: where the maps of each head are kept: where sources alone are removed, or everywhere.
+        losses: whether passes that keep the mask read the loss too.
     """
 
     sources: tuple[Component, ...]
@@ -82,6 +85,7 @@ class Plan:
     layers: tuple[int, ...] = (0,)
     left_out: Mapping[str, str] = field(default_factory=dict)
     heads: Literal["nowhere", "sources", "everywhere"] = "nowhere"
+    losses: bool = False
 
     @property
     def rows(self) -> dict[Row, Ablation]:
@@ -128,22 +132,32 @@ class Plan:
         """
         yield from calibration(engine, [*self.rows.values()])
         rows = {key_of(row, by): (row, by) for row, by in (self.rows | self.nulls).items()}
-        for key, ((condition, _), ablation) in rows.items():
-            yield self._pass(key, engine, ablation, self.keeps_heads(condition))
+        for key, ((condition, by), ablation) in rows.items():
+            # Without the mask a token sees the next token, and its loss means nothing.
+            loss = self.losses and "mask" not in condition and (condition, by) not in self.nulls
+            yield self._pass(key, engine, ablation, self.keeps_heads(condition), loss)
         if shuffled is not None:
             of_tokens = engine.with_sequences(shuffled)
             for condition in (INTACT, MASK):
                 ablation = self.rows[condition, NO_REPLACEMENT]
                 yield self._pass(f"shuffled/{condition.name}", of_tokens, ablation)
 
-    def _pass(self, key: str, engine: Engine, ablation: Ablation, per_head: bool = False) -> Pass:
+    def _pass(
+        self,
+        key: str,
+        engine: Engine,
+        ablation: Ablation,
+        per_head: bool = False,
+        loss: bool = False,
+    ) -> Pass:
         return Pass(
             key=key,
             engine=engine,
-            read=partial(Engine.scores, layers=self.layers, per_head=per_head),
+            read=partial(read_scores, layers=self.layers, per_head=per_head, loss=loss),
             ablation=ablation if ablation.condition else None,
             maps=engine.n_maps(self.layers, per_head=per_head),
-            kind="scores of heads" if per_head else "scores",
+            kind=f"scores{' of heads' * per_head}{' and loss' * loss}",
+            reads_logits=loss,
         )
 
     def keeps_heads(self, condition: Condition) -> bool:
@@ -152,17 +166,26 @@ class Plan:
 
     def maps(self, results: Results) -> Maps:
         """Return the score maps of every row from the results of the passes, by key."""
-        return {row: results[key_of(row, by)] for row, by in self.rows.items()}
+        return {row: results[key_of(row, by)].maps for row, by in self.rows.items()}
+
+    def loss_estimates(self, results: Results) -> dict[Row, Estimates]:
+        """Return the mean loss in every row that has one, nats."""
+        read = {row: results[key_of(row, by)] for row, by in self.rows.items()}
+        return {
+            row: Estimates.of_means(reading.losses, next(iter(reading.maps.values())).weights)
+            for row, reading in read.items()
+            if reading.losses is not None
+        }
 
     def controls(self, results: Results) -> Iterator[tuple[str, Maps]]:
         """Yield the maps of the controls, with what their tokens are: of nulls, and shuffled."""
         if self.nulls:
-            intact = {INTACT_ROW: results[name_of(INTACT_ROW)]}
-            nulls = {row: results[key_of(row, by)] for row, by in self.nulls.items()}
+            intact = {INTACT_ROW: results[name_of(INTACT_ROW)].maps}
+            nulls = {row: results[key_of(row, by)].maps for row, by in self.nulls.items()}
             yield "in order", intact | nulls
         keys = {condition: f"shuffled/{condition.name}" for condition in (INTACT, MASK)}
         if {*keys.values()} <= {*results}:
-            yield "shuffled", {(c, NO_REPLACEMENT): results[key] for c, key in keys.items()}
+            yield "shuffled", {(c, NO_REPLACEMENT): results[key].maps for c, key in keys.items()}
 
 
 def name_of(row: Row) -> str:
@@ -256,33 +279,45 @@ def plan_of(
 
 
 class Reading(NamedTuple):
-    """What the pass of an intact model reads: score maps and, of each layer, sums over its heads.
+    """What a pass reads: score maps and, if they are asked for, sums over heads and losses.
 
     Attributes:
         maps: the score maps of each layer.
-        heads: the measures of its heads' attention, where heads are kept.
-        attention: the attention weights of its heads.
+        heads: the measures of the attention of each layer's heads.
+        attention: the attention weights of each layer's heads.
+        losses: the mean loss of each fold, nats.
     """
 
     maps: Layers
     heads: list[HeadSums]
     attention: list[AttentionAccumulator]
+    losses: Float[Tensor, " fold"] | None = None
 
 
-def read_intact(
-    engine: Engine, key: str, ablation: Ablation | None, *, layers: Sequence[int], per_head: bool
+def read_scores(
+    engine: Engine,
+    key: str,
+    ablation: Ablation | None,
+    *,
+    layers: Sequence[int],
+    per_head: bool = False,
+    attention: bool = False,
+    loss: bool = False,
 ) -> Reading:
-    """Return the maps of the intact model and its heads' attention, from one pass."""
+    """Return the score maps of layers, their heads' attention and the losses, from one pass."""
+    counts = engine.fold_of.bincount()
     cut = Cut(
-        counts=engine.fold_of.bincount(),
+        counts=counts,
         queries=choose_rows(engine.inputs.shape[1], engine.query_rows),
         skip_keys=engine.skip_keys or 0,
     )
-    heads = head_sums(engine.model, layers, engine.n_folds, attended) if per_head else []
-    attention = [AttentionAccumulator(of.layer, cut, keeps_scores=False) for of in heads]
-    also = [*heads, *attention]
+    heads = head_sums(engine.model, layers, engine.n_folds, attended) if attention else []
+    weights = [AttentionAccumulator(of.layer, cut, keeps_scores=False) for of in heads]
+    losses = [LossAccumulator(engine.n_folds)] if loss else []
+    also = [*heads, *weights, *losses]
     maps = engine.scores(key, ablation, layers=layers, per_head=per_head, also=also)
-    return Reading(maps, heads, attention)
+    means = [of.totals["losses"].cpu().mean(1) / counts for of in losses]
+    return Reading(maps, heads, weights, *means)
 
 
 def capture_band_folds(

@@ -60,7 +60,7 @@ from nope_probe.studies.ablate_plan import (
     capture_band_folds,
     name_of,
     plan_of,
-    read_intact,
+    read_scores,
 )
 from nope_probe.studies.ablate_tables import (
     bands_table,
@@ -105,6 +105,8 @@ class Ablate(Study[Settings]):
             layers=layers,
             bands=named_bands(loaded.model, int(bands)) if bands and removes else (),
             heads="sources" if settings.per_head else "nowhere",
+            losses=self.inputs.kind == "text"
+            and settings.depth_in(loaded.info) == loaded.info.depth,
         )
         if settings.removes:
             refuse(settings.wrong_conditions(self.plan.removed))
@@ -119,7 +121,8 @@ class Ablate(Study[Settings]):
             shuffled = self.inputs.shuffled(self.settings.seed) if is_text else None
             yield from self.plan.passes(engine, shuffled)
             return
-        read = partial(read_intact, layers=layers, per_head=self.settings.per_head)
+        per_head = self.settings.per_head
+        read = partial(read_scores, layers=layers, per_head=per_head, attention=per_head)
         n_maps = engine.n_maps(layers, per_head=self.settings.per_head)
         yield Pass(key=f"score/{INTACT.name}", engine=engine, read=read, maps=n_maps)
         if self.settings.per_head:
@@ -138,8 +141,7 @@ class Ablate(Study[Settings]):
     def analyse(self, results: Results) -> Run:
         """Measure the lead and the pattern of every layer in every condition, return the run."""
         plan, session, removes = self.plan, self.session, self.settings.removes
-        intact = results[f"score/{INTACT.name}"]
-        maps: Maps = plan.maps(results) if removes else {INTACT_ROW: intact.maps}
+        maps = plan.maps(results)
         folds = session.checkpoint.scratch("folds")
         write_folds(folds, {name_of(row): layers for row, layers in maps.items()})
         run = Run(
@@ -165,8 +167,7 @@ class Ablate(Study[Settings]):
         }
         if controls := [*plan.controls(results)]:
             tables["controls"] = controls_table(controls, plan.layers)
-        if len(plan.layers) > 1:
-            tables["over_layers"] = means_table(values)
+        tables["over_layers"] = means_table(tables["pattern"], plan.loss_estimates(results))
         if self.settings.per_head:
             tables["head_pattern"] = head_pattern_table(plan, maps)
         write_maps(place, plan, maps)

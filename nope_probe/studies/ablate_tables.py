@@ -19,6 +19,7 @@ from nope_probe.analyses.attribution import (
 )
 from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
 from nope_probe.analyses.jackknife import (
+    jackknife,
     mean_intervals,
     rms,
     rms_difference,
@@ -32,14 +33,17 @@ from nope_probe.analyses.pattern import (
 )
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.splits import Band, split_bands
+from nope_probe.analyses.verdicts import mostly_lost
 from nope_probe.errors import UserError
-from nope_probe.figures.values import QUESTIONS
-from nope_probe.figures.words import HEAD_MEASURES
+from nope_probe.figures.intervals import interval_of
+from nope_probe.figures.words import HEAD_MEASURES, NUMBERS
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.reading.attention import attention_maps
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers, heads_of
-from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT
+from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition
+from nope_probe.run.folder import REPLICATES
 from nope_probe.studies.ablate_plan import (
     INTACT_ROW,
     Maps,
@@ -123,25 +127,34 @@ def mask_adds(intact: Measures, unmasked: Measures) -> TableRow:
     return interval_columns(mask_adds=rms_difference(with_mask, without))
 
 
-def means_table(values: Sequence[Mapping[Row, Values]]) -> pd.DataFrame:
-    """Return the means over layers of lead and kept in each row, where layers have any.
+def means_table(pattern: pd.DataFrame, losses: Mapping[Row, Estimates]) -> pd.DataFrame:
+    """Return the means over layers of the three numbers in each row, and what removal costs, nats.
 
-    A row has the mean with its bounds (nats), the number of layers that have one, and of those in
-    which less than half of the intact value is left (`lead_below_half`).
+    A row has each mean with its bounds, the number of layers whose intact value exceeds its noise
+    (`lead_layers`), and of those in which less than half of it is left (`lead_below_half`); see
+    `mostly_lost`. `cost` is the loss less the intact model's, paired.
 
     Args:
-        values: of each layer.
+        pattern: of all layers and rows, with replicates.
+        losses: the mean loss in rows that have one.
     """
-    rows = list[TableRow]()
-    for row in values[0]:
-        rows.append({**named(row)})
-        for name in QUESTIONS:
-            pairs = [[getattr(of[x], name).replicates for x in (row, INTACT_ROW)] for of in values]
-            known = [(left, whole) for left, whole in pairs if left is not None]
+    rows, intact = list[TableRow](), pattern[pattern["removed"] == INTACT.name].to_dict("records")
+    for (removed, replacement), table in pattern.groupby(["removed", "replacement"], sort=False):
+        of_layers = table.to_dict("records")
+        rows.append({"removed": removed, "replacement": replacement})
+        for name in NUMBERS:
+            replicates = [row.get(f"{name}{REPLICATES}") for row in of_layers]
+            known = [of_layer for of_layer in replicates if isinstance(of_layer, Estimates)]
             if known:
-                mean, n_below = mean_over_layers(*map(list, zip(*known, strict=True)))
-                rows[-1] |= interval_columns(**{name: mean})
-                rows[-1] |= {f"{name}_layers": len(known), f"{name}_below_half": n_below}
+                pairs = zip(intact, of_layers, strict=True)
+                lost = [mostly_lost(*(interval_of(row, name) for row in pair)) for pair in pairs]
+                rows[-1] |= interval_columns(**{name: mean_over_layers(known)})
+                rows[-1] |= {f"{name}_layers": len(lost) - lost.count(None)}
+                rows[-1] |= {f"{name}_below_half": lost.count(True)}
+        loss = losses.get((Condition.parse(str(removed)), str(replacement)))
+        if loss is not None:
+            cost = loss - losses[INTACT_ROW]
+            rows[-1] |= interval_columns(loss=jackknife(loss), cost=jackknife(cost))
     return pd.DataFrame(rows)
 
 

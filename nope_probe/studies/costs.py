@@ -110,6 +110,7 @@ def costs(
                 read=partial(read, name, place),
                 ablation=removed,
                 kind=f"loss of {engine.inputs.shape[1]} tokens",
+                reads_logits=True,
             )
 
 

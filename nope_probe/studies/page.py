@@ -28,7 +28,7 @@ from nope_probe.run.manifest import Manifest
 if TYPE_CHECKING:
     from nope_probe.run.session import Session
 
-WIDTH, GAP, NAMES = 80, 2, 44  # of a terminal, between columns, and of a line in the first
+WIDTH, GAP, NAMES = 80, 2, 27  # of a terminal, between columns, and of a line in the first
 
 
 def of_run(run: Run) -> dict[str, go.Figure]:

@@ -52,6 +52,7 @@ class Pass:
         maps: how many maps (of float64, in every fold) are in memory while it is read.
         runs: how often it runs the engine's sequences; None where the results before it decide.
         kind: passes of a kind take the same time for each sequence; by default, a kind is one pass.
+        reads_logits: whether a batch's logits are in memory.
     """
 
     key: str
@@ -62,6 +63,7 @@ class Pass:
     maps: int = 0
     runs: int | None = 1
     kind: str | None = None
+    reads_logits: bool = False
 
     @property
     def n_written(self) -> int:
@@ -288,8 +290,10 @@ def memory_in_words(session: Session[Chosen], passes: Sequence[Pass]) -> str:
     Raises:
         UserError: for maps and a batch that are larger than the memory that is free.
     """
-    n_maps, d_model = max(pass_.maps for pass_ in passes), session.loaded.info.d_model
+    n_maps, info = max(pass_.maps for pass_ in passes), session.loaded.info
     measured_on = max(pass_.n_written for pass_ in passes)
-    n_bytes = session.settings.memory(n_maps, d_model) + BYTES * measured_on * d_model
+    d_vocab = info.d_vocab if any(pass_.reads_logits for pass_ in passes) else 0
+    n_bytes = session.settings.memory(n_maps, info.d_model, d_vocab)
+    n_bytes += BYTES * measured_on * info.d_model
     validate_memory(n_bytes, SIZES)
     return f"about {decimal(n_bytes)} of memory above the model"

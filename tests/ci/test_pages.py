@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from html import unescape
+from textwrap import wrap
 
 import pytest
 from support.finished_runs import Finished
@@ -33,6 +34,11 @@ def sentences(text: str) -> list[str]:
     return re.split(r"(?<=[.!?])\s+", text)
 
 
+def lines_of(cell: str) -> list[str]:
+    """Return the lines of a cell in a terminal, where names are wrapped."""
+    return [line for part in cell.split("\n") for line in wrap(part, NAMES)] or [""]
+
+
 def check(html: str) -> None:
     [headline] = re.findall(r'<section class="headline"[^>]*>(.*?)</section>', html, re.DOTALL)
     first, *caption = texts(headline, "p")
@@ -43,7 +49,8 @@ def check(html: str) -> None:
     rows = [texts(row, "t[hd]") for row in re.findall(r"<tr>(.*?)</tr>", headline, re.DOTALL)]
     # Intact, the combinations of mask and RoPE, written position, four weights.
     assert len(rows) <= 1 + 9
-    widths = [max(min(len(text), NAMES) for text in column) for column in zip(*rows, strict=True)]
+    columns = [[line for text in of for line in lines_of(text)] for of in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
     assert len(columns_that_fit(widths)) <= 1, "the table is wider than a terminal"
     assert len(widths) <= 6, "more columns than one looks at"
     shown = re.findall(r'<section id="section-\d+"[^>]*>(.*?)</section>', html, re.DOTALL)

@@ -3,6 +3,8 @@
 import json
 import re
 from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from support.plain_attention import plain_attention
 from support.rounding import MEASURE, assert_same
 from support.tiny_models import plain
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from nope_probe import ablate, load
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -92,7 +95,9 @@ def test_the_first_column_of_a_pattern_is_the_lead_of_the_first_key(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_lead_and_kept_of_the_eight_conditions_are_those_of_plain_transformers(tmp_path: Path):
+def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transformers(
+    tmp_path: Path,
+):
     hf, n_seqs = plain(path_of("rope-tiny")), 67
     flags = ["--n-seqs", n_seqs, "--seq-len", N, "--folds", 5, "--layers", 4]
     run_command(ablate, *flags, "--out", tmp_path / "run")
@@ -111,8 +116,17 @@ def test_lead_and_kept_of_the_eight_conditions_are_those_of_plain_transformers(t
 
     captured = {"intact": folds(), "mask": folds("mask"), "rope": folds("rope")}
     captured["mask+rope"] = folds("mask and rope")
+    losses = {"intact": mean_loss(hf, tokens), "rope": mean_loss(hf, tokens, torch.zeros(1, N))}
     for name in ("w_q", "w_k", "w_q+w_k", "w_o"):
-        captured[name] = folds_of_constant(hf, tokens, name.split("+"), folds)
+        with constant(hf, tokens, name.split("+")):
+            captured[name], losses[name] = folds(), mean_loss(hf, tokens)
+    means = pd.read_csv(tmp_path / "run" / "over_layers.csv").set_index("removed")
+    for name, loss in losses.items():
+        assert means.loc[name, "loss"] == pytest.approx(loss, abs=1e-4), name
+        assert means.loc[name, "cost"] == pytest.approx(loss - losses["intact"], abs=1e-4), name
+        ends = means.loc[name, ["cost_low", "cost", "cost_high"]].tolist()
+        assert ends == sorted(ends)
+    assert {*means.index[means["loss"].isna()]} == {"mask", "mask+rope"}, "they see the next token"
     weights = sizes[:, None] * sizes * (1 - torch.eye(5))
     for layer in range(4):
         cells = {name: patterns_of(maps[:, layer]) for name, maps in captured.items()}
@@ -132,8 +146,17 @@ def test_lead_and_kept_of_the_eight_conditions_are_those_of_plain_transformers(t
     assert table.loc[(1, "intact"), "kept"] > 1
 
 
-def folds_of_constant(hf: Any, tokens: Tensor, names: list[str], folds: Any) -> Tensor:
-    """Return the maps with some linear maps of every layer constant, at their intact means."""
+def mean_loss(hf: Any, tokens: Tensor, positions: Tensor | None = None) -> float:
+    """Return the mean loss of all tokens but the first, at some positions, nats."""
+    ids = None if positions is None else positions.long().expand(len(tokens), -1)
+    # A mask, or transformers takes equal positions for sequences that are packed into one.
+    logits = hf(tokens, torch.ones_like(tokens), position_ids=ids).logits[:, :-1]
+    return float(cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+
+
+@contextmanager
+def constant(hf: Any, tokens: Tensor, names: list[str]) -> Iterator[None]:
+    """Make some linear maps of every layer constant, at their intact means."""
     home = {"w_q": "q_proj", "w_k": "k_proj", "w_o": "o_proj"}
     modules = [getattr(layer.self_attn, home[name]) for layer in hf.model.layers for name in names]
     outputs = [list[Tensor]() for _ in modules]
@@ -149,10 +172,9 @@ def folds_of_constant(hf: Any, tokens: Tensor, names: list[str], folds: Any) -> 
         module.register_forward_hook(lambda _, __, output, mean=mean: mean.expand_as(output))
         for module, mean in zip(modules, means, strict=True)
     ]
-    maps = folds()
+    yield
     for writer in writers:
         writer.remove()
-    return maps
 
 
 def patterns_of(maps: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -27,7 +26,8 @@ from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies import behaviour_run
 from nope_probe.studies.ablate_page import headline
-from nope_probe.studies.study import forecast
+from nope_probe.studies.ablate_run import Ablate
+from nope_probe.studies.study import forecast, memory_in_words
 
 SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
 REMOVED = ("mlp", "w_q+mlp", "w_k", "rope_low")
@@ -59,12 +59,18 @@ def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(
     assert_same(added, intact["lead"], MEASURE)
     means = study.tables["over_layers"].set_index(["removed", "replacement"])
     groups = pattern.groupby(["removed", "replacement"])
-    for name in ("lead", "kept"):
+    for name in ("lead", "kept", "non_relative"):
         assert_same(means[name], groups[name].mean().loc[means.index], MEASURE)
-        left = pattern.merge(intact[name].rename("whole"), on="layer")
-        below = left[name] * np.sign(left["whole"]) < left["whole"].abs() / 2
-        counts = below.groupby([left["removed"], left["replacement"]]).sum()
-        assert means[f"{name}_below_half"].tolist() == counts.loc[means.index].tolist()
+        counts = {place: [0, 0] for place in means.index}
+        for place, rows in groups:
+            for layer, row in rows.set_index("layer").iterrows():
+                low, high = intact.loc[layer, [f"{name}_low", f"{name}_high"]]
+                left_low, left_high = row[[f"{name}_low", f"{name}_high"]]
+                if low > 0 or high < 0:
+                    counts[place][0] += 1
+                    counts[place][1] += left_high < low / 2 if low > 0 else left_low > high / 2
+        ends = [f"{name}_layers", f"{name}_below_half"]
+        assert means[ends].to_numpy().tolist() == [counts[place] for place in means.index]
 
 
 def test_what_the_mask_adds_beyond_distance_is_the_part_with_it_less_that_without(
@@ -184,3 +190,25 @@ def test_the_memory_of_a_run_holds_the_maps_of_its_largest_pass(
     (kind,) = import_module(f"nope_probe.studies.{command}_run").run.args
     with Session(settings, kind.load) as session:
         assert max(one.maps for one in kind(session).passes()) == most
+
+
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [
+        ({}, ["intact", "written", "rope", "w_q", "w_k", "w_q+w_k", "w_o"]),
+        ({"layers": 3}, []),
+        ({"data": "random"}, []),
+    ],
+)
+def test_losses_are_read_where_all_layers_run_on_text_and_their_logits_count_as_memory(
+    options: dict[str, Any], read: list[str], tmp_path: Path
+) -> None:
+    settings = ablate.Settings(n_seqs=8, seq_len=17, out=tmp_path / "run", **options)
+    with Session(settings, Ablate.load) as session:
+        passes = [*Ablate(session).passes()]
+        keys = [one.key.split("/")[1] for one in passes if one.reads_logits]
+        assert keys == read
+        n_maps, info = max(one.maps for one in passes), session.loaded.info
+        n_bytes = settings.memory(n_maps, info.d_model) + 4 * 32 * 17 * info.d_vocab * bool(read)
+        n_bytes += 4 * 8 * 17 * info.d_model  # where the position that blocks write is measured
+        assert decimal(n_bytes) in memory_in_words(session, passes)

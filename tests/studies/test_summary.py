@@ -1,5 +1,6 @@
 """The first sentences and table of a run of ablate, and the terminal, from tables made by hand."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,10 @@ def tables(
             named
             | bounds("lead", lead / 2)
             | bounds("kept", kept / 2)
+            | bounds("non_relative", 0.05)
             | {"lead_layers": 2, "lead_below_half": 1, "kept_layers": 2, "kept_below_half": 0}
+            | bounds("loss", 3.0)
+            | bounds("cost", math.nan if "mask" in removed else 0.5 * (removed != "intact"))
         )
         for layer, times in ((0, 0.1), (1, 1.0)):
             row = {"layer": layer, **named, **bounds("lead", times * lead)}
@@ -88,31 +92,41 @@ def test_the_sentence_and_the_table_are_filled_in_from_the_rows_of_the_shown_lay
         "the causal mask, -0.03 without RoPE, -0.01 without both."
     )
     assert result.table.columns.tolist() == [
-        "L1 at 64 tokens, nats",
-        "first key's lead",
-        "order of other keys",
+        "L1 (largest lead and order)\nat 64 tokens, nats ±95%",
+        "first key's\nlead",
+        "order of\nother keys",
+        "not a\nfunction of\ndistance",
+        "cost",
     ]
     assert result.table.to_numpy().tolist() == [
-        ["intact", "6.16 [6.15, 6.17]", "0.95 [0.94, 0.96]"],
-        ["without the causal mask", "-0.98 [-0.99, -0.97]", "1.02 [1.01, 1.03]"],
-        ["without RoPE", "4.02 [4.01, 4.03]", "-0.03 [-0.04, -0.02]"],
-        ["without both", "-0.07 [-0.08, -0.06]", "-0.01 [-0.02, 0.00]"],
-        ["with constant queries (W_Q)", "5.66 [5.65, 5.67]", "0.93 [0.92, 0.94]"],
-        ["with constant keys (W_K)", "-0.59 [-0.60, -0.58]", "0.51 [0.50, 0.52]"],
-        ["with both constant", "-1.12 [-1.13, -1.11]", "1.01 [1.00, 1.02]"],
-        ["attention writes a constant (W_O)", "-0.92 [-0.93, -0.91]", "1.01 [1.00, 1.02]"],
+        ["intact", "6.16±0.01", "0.95±0.01", "0.10±0.01", ""],
+        ["without the causal mask", "-0.98±0.01", "1.02±0.01", "0.10±0.01", ""],
+        ["without RoPE", "4.02±0.01", "-0.03±0.01", "0.10±0.01", "0.50±0.01"],
+        ["without both", "-0.07±0.01", "-0.01±0.01", "0.10±0.01", ""],
+        ["with constant queries (W_Q)", "5.66±0.01", "0.93±0.01", "0.10±0.01", "0.50±0.01"],
+        ["with constant keys (W_K)", "-0.59±0.01", "0.51±0.01", "0.10±0.01", "0.50±0.01"],
+        ["with both constant", "-1.12±0.01", "1.01±0.01", "0.10±0.01", "0.50±0.01"],
+        ["attention writes a constant (W_O)", "-0.92±0.01", "1.01±0.01", "0.10±0.01", "0.50±0.01"],
     ]
-    assert result.caption.endswith("L1 has the largest lead and pattern of L0, L1 of 30.")
+    assert "Cost: the rise of the loss from 3.00, empty with" in result.caption
 
 
-def test_a_run_of_all_layers_shows_their_mean_and_how_many_have_less_than_half() -> None:
+def test_a_run_of_all_layers_shows_their_mean() -> None:
     result = lead(tables(), settings=MANIFEST["settings"] | {"layers": "all"})
     assert result.sentence.startswith(
         "In the mean of 2 layers, the first key leads by 3.1 nats: -0.5 without the causal mask"
     )
-    assert result.table.columns[0] == "mean of 2 layers at 64 tokens, nats"
-    assert result.table["lead below half"].tolist() == ["1 of 2"] * len(VALUES)
-    assert result.table["order below half"].tolist() == ["0 of 2"] * len(VALUES)
+    assert result.table.columns[0] == "mean of 2 layers\nat 64 tokens, nats ±95%"
+    assert result.table.iloc[0].tolist()[1:] == ["3.08±0.01", "0.47±0.01", "0.05±0.01", ""]
+
+
+def test_noise_and_what_was_not_measured_are_said_in_words() -> None:
+    given = tables()
+    given["pattern"].loc[:, ["non_relative_low", "kept"]] = [-0.1, math.nan]
+    given["over_layers"] = given["over_layers"].drop(columns=["loss", "cost"])
+    result = lead(given)
+    assert result.table.iloc[1].tolist()[1:] == ["-0.98±0.01", "within noise"]
+    assert "Cost" not in result.caption
 
 
 def test_another_replacement_is_named_and_a_first_key_that_trails_has_its_sign() -> None:
@@ -139,7 +153,7 @@ def test_the_terminal_shows_sentence_table_and_path_and_all_else_if_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = shown(capsys, tables())
-    assert len(lines) < 20
+    assert len(lines) < 25
     assert lines[-1] == "open runs/x/report.html"
     row = "1, lead, mask 1 [0.99, 1.01]"
     assert row not in lines

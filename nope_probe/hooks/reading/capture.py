@@ -315,17 +315,17 @@ def capture_losses(
 
 
 class LossAccumulator(Accumulator):
-    """Keeps the loss of every token; each sequence is one fold.
+    """Sums the loss of every token; where each sequence is a fold, it keeps them.
 
     Args:
-        n_seqs: how many sequences are run.
+        n_folds: parts of the sequences.
         first: the first position that has logits; see `entry.logits_from`.
     """
 
     reads_logits = True
 
-    def __init__(self, n_seqs: int, first: int = 0) -> None:
-        super().__init__(n_seqs)
+    def __init__(self, n_folds: int, first: int = 0) -> None:
+        super().__init__(n_folds)
         self.first = first
 
     def read_logits(
