@@ -308,7 +308,8 @@ def _place_x(figure: go.Figure, view: View, table: pd.DataFrame) -> None:
             minor={"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID},
         )
     elif view.scale == "log":
-        figure.update_xaxes(type="log")
+        places = sorted({*table[view.x].tolist()})  # a number of heads is whole
+        figure.update_xaxes(type="log", tickvals=places, ticktext=[f"{x:g}" for x in places])
     elif not pd.api.types.is_numeric_dtype(table[view.x]):
         texts = {str(value): named(view, view.x, value) for value in table[view.x]}
         figure.update_xaxes(

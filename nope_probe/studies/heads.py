@@ -236,9 +236,9 @@ def headline(run: Run) -> Headline:
     return Headline(
         sentence=sentence(run, rows) if len(rows) else NOTHING,
         table=as_text(tests),
-        caption="Costs in nats (of induction, a fall of attention), and in brackets those of other "
-        "heads, from the lowest to the highest: as many drawn (of the same layers; with --least, "
-        "of all), or for k = 1 single heads. Marked *: beyond all of them, with its 95% interval.",
+        caption="Costs in nats (of induction, a fall of attention). Others: the lowest to the "
+        "highest cost of other heads, as many drawn (of the same layers; with --least, of all), or "
+        "for k = 1 single heads. Marked *: beyond all of them, with its 95% interval.",
     )
 
 
@@ -266,7 +266,8 @@ def sentence(run: Run, found: pd.DataFrame) -> str:
     text = alike.query("measure == 'text' and k == @k")["cost"].item()
     same = alike[alike["measure"] == best["measure"]]
     ks = [str(row["k"]) for row in same.to_dict("records") if row["beyond"]]
-    for_ks = f" So it is for k = {listed(ks)}{' alone' * (len(ks) == 1)}." if len(same) > 1 else ""
+    alone = " alone" * (len(ks) == 1)
+    for_ks = f" The cost is beyond all others' for k = {listed(ks)}{alone}." * (len(same) > 1)
     return (
         f"Without {phrase(str(best['removed']))} in {first} of {n_heads} heads by {by}, "
         f"{about.label} costs {best['cost']:+.2f} {about.unit}; in {others}, at {most} "
@@ -283,8 +284,8 @@ def as_text(tests: pd.DataFrame) -> pd.DataFrame:
     for (removed, order, k), group in tests.groupby(["removed", "order", "k"], sort=False):
         cells = {"removed": removed, "order": order, "k": str(k)}
         for row in group.to_dict("records"):
-            chance = f"[{row['chance_low']:.2f}, {row['chance_high']:.2f}]"
-            cells[str(row["measure"])] = f"{row['cost']:+.2f}{'*' * row['beyond']} {chance}"
+            others = f"others: {row['chance_low']:.2f} to {row['chance_high']:.2f}"
+            cells[str(row["measure"])] = f"{row['cost']:+.2f}{'*' * row['beyond']}\n{others}"
         rows.append(cells)
     return pd.DataFrame(rows)
 

@@ -55,6 +55,14 @@ def test_a_paired_difference_of_rms_is_exact_where_it_does_not_vary() -> None:
     assert less.low == pytest.approx(-0.5), "an RMS is not negative"
 
 
+def test_where_the_second_rms_may_be_zero_all_of_the_first_may_be_the_difference() -> None:
+    one = estimates_of(torch.tensor([4.0, 3.9, 4.1, 4.05, 3.95, 4.0]).double())
+    nothing = estimates_of(torch.tensor([0.0, 0.05, -0.05, -0.02, 0.02, 0.0]).double())
+    alone, less = rms(one), rms_difference(one, nothing)
+    assert less.high == pytest.approx(alone.high, rel=1e-4)
+    assert less.low < alone.low
+
+
 def test_a_paired_difference_of_rms_far_from_zero_is_the_roots_jackknife() -> None:
     generator = torch.Generator().manual_seed(7)
     one, other = 9 + 0.01 * torch.randn(2, 9, generator=generator).double()

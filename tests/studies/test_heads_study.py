@@ -87,6 +87,7 @@ def test_costs_are_drawn_against_the_number_of_heads(run: Any) -> None:
     costs, single, _ = sections(VIEWS, run.tables, COLUMNS)
     figure = costs.drawn()
     assert len({trace.xaxis for trace in figure.data}) == len(MEASURES)
+    assert figure.layout.xaxis.tickvals == (1, 5)  # no 1.5 heads
     lines = {trace.name: trace for trace in figure.data if trace.xaxis == "x" and trace.name}
     tests = run.tables["tests"].query("removed == 'rope' and measure == 'text'")
     for name in ("cost", "chance"):
@@ -206,7 +207,7 @@ def test_the_lead_names_what_was_beyond_all_others_and_for_which_k(run: Any) -> 
     found = tests[tests["beyond"] & (tests["measure"] == "copy_random")]["k"].tolist()
     assert found == [1, 5], "L1H3's rotation carries copying"
     lead = headline(run).sentence
-    assert lead.endswith(" So it is for k = 1 and 5.")
+    assert lead.endswith(" The cost is beyond all others' for k = 1 and 5.")
     k = 1 if "L1H3" in lead else 5
     row = tests[(tests["measure"] == "copy_random") & (tests["k"] == k)].iloc[0]
     assert f"a second copy of random tokens costs {row['cost']:+.2f} nats; " in lead
@@ -215,7 +216,10 @@ def test_the_lead_names_what_was_beyond_all_others_and_for_which_k(run: Any) -> 
     sentence = headline(replace(run, tables={**run.tables, "tests": only})).sentence
     assert sentence.startswith("Without RoPE in L1H3, the first of 16 heads by position among ")
     assert "in any other of the 16 heads alone, at most" in sentence
-    assert sentence.endswith(" So it is for k = 1 alone.")
+    assert sentence.endswith(" The cost is beyond all others' for k = 1 alone.")
+    shown = headline(run).table.set_index(["removed", "k"]).loc[("rope", str(k)), "copy_random"]
+    others = f"others: {row['chance_low']:.2f} to {row['chance_high']:.2f}"
+    assert shown == f"{row['cost']:+.2f}*\n{others}"
     none = run.tables["tests"].assign(beyond=False)
     assert headline(replace(run, tables={**run.tables, "tests": none})).sentence == NOTHING
 
