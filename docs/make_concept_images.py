@@ -75,7 +75,7 @@ def orders(i: Tensor, j: Tensor) -> dict[str, Tensor]:
     }
     found = {}
     for name, scores in shapes.items():
-        [one] = measure(scores.float().expand(8, 1, N, N))
+        one = measure(scores.float().expand(8, 1, N, N))[0]
         numbers = f"{one.locality.value:+.1f}, {one.monotonicity.value:.1f}"
         found[f"{name}: {numbers}"] = row_centred(scores.float())
     return found

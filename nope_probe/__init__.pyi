@@ -7,6 +7,7 @@ from nope_probe.analyses.attribution import LayerValues as LayerValues
 from nope_probe.analyses.attribution import Values as Values
 from nope_probe.analyses.attribution import attribute as attribute
 from nope_probe.analyses.attribution import attribute_heads as attribute_heads
+from nope_probe.analyses.jackknife import ByLayer as ByLayer
 from nope_probe.analyses.parameter_free.simulation import Simulation as Simulation
 from nope_probe.analyses.parameter_free.simulation import simulate_scores as simulate_scores
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec as ParameterFreeSpec

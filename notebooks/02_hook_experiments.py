@@ -118,7 +118,10 @@ figures.circuit(without, layer=0, removed=["mask"], reference=intact)
 scores = capture_scores(model, tokens, documents=data.documents)
 conditions = {"intact": scores, "without the mask": scores_without}
 pd.DataFrame(
-    {name: [each.amplitude for each in measure(maps)] for name, maps in conditions.items()},
+    {
+        name: [each.amplitude for each in measure(maps).values()]
+        for name, maps in conditions.items()
+    },
     index=["L0", "L1", "L2", "L3"],
 )
 

@@ -116,11 +116,11 @@ with ablated(loaded.model, Ablation(remove=["mask"])):
 layers = attribute({(): intact, "mask": without})
 pd.DataFrame(
     {
-        (name, removed): [getattr(layer.conditions[removed], name) for layer in layers]
+        (name, removed): [getattr(layer.conditions[removed], name) for layer in layers.values()]
         for name in ("lead", "kept")
         for removed in ("intact", "mask")
     },
-    index=[f"L{layer.layer}" for layer in layers],
+    index=[f"L{layer}" for layer in layers],
 )
 
 # %% [markdown]

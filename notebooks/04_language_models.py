@@ -98,7 +98,7 @@ figures.term_maps(patterns, title="Positional patterns", layer=1)
 measured = {name: measure(each) for name, each in scores.items()}
 pd.DataFrame(
     {
-        (name, column): [getattr(layer, field) for layer in layers]
+        (name, column): [getattr(layer, field) for layer in layers.values()]
         for name, layers in measured.items()
         for column, field in {"locality": "locality", "relative R²": "relative_r2"}.items()
     }
@@ -140,7 +140,7 @@ figures.circuit(without, layer=0, removed=["rope"], reference=intact)
 ran = {"intact": measure(scores[first]), "without RoPE": measure(scores_without)}
 pd.DataFrame(
     {
-        (field, name): [getattr(layer, field) for layer in layers]
+        (field, name): [getattr(layer, field) for layer in layers.values()]
         for field in ("lead", "amplitude")
         for name, layers in ran.items()
     }

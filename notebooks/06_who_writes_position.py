@@ -101,7 +101,7 @@ with ablated(model, Ablation(remove=["position[MLP0]"]), calibration):
 intact = capture_scores(model, data.inputs, documents=data.documents)
 pd.DataFrame(
     {
-        name: [each.amplitude for each in measure(maps)]
+        name: [each.amplitude for each in measure(maps).values()]
         for name, maps in {"intact": intact, "without the position of MLP0": without}.items()
     },
     index=["L0", "L1", "L2", "L3"],
@@ -126,7 +126,7 @@ for factor in (0.0, 0.5, 1.0, 1.5, 2.0):
     scale = ("blocks.1.hook_attn_out", lambda out, hook, c=factor: out + (c - 1) * clock)
     with model.hooks(fwd_hooks=[scale]):
         maps = capture_scores(model, data.inputs, layers=[2], documents=data.documents)
-    rows[factor] = measure(maps)[0].amplitude
+    rows[factor] = measure(maps)[2].amplitude
 pd.DataFrame({"RMS of L2's pattern, nats": rows}).rename_axis("times L1H0's position")
 
 # %% [markdown]

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.contrasts import ContrastGram, Grams, contrast_grams, source_terms
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife
+from nope_probe.analyses.jackknife import UNDEFINED, ByLayer, Interval, jackknife
 from nope_probe.errors import UserError, closed_choices, kind_of
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import (
@@ -72,13 +72,18 @@ class LayerValues:
     terms: Mapping[Question, Mapping[str, Interval]]
     head: int | None = None
 
+    def rows(self) -> Iterable[tuple[dict[str, str], Mapping[str, Interval]]]:
+        """Yield a row of a table for each condition."""
+        for removed, values in self.conditions.items():
+            yield {"removed": removed}, vars(values)
+
 
 @closed_choices("skip_keys")
 def attribute(
     maps: Mapping[Removed, ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"]],
     *,
     skip_keys: int | Literal["auto"] = "auto",
-) -> list[LayerValues]:
+) -> ByLayer[int, LayerValues]:
     """Return each layer's lead and pattern in every condition, and what is kept of the pattern.
 
     `run_ablations` also captures the conditions, and returns tables.
@@ -109,15 +114,17 @@ def attribute(
         condition: with_skip_keys(layers, skip_keys)
         for condition, layers in layers_by_condition(maps).items()
     }
-    return [
-        values_of_layer(contrast_grams(patterns_of(conditions, layer)), layer)
-        for layer in conditions[INTACT]
-    ]
+    return ByLayer(
+        {
+            layer: values_of_layer(contrast_grams(patterns_of(conditions, layer)), layer)
+            for layer in conditions[INTACT]
+        }
+    )
 
 
 def attribute_heads(
     maps: Mapping[Removed, ScoreMaps | Layers],
-) -> dict[tuple[int, int], LayerValues]:
+) -> ByLayer[tuple[int, int], LayerValues]:
     """Return each head's lead and pattern, by layer and number, as `attribute` does a layer's.
 
     Args:
@@ -139,10 +146,12 @@ def attribute_heads(
     """
     conditions = layers_by_condition(maps).items()
     heads = {condition: heads_of(layers) for condition, layers in conditions}
-    return {
-        place: values_of_layer(contrast_grams(patterns_of(heads, place)), *place)
-        for place in heads[INTACT]
-    }
+    return ByLayer(
+        {
+            place: values_of_layer(contrast_grams(patterns_of(heads, place)), *place)
+            for place in heads[INTACT]
+        }
+    )
 
 
 def values_of_layer(grams: Grams[Condition], layer: int, head: int | None = None) -> LayerValues:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from math import pi
+from typing import NoReturn, Protocol, TypeVar
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from scipy.special import stdtrit
 from torch import Tensor
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, as_tuple
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 
+Place = TypeVar("Place", int, tuple[int, int])  # a layer, or a layer and a head
+Of = TypeVar("Of", bound="HasIntervals")
 MIN_FOLDS = 4
 ELLIPSE_POINTS = 721
 
@@ -38,12 +44,63 @@ class Interval:
         """The estimate, and the lower and the upper end of its interval."""
         return self.value, self.low, self.high
 
+    def columns(self, name: str) -> dict[str, float]:
+        """Return the estimate and the ends of its interval by their columns in tables."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
     def __repr__(self) -> str:
         """Return the value and the ends of its interval, to three digits."""
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 UNDEFINED = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
+
+
+class HasIntervals(Protocol):
+    """The intervals of a layer or head: by name, in every row that a table has of it."""
+
+    def rows(self) -> Iterable[tuple[dict[str, str], Mapping[str, Interval]]]:
+        """Yield what names a row, beyond its layer and head, and the row's intervals."""
+
+
+class ByLayer(dict[Place, Of]):
+    """Values of layers, as `values[3]`, or of heads, as `values[3, 4]`, by number.
+
+    A notebook shows them as their table, with units.
+    """
+
+    def __missing__(self, place: object) -> NoReturn:
+        first, *_, last = [*self, *self]
+        raise UserError(f"no layer or head {place}; there are {first} to {last}")
+
+    def _rows(self) -> Iterator[tuple[dict[str, object], Mapping[str, Interval]]]:
+        for place, of_place in self.items():
+            numbers = dict(zip(("layer", "head"), as_tuple(place), strict=False))
+            for names, values in of_place.rows():
+                yield numbers | names, values
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each layer or head, and condition, with the columns of the CSV files."""
+        rows = []
+        for row, values in self._rows():
+            for name, interval in values.items():
+                row |= interval.columns(name)
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def _shown(self) -> pd.DataFrame:
+        known = import_module("nope_probe.figures.words").MEASURES  # those of `attribute` are nats
+        return pd.DataFrame(
+            names
+            | {f"{x}, {known[x].unit if x in known else 'nats'}": i for x, i in values.items()}
+            for names, values in self._rows()
+        )
+
+    def __repr__(self) -> str:
+        return self._shown().to_string(index=False)
+
+    def _repr_html_(self) -> str:
+        return self._shown().to_html(index=False, border=0)
 
 
 def jackknife(estimates: Estimates) -> Interval:

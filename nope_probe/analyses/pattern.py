@@ -11,6 +11,7 @@ and neighbouring queries have similar patterns.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms
+from nope_probe.analyses.jackknife import UNDEFINED, ByLayer, Interval, jackknife, rms
 from nope_probe.analyses.pattern_rows import (
     PatternSums,
     beyond_rounding,
@@ -63,6 +64,10 @@ class Measures:
     relative_r2: Interval
     non_relative: Interval
 
+    def rows(self) -> Iterable[tuple[dict[str, str], Mapping[str, Interval]]]:
+        """Yield the one row of a table, of which the layer or head is all that names it."""
+        yield {}, vars(self)
+
 
 @closed_choices("skip_keys")
 def measure(
@@ -71,8 +76,8 @@ def measure(
     *,
     counts: Int[Tensor, " fold"] | None = None,
     query_positions: QueryPositions = None,
-) -> list[Measures]:
-    """Measure the lead and the pattern of each layer, in the order of the maps.
+) -> ByLayer[int, Measures]:
+    """Measure the lead and the pattern of each layer, by its number.
 
     For more than 512 rows, locality and monotonicity use every (rows/256)-th row, rounded up.
 
@@ -95,10 +100,11 @@ def measure(
         True
     """
     layers = maps_by_layer(maps, counts, query_positions)
-    return [measure_pattern(layer.pattern) for layer in with_skip_keys(layers, skip_keys).values()]
+    layers = with_skip_keys(layers, skip_keys)
+    return ByLayer({number: measure_pattern(layer.pattern) for number, layer in layers.items()})
 
 
-def measure_heads(maps: ScoreMaps | Layers) -> dict[tuple[int, int], Measures]:
+def measure_heads(maps: ScoreMaps | Layers) -> ByLayer[tuple[int, int], Measures]:
     """Measure the lead and pattern of each head, by layer and number, as `measure` does of a layer.
 
     Args:
@@ -116,7 +122,7 @@ def measure_heads(maps: ScoreMaps | Layers) -> dict[tuple[int, int], Measures]:
         True
     """
     heads = heads_of(maps_by_layer(maps))
-    return {place: measure_pattern(maps_of_head.pattern) for place, maps_of_head in heads.items()}
+    return ByLayer({place: measure_pattern(head.pattern) for place, head in heads.items()})
 
 
 def measure_pattern(pattern: Pattern) -> Measures:

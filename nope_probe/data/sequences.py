@@ -41,7 +41,7 @@ InputKind = Literal["text", "shuffled", "random", "vectors"]
 N_SEQS = 512
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Sequences:
     """The inputs of a run.
 
@@ -66,6 +66,14 @@ class Sequences:
     documents: Int[Tensor, " seq"] | None = None
     notes: tuple[str, ...] = ()
     draws: UInt8[Tensor, " byte"] | None = None
+
+    def __repr__(self) -> str:
+        """Return the number, length and source of the sequences."""
+        what = "vectors" if self.kind == "vectors" else "tokens"
+        size = f"{len(self)} of {self.inputs.shape[1]} {what}"
+        documents = "" if self.documents is None else f", of {self.n_documents} documents"
+        begin = f"; all begin with {self.bos_token or 'BOS'}" if self.bos else ""
+        return f"Sequences: {size}, {self.name}{documents}{begin}"
 
     @property
     def sha256(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,6 +19,8 @@ from nope_probe.maps.rows import MapRows, QueryPositions, rows_of
 from nope_probe.stages import Letter
 
 Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
+NO_HEADS = "the maps have no heads: capture_scores(..., per_head=True) keeps them"
+SHOWN = 64  # positions of the figure at the end of a notebook's cell
 
 
 def _all_rows() -> Int[Tensor, " row"]:
@@ -77,10 +80,46 @@ class ScoreMaps(TensorRecord):
             f"RMS of the positional pattern, nats, noise included: {shown}"
         )
 
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        """Return the figure of each layer's positional pattern, which a notebook shows."""
+        figures = import_module("nope_probe.figures")  # which know maps
+        patterns = [layer.pattern.mean_with_lead() for layer in self.by_layer.values()]
+        rows = figures.RowMaps(
+            values=torch.stack(patterns).numpy(),
+            queries=self.query_positions.numpy(),
+            skip_keys=self.skip_keys,
+        )
+        shown = {"title": "Positional pattern", "layers": self.layers, "max_positions": SHOWN}
+        figure = figures.term_maps({"": rows}, **shown)
+        return {**figure._repr_mimebundle_(), "text/plain": repr(self)}
+
     @property
     def mean(self) -> Float[Tensor, "layer row key_pos"]:
-        """The mean over all sequences."""
+        """The mean over all sequences and heads, in the order of `layers`."""
         return pooled(self.folds, self.counts)
+
+    @property
+    def heads(self) -> Float[Tensor, "layer head row key_pos"]:
+        """The mean over all sequences of every head, in the order of `layers`.
+
+        Raises:
+            UserError: for maps that were captured without heads.
+        """
+        if self.per_head is None:
+            raise UserError(NO_HEADS)
+        return pooled(self.per_head, self.counts)
+
+    def head(self, layer: int, head: int) -> Float[Tensor, "row key_pos"]:
+        """Return the mean over all sequences of a head, L3H4 being `head(3, 4)`.
+
+        Raises:
+            UserError: for maps that were captured without heads, or that have no such head.
+        """
+        maps = heads_of(self.by_layer)
+        if (layer, head) not in maps:
+            (first, _), (last, top) = min(maps), max(maps)
+            raise UserError(f"no L{layer}H{head}; there are L{first}H0 to L{last}H{top}")
+        return maps[layer, head].mean()
 
     @property
     def by_layer(self) -> Layers:
@@ -179,7 +218,7 @@ def heads_of(layers: Layers) -> dict[tuple[int, int], LayerMaps]:
         UserError: for maps that were captured without heads.
     """
     if not all(layer.heads for layer in layers.values()):
-        raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
+        raise UserError(NO_HEADS)
     return {
         (number, head): maps
         for number, layer in layers.items()

@@ -117,5 +117,5 @@ class LoadedModel:
     info: ModelInfo
 
     def __repr__(self) -> str:
-        """Return the model's name, kind, sizes and parity."""
-        return f"LoadedModel: {self.info.summary}"
+        """Return the model's name, kind, sizes and position encoding, in two lines."""
+        return f"LoadedModel: {self.info.summary.rpartition(chr(10))[0]}"

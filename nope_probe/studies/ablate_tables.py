@@ -82,7 +82,7 @@ def pattern_table(
         layers: the layers' numbers.
         values: of each layer, for what is kept; without them it is left out.
     """
-    measured = {row: measure(of_row) for row, of_row in maps.items()}
+    measured = {row: measure(of_row).values() for row, of_row in maps.items()}
     kept = values or [{}] * len(layers)
     return pd.DataFrame(
         {

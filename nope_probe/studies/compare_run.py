@@ -214,7 +214,8 @@ def difference(
         columns = dict(MEASURES)
         for layer in {*base.layers} & {*other.layers}:
             shared_patterns([other.by_layer[layer], base.by_layer[layer]])  # refuses unlike rows
-        tables = [measures_table([({}, measure(maps))], maps.layers, ()) for maps in (base, other)]
+        measured = [(maps.layers, [*measure(maps).values()]) for maps in (base, other)]
+        tables = [measures_table([({}, of_layers)], layers, ()) for layers, of_layers in measured]
     _validate_alike(base, other, paired)
     before, after = (Run(tables={"maps": table}) for table in tables)
     shared = _shared(before, after, "maps", {**PLACES, **columns})

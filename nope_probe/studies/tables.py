@@ -41,8 +41,9 @@ def interval_columns(**intervals: Interval) -> TableRow:
 
     A run takes the columns of replicates out of its tables, and keeps them in a file.
     """
-    numbers = [end for i in intervals.values() for end in i.ends]
-    columns: TableRow = dict(zip(interval_names(*intervals), numbers, strict=True))
+    columns: TableRow = {}
+    for name, interval in intervals.items():
+        columns |= interval.columns(name)
     replicates = {f"{name}{REPLICATES}": i.replicates for name, i in intervals.items()}
     return columns | {name: kept for name, kept in replicates.items() if kept is not None}
 

@@ -46,7 +46,7 @@ def rows_of(name: str, n_seqs: int = 12, n_pos: int = 256) -> Iterator[Row]:
             yield from part_rows(name, of, where, values)
         influence[where] = stacked["influence"]
         with state(loaded, weights, rope) as model:
-            layers = measure(capture_scores(model, data))[1:]
+            _, *layers = measure(capture_scores(model, data)).values()
         for of in ("lead", "amplitude", "locality"):
             is_claimed = of == "locality" and weights == "untrained" and rope != "RoPE"
             bound = {"above": 0.0} if is_claimed else {}

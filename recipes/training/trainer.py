@@ -215,7 +215,7 @@ def pattern_rows(
     names = Measures.__dataclass_fields__
     return [
         {"step": step, "layer": layer, **{name: getattr(measures, name).value for name in names}}
-        for layer, measures in enumerate(measure(maps, skip_keys=1))
+        for layer, measures in measure(maps, skip_keys=1).items()
     ]
 
 

@@ -82,7 +82,7 @@ def test_values_and_terms_are_those_of_loops_over_rows(skip_keys: int) -> None:
     values = random_values(conditions_of(SOURCES, REMOVED), seed=11)
     for value in values.values():
         value[:, 0] += 5 * value[0, 0]  # a sink in each condition
-    [layer] = attribute(as_folds(values), skip_keys=skip_keys)
+    layer = attribute(as_folds(values), skip_keys=skip_keys)[0]
     assert [*layer.conditions] == [condition.name for condition in values]
     intact = pattern(values[INTACT], skip_keys)
     for condition, of_condition in values.items():
@@ -113,7 +113,7 @@ def test_a_reversed_pattern_is_kept_with_a_sign_and_another_one_is_not() -> None
         part = other[row, :row] - other[row, :row].mean()
         square = (centred @ centred).clamp_min(1e-9)
         other[row, :row] = part - (part @ centred) / square * centred
-    [layer] = attribute(as_folds({INTACT: key, MASK: -0.5 * key, Condition({"rope"}): other}))
+    layer = attribute(as_folds({INTACT: key, MASK: -0.5 * key, Condition({"rope"}): other}))[0]
     assert layer.conditions["mask"].kept.value == pytest.approx(-amplitude / 2)
     assert layer.conditions["rope"].kept.value == pytest.approx(0, abs=1e-9)
     assert layer.conditions["rope"].amplitude.value > 0.1
@@ -124,7 +124,7 @@ def test_a_reversed_pattern_is_kept_with_a_sign_and_another_one_is_not() -> None
 
 def test_nothing_is_kept_of_a_pattern_within_its_noise() -> None:
     noise = torch.randn(FOLDS, 1, N, N, generator=torch.Generator().manual_seed(2)).double()
-    [layer] = attribute({INTACT: noise - noise.mean(0), MASK: noise})
+    layer = attribute({INTACT: noise - noise.mean(0), MASK: noise})[0]
     assert all(math.isnan(x.kept.value) for x in layer.conditions.values())
     assert layer.conditions["mask"].amplitude.value > 0
 

@@ -58,7 +58,7 @@ def test_equal_scores_and_what_rounding_leaves_of_them_have_no_amplitude_and_no_
 ) -> None:
     digits = maps(ripple(0.9 * RMS * ROUNDING, skip))
     constant = torch.full_like(digits, score) if isinstance(score, float) else digits
-    [measures] = measure(constant, skip)
+    measures = measure(constant, skip)[0]
     for name in ("amplitude", "non_relative"):
         assert is_zero(getattr(measures, name)), name
     for name in ("locality", "monotonicity", "relative_r2"):
@@ -68,7 +68,7 @@ def test_equal_scores_and_what_rounding_leaves_of_them_have_no_amplitude_and_no_
 @pytest.mark.parametrize("skip", [0, 2])
 def test_a_pattern_beyond_rounding_is_measured(skip: int) -> None:
     amplitude = 1.1 * RMS * ROUNDING
-    [measures] = measure(maps(ripple(amplitude, skip)), skip)
+    measures = measure(maps(ripple(amplitude, skip)), skip)[0]
     assert measures.amplitude.value == pytest.approx(amplitude, rel=1e-4)
     assert measures.amplitude.low > 0
     assert not is_undefined(measures.locality)
@@ -80,7 +80,7 @@ def test_a_source_that_changes_nothing_but_the_last_digits_makes_nothing_and_all
 ) -> None:
     rope, digits = ripple(amplitude), ripple(0.5 * RMS * ROUNDING)
     intact, without_mask = maps(rope, digits), maps(rope)
-    [layer] = attribute({(): intact, "mask": without_mask})
+    layer = attribute({(): intact, "mask": without_mask})[0]
     assert is_zero(layer.terms["pattern"]["mask"])
     kept = [layer.conditions[name].kept for name in ("intact", "mask")]
     if amplitude:
@@ -93,13 +93,13 @@ def test_a_source_that_changes_nothing_but_the_last_digits_makes_nothing_and_all
 def test_what_float32_attention_does_not_see_is_no_pattern_however_small_the_scores(
     amplitude: float, is_pattern: bool
 ) -> None:
-    [measures] = measure(ripple(amplitude).repeat(FOLDS, 1, 1, 1))
+    measures = measure(ripple(amplitude).repeat(FOLDS, 1, 1, 1))[0]
     assert measures.amplitude.value == pytest.approx(amplitude if is_pattern else 0, rel=1e-4)
 
 
 def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
     digits = maps(ripple(0.5 * RMS * ROUNDING))
-    [measures] = measure(digits)
+    measures = measure(digits)[0]
     assert is_zero(measures.non_relative)
 
 
@@ -119,6 +119,6 @@ def test_a_model_without_rope_has_no_pattern_on_equal_tokens() -> None:
     maps = capture_scores(model, torch.arange(3, 19)[:, None].repeat(1, 67), n_folds=4)
     last_digits = row_centred(maps.folds.double().mean(0))[:, kept_cells(67)]
     assert last_digits.abs().max() > 0  # which this is about
-    for layer in measure(maps, 0):
+    for layer in measure(maps, 0).values():
         assert is_zero(layer.amplitude)
         assert is_undefined(layer.locality)

@@ -100,7 +100,7 @@ def test_measures_are_of_the_keys_that_a_query_sees(name: str, skip: int, rows: 
     layer = LayerMaps.of(maps, torch.tensor(counts), queries, skip)
     where = MapRows.of(maps, queries)
     packed = PackedFolds(where.pack(maps), where)
-    (result,) = measure(maps[:, None], skip, query_positions=queries, counts=torch.tensor(counts))
+    result = measure(maps[:, None], skip, query_positions=queries, counts=torch.tensor(counts))[0]
     assert {*expected} == {*vars(result)}
     for measured, value in expected.items():
         assert getattr(result, measured).value == pytest.approx(value, rel=1e-8, nan_ok=True)

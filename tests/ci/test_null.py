@@ -41,7 +41,7 @@ def bounds(rate: float) -> tuple[float, float]:
 def test_five_percent_of_intervals_exclude_what_is_true(studies: Tensor):
     excluding = Counter[str]()
     for folds in studies:
-        [measures] = measure(folds)
+        measures = measure(folds)[0]
         for name in ("locality", "amplitude"):
             interval = getattr(measures, name)
             excluding[name] += not interval.low <= 0 <= interval.high
@@ -59,7 +59,7 @@ def test_nothing_is_claimed_to_be_kept(studies: Tensor):
     claimed = Counter[str]()
     others = studies.roll(1, 0)  # the same model without its mask, which it has none of
     for intact, without in zip(studies, others, strict=True):
-        [layer] = attribute({(): intact, "mask": without})
+        layer = attribute({(): intact, "mask": without})[0]
         claimed["size"] += layer.terms["pattern"]["mask"].low > 0
         claimed["kept"] += not isnan(layer.conditions["mask"].kept.value)
     _, high = bounds(0.025)  # one side of a 95% interval

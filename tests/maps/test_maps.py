@@ -1,18 +1,23 @@
 """Captured maps: what they say of themselves, and that saving them loses nothing."""
 
+from base64 import b64decode
 from dataclasses import replace
 from math import isnan
 from typing import Any
 
+import numpy as np
+import plotly.io as pio
 import pytest
 import torch
+from support.rounding import MEASURE
 
-from nope_probe import gaussian, load
+from nope_probe import Ablation, capture_need, gaussian, load, sequences
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.pattern import measure
+from nope_probe.errors import UserError
 from nope_probe.figures.maps import score_maps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.maps.centred import pattern_rms
+from nope_probe.maps.centred import pattern_rms, row_centred
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 
 
@@ -63,7 +68,7 @@ def test_one_key_counts_as_first_in_maps_of_tokens_and_none_in_maps_of_vectors(
     inputs = gaussian(n_seqs=8, seq_len=11, d_model=64, alpha=0.3)
     vectors = capture_scores(load("parameter-free").model, inputs, n_folds=4)
     assert repr(measure(vectors)) == repr(measure(vectors, 0))
-    assert all(isnan(layer.lead.value) for layer in measure(vectors))
+    assert all(isnan(layer.lead.value) for layer in measure(vectors).values())
     for maps, skip in ((with_bos, 1), (without, 1), (vectors, 0)):
         both = {(): maps, "mask": maps}
         assert repr(attribute(both)) == repr(attribute(both, skip_keys=skip))
@@ -83,3 +88,52 @@ def test_the_rms_of_a_pattern_is_that_of_its_rows_less_their_means() -> None:
     rows = [maps[:, i, 2:i] - maps[:, i, 2:i].mean(-1, keepdim=True) for i in range(3, 7)]
     expected = torch.cat(rows, -1).square().mean(-1).sqrt()
     torch.testing.assert_close(pattern_rms(maps, 2), expected)
+
+
+def test_the_map_of_a_head_is_found_by_the_numbers_of_its_layer_and_head(
+    loaded: Any, begun: torch.Tensor
+) -> None:
+    maps = capture_scores(loaded.model, begun, layers=[1], n_folds=4, per_head=True)
+    assert maps.per_head is not None
+    counts = [6, 6, 6, 5]  # 23 sequences in turn
+    for head in range(4):
+        by_hand = sum(n * maps.per_head[fold, 0, head] for fold, n in enumerate(counts)) / 23
+        torch.testing.assert_close(maps.head(1, head), by_hand, equal_nan=True, check_dtype=False)
+        torch.testing.assert_close(maps.heads[0, head], by_hand, equal_nan=True)
+    torch.testing.assert_close(
+        maps.heads.mean(1).double(), maps.mean.double(), equal_nan=True, rtol=MEASURE, atol=1e-5
+    )
+    with pytest.raises(UserError, match=r"^no L0H2; there are L1H0 to L1H3$"):
+        maps.head(0, 2)
+    without = capture_scores(loaded.model, begun, n_folds=4)
+    for ask in (lambda: without.heads, lambda: without.head(0, 2)):
+        with pytest.raises(UserError, match=r"no heads: capture_scores\(..., per_head=True\)"):
+            ask()
+
+
+def test_what_stands_at_the_end_of_a_cell_is_a_figure_or_one_or_two_lines(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=11)
+    maps = capture_scores(loaded, data, n_folds=4)
+    monkeypatch.setattr(pio.renderers, "default", "plotly_mimetype")
+    shown = maps._repr_mimebundle_(include=None, exclude=None)
+    assert shown["text/plain"] == repr(maps)
+    figure = shown["application/vnd.plotly.v1+json"]
+    drawn = [trace for trace in figure["data"] if trace.get("customdata") is None]
+    assert len(drawn) == 2
+    for trace, pattern in zip(drawn, row_centred(maps.mean, 1), strict=True):
+        cells = np.tril(np.ones((11, 11), bool), -1)
+        cells[:, 0] = False  # the lead, on a scale of its own
+        z = np.frombuffer(b64decode(trace["z"]["bdata"]), trace["z"]["dtype"]).reshape(11, 11)
+        np.testing.assert_allclose(z[cells], pattern.numpy()[cells], rtol=MEASURE, atol=1e-6)
+    needs = capture_need(loaded, data, "mask")
+    largest = needs.mean.max()
+    assert f"L{needs.mean.argmax() // 4}H{needs.mean.argmax() % 4}: {largest:.3g}" in repr(needs)
+    assert repr(data).startswith("Sequences: 23 of 11 tokens, shipped, of 23 documents; all begin")
+    assert repr(gaussian(n_seqs=3, seq_len=5, d_model=7)).startswith("Sequences: 3 of 5 vectors")
+    given = Ablation(remove="w_q", layers=[1], replacement=torch.zeros(2, 3))
+    assert repr(given) == "Ablation(remove=['w_q'], layers=[1], replacement=Tensor [2, 3])"
+    assert repr(Ablation(remove=["mask"])) == "Ablation(remove=['mask'])"
+    for value in (loaded, data, needs, given):
+        assert repr(value).count("\n") <= 1

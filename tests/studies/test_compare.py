@@ -53,7 +53,7 @@ def write(
         "kind": "ablate",
         **manifest,
     }
-    measured = measure(folds, manifest.get("skip_keys", 0))
+    measured = [*measure(folds, manifest.get("skip_keys", 0)).values()]
     names = {"removed": "intact", "replacement": "none"}
     tables = {"pattern": measures_table([(names, measured)], range(folds.shape[1]), [*names])}
     write_run(

@@ -56,7 +56,7 @@ def test_patterns_and_numbers_are_those_of_the_ablated_model(
         assert_same(view.maps[place, :, 1:], row_centred(per_head, 1), MEASURE)
         lead = scores.mean[:, 12, 0] - scores.mean[:, 12, 1:12].mean(-1)
         np.testing.assert_allclose(view.leads[place, :, 0, 12], lead, rtol=MEASURE, atol=1e-9)
-        for layer, measures in enumerate(measure(scores)):
+        for layer, measures in measure(scores).items():
             shown = view.measures[place, layer, 0, :, 0]
             expected = [measures.lead.value, measures.amplitude.value]
             np.testing.assert_allclose(shown[:2], expected, rtol=MEASURE, atol=1e-6)

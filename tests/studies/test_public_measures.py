@@ -15,12 +15,15 @@ from support.tiny_models import tokens as make_tokens
 
 from nope_probe import (
     ablate,
+    ablated,
     attribute,
+    attribute_heads,
     capture_scores,
     compare,
     difference,
     head_scores,
     load,
+    measure,
     measure_heads,
 )
 from nope_probe.data.sequences import Sequences
@@ -68,6 +71,43 @@ def intact(shipped: LoadedModel, data: Sequences) -> ScoreMaps:
 def agree(one: pd.DataFrame, other: pd.DataFrame) -> None:
     """Check that tables agree but for the 8 digits of a CSV file, and float32 fold maps."""
     assert_same_table(one, other)
+
+
+def test_the_frames_of_measures_are_the_tables_of_the_command(
+    intact: ScoreMaps, runs: dict[str, Path]
+) -> None:
+    names = ("pattern", "head_pattern")
+    tables = {name: pd.read_csv(runs["rope"] / f"{name}.csv") for name in names}
+    frame = measure(intact).to_frame()
+    assert len(frame.columns) == 1 + 3 * 6
+    agree(frame, tables["pattern"][frame.columns])
+    of_heads = measure_heads(intact).to_frame()
+    shared = [column for column in of_heads if column in tables["head_pattern"]]
+    assert {"layer", "head", "lead", "amplitude_low", "relative_r2_high"} <= {*shared}
+    agree(of_heads[shared], tables["head_pattern"][shared])
+
+
+def test_attributed_values_are_found_by_layer_and_head_and_make_a_row_a_condition(
+    intact: ScoreMaps, shipped: LoadedModel, data: Sequences
+) -> None:
+    with ablated(shipped, "mask"):
+        without = capture_scores(shipped, data, layers=[1], n_folds=5, per_head=True)
+    last = replace(intact, folds=intact.folds[:, 1:], per_head=intact.per_head[:, 1:], layers=(1,))
+    maps = {(): last, "mask": without}
+    assert [*attribute(maps)] == [1]
+    heads = attribute_heads(maps)
+    assert [*heads] == [(1, head) for head in range(4)]
+    frame = heads.to_frame().set_index(["layer", "head", "removed"])
+    assert len(frame) == 2 * 4
+    for (layer, head, removed), row in frame.iterrows():
+        kept = heads[layer, head].conditions[removed].kept
+        found = (row["kept"], row["kept_low"], row["kept_high"])
+        assert found == pytest.approx(kept.ends, nan_ok=True)
+    with pytest.raises(UserError, match=r"^no layer or head \(1, 4\); there are \(1, 0\) to"):
+        heads[1, 4]
+    assert "kept, nats" in repr(heads).splitlines()[0]
+    assert "<th>kept, nats</th>" in heads._repr_html_()
+    assert "locality, -1 to 1" in repr(measure(last)).splitlines()[0]
 
 
 def test_head_scores_are_those_of_the_command(

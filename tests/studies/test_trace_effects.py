@@ -83,7 +83,7 @@ def test_a_clock_built_by_hand_loses_all_without_the_head_that_writes_it(kept: i
     text[:, 0] = 0
     model = bos_reader((2.0, -1.0))
     table = effects(model, text, "L1", kept_positions=kept)
-    [intact] = measure(capture_scores(model, text, layers=[1]))
+    intact = measure(capture_scores(model, text, layers=[1]))[1]
     whole = {"lead": intact.lead.value, "pattern": intact.amplitude.value}
     assert {*table["of"]} == ({"pattern"} if kept else {*QUESTIONS})
     for question, rows in table.groupby("of"):

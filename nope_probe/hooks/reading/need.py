@@ -45,7 +45,7 @@ IN_ATTENTION = ("mask", "window", "rope", "alibi", "w_q", "w_k")
 Edit = Callable[[Attention], Attention]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Needs(TensorRecord):
     """The need of every head for what was removed, in nats.
 
@@ -58,6 +58,16 @@ class Needs(TensorRecord):
     folds: Float[Tensor, "fold layer head"]
     counts: Int[Tensor, " fold"]
     layers: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        """Return sizes, and the head with the largest need."""
+        mean, n_heads = self.mean, self.folds.shape[-1]
+        place, head = divmod(int(mean.argmax()), n_heads)
+        return (
+            f"Needs of {len(self.layers)} layers of {n_heads} heads, the largest that of "
+            f"L{self.layers[place]}H{head}: {mean.max():.3g} nats\n"
+            f"means over {int(self.counts.sum())} sequences in {len(self.counts)} folds"
+        )
 
     @property
     def mean(self) -> Float[Tensor, "layer head"]:

@@ -29,7 +29,7 @@ from nope_probe.hooks.removing.stand_ins import (
 from nope_probe.removal import ROWS, Condition, Gain, spelled
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Ablation:
     """Components to remove, and where.
 
@@ -86,6 +86,16 @@ class Ablation:
     seed: int = 0
     prefix: int | None = None
     kept_positions: int = 1
+
+    def __repr__(self) -> str:
+        """Return what is removed, and each option that is not the default, as it is asked for."""
+        values = {name: x for name, x in vars(self).items() if name in self.__dataclass_fields__}
+        chosen = [
+            f"{name}={kind_of(x) if hasattr(x, 'shape') else repr(x)}"
+            for name, x in values.items()
+            if name == "remove" or x is not self.__dataclass_fields__[name].default
+        ]
+        return f"Ablation({', '.join(chosen)})"
 
     def __post_init__(self) -> None:
         given = as_tuple(self.remove)
