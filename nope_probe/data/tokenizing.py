@@ -233,6 +233,34 @@ def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:
     return tokenizer.eos_token_id
 
 
+def padding_note(
+    tokens: Int[Tensor, "seq pos"], tokenizer: PreTrainedTokenizerBase | None, *, bos: bool = False
+) -> str:
+    """Return how many rows begin or end with the tokenizer's pad token; empty if none does.
+
+    A pad token that is also BOS, EOS or the unknown token counts in runs of two or more.
+
+    Args:
+        tokens: the rows.
+        tokenizer: the model's.
+        bos: whether all rows begin with a BOS token, which is no padding.
+    """
+    pad = None if tokenizer is None else tokenizer.pad_token_id
+    if tokenizer is None or pad is None:
+        return ""
+    others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+    is_pad = (tokens == pad)[:, int(bos and pad == tokenizer.bos_token_id) :].long()
+    runs = torch.stack([rows.cumprod(1).sum(1) for rows in (is_pad, is_pad.flip(1))])
+    n_pads = runs.masked_fill(runs < 1 + (pad in others), 0).sum(0).clamp_max(is_pad.shape[1])
+    if not n_pads.any():
+        return ""
+    return (
+        f"{int(n_pads.count_nonzero()):,} of {len(tokens):,} rows begin or end with the pad token "
+        f"{tokenizer.pad_token}, {int(n_pads.sum()):,} tokens in all, which are measured as tokens "
+        "of the text: take rows without padding."
+    )
+
+
 def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the part of the text that each token adds; joined, the parts are the text.
 

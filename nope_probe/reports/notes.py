@@ -113,7 +113,8 @@ def run_notes(manifest: Manifest) -> list[str]:
         ] = True
     of_text = () if manifest.text is None else manifest.text.notes
     said = [note for note, is_true in notes.items() if is_true]
-    return [*said, *manifest.data.notes, *of_text]
+    padding = [manifest.data.padding] if manifest.data.padding else []
+    return [*said, *padding, *manifest.data.notes, *of_text]
 
 
 TEXTS = {  # by the setting `data`
@@ -172,6 +173,7 @@ def what_was_run(manifest: Manifest) -> dict[str, str]:
     if data.name and "data" in manifest.settings:
         rows |= {
             "texts": _texts_of(manifest),
+            "padding": data.padding,
             "documents": "" if documents is None else f"{documents:,}",
             "folds": str(len(manifest.fold_sizes)),
             "checksum of the texts": data.sha256,

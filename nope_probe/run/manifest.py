@@ -47,6 +47,7 @@ class RunData:
         notes: what a reader has to know of them.
         bos_token: the BOS token's text, if they have one.
         alpha: the expected inner products of simulated vectors.
+        padding: how many rows and tokens are padding.
     """
 
     name: str = ""
@@ -55,6 +56,7 @@ class RunData:
     notes: tuple[str, ...] = ()
     bos_token: str = ""
     alpha: tuple[float, ...] = ()
+    padding: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

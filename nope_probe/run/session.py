@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from nope_probe.data.sequences import Sequences
+from nope_probe.data.tokenizing import padding_note
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, json_checksum
 from nope_probe.hooks.layers.model import validate_inputs
@@ -254,9 +255,10 @@ class Session(Generic[Settings_co]):
         """Return the manifest of a run of a model on sequences; a text alone is one fold."""
         n_folds = self.settings.folds if self.settings.reads_corpus else 1
         fold_of = folds_of(len(inputs), n_folds, inputs.documents)
+        padding = padding_note(inputs.inputs, self.loaded.tokenizer, bos=inputs.bos)
         return replace(
             self.manifest(),
-            data=RunData(**{name: getattr(inputs, name) for name in OF_INPUTS}),
+            data=RunData(**{name: getattr(inputs, name) for name in OF_INPUTS}, padding=padding),
             documents=None if inputs.documents is None else inputs.n_documents,
             distinct_sequences=inputs.n_distinct,
             fold_sizes=tuple(fold_of.bincount().tolist()),

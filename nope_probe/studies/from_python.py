@@ -26,7 +26,7 @@ from nope_probe.models.parity import as_loaded
 from nope_probe.run.flags import hints_of, settings_from
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.process_group import device_of_process
-from nope_probe.run.processes import process_count
+from nope_probe.run.processes import print_line, process_count
 from nope_probe.run.session import Session
 from nope_probe.run.settings import OF_INPUTS, RunSettings, place_of
 from nope_probe.run.sources import as_sequences, load_first_layers, on_inputs
@@ -131,6 +131,8 @@ def run_of(
             is_kept=out is not None,
         )
         run = read_run(carry_out(study, session))
+    if run.manifest.data.padding:
+        print_line(run.manifest.data.padding)
     page = import_module(place_of(kind, "page"))
     return replace(run, headline=page.report(run).headline.html())
 

@@ -18,7 +18,7 @@ from support.tiny_models import D_VOCAB, tokenizer
 
 from nope_probe.data.documents import documents
 from nope_probe.data.sequences import Sequences, gaussian, random_twice, sequences
-from nope_probe.data.tokenizing import separator_of
+from nope_probe.data.tokenizing import padding_note, separator_of
 from nope_probe.data.windows import cut, cut_at_start, pack_documents
 from nope_probe.errors import UserError
 
@@ -298,3 +298,24 @@ def test_random_tokens_come_twice_after_each_sequences_bos() -> None:
         "random", tokenizer=tokenizer(), n_seqs=3, seq_len=5, seed=3, bos="never"
     ).inputs
     assert torch.equal(copies[:, 1:6], drawn)
+
+
+def test_rows_that_begin_or_end_with_padding_are_counted_with_their_tokens() -> None:
+    words = tokenizer()  # BOS and EOS are token 0
+    rows = torch.tensor([[5, 5, 9, 9], [9, 5, 9, 9], [9, 9, 9, 5], [5, 5, 5, 5], [7, 9, 5, 0]])
+    assert padding_note(rows, words) == padding_note(rows, None) == ""
+    words.pad_token = words.convert_ids_to_tokens(5)
+    assert padding_note(rows, words).startswith("3 of 5 rows begin or end with the pad token")
+    assert ", 7 tokens in all" in padding_note(rows, words)
+    assert ", 7 tokens in all" in padding_note(rows.flip(1), words)
+
+
+def test_a_pad_token_that_is_bos_or_eos_counts_in_runs_beyond_bos() -> None:
+    words = tokenizer()
+    words.pad_token = words.eos_token
+    text = torch.tensor([[0, 9, 8, 7], [0, 8, 9, 0], [0, 8, 0, 9]])
+    assert padding_note(text, words, bos=True) == padding_note(text, words) == ""
+    padded = torch.tensor([[0, 0, 0, 7], [0, 9, 0, 0], [0, 9, 8, 7]])
+    assert "2 of 3 rows" in padding_note(padded, words, bos=True)
+    assert ", 4 tokens" in padding_note(padded, words, bos=True)
+    assert ", 5 tokens" in padding_note(padded, words)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.tiny_models import ByName, tokens
+from support.command_line import run_command
+from support.tiny_models import ByName, tokenizer, tokens
 
-from nope_probe import run_ablations, run_attention
+from nope_probe import ablate, run_ablations, run_attention
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 
@@ -37,6 +38,28 @@ def test_the_tokens_of_a_file_are_run_as_those_of_python(bare: str, tmp_path: Pa
     assert of_file.manifest.data.name == "tokens.npy"
     again = run_attention(bare, tokens=tmp_path / "tokens.npy", out=tmp_path / "run")
     assert again.tables["attention"].equals(expected.tables["attention"])
+
+
+def test_padding_in_the_file_is_said_in_the_terminal_and_under_what_was_run(
+    tiny: ByName, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(copytree(tiny("llama").folder, tmp_path / "padding"))
+    words = tokenizer()
+    words.pad_token = words.convert_ids_to_tokens(5)
+    words.save_pretrained(folder)
+    padded = TOKENS.clamp_min(6)
+    padded[:2, :4], padded[2, 9:] = 5, 5
+    np.save(tmp_path / "tokens.npy", padded.numpy())
+    run_command(
+        ablate, "--model", folder, "--tokens", tmp_path / "tokens.npy", "--out", tmp_path / "run"
+    )
+    note = "3 of 9 rows begin or end with the pad token"
+    assert note in " ".join(capfd.readouterr().out.split())
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert f"<dt>padding</dt><dd>{note}" in page
+    assert ", 10 tokens in all" in page
+    run_attention(str(folder), padded)
+    assert note in capfd.readouterr().err
 
 
 def test_documents_in_the_file_share_folds(bare: str, tmp_path: Path) -> None:
