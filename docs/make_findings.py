@@ -28,7 +28,7 @@ from nope_probe import figures, read_run, row_centred
 from nope_probe.analyses.verdicts import kinds_of
 from nope_probe.figures.intervals import interval_text
 from nope_probe.run.folder import Run
-from nope_probe.studies.ablate import COLUMNS, LEAD_AND_ORDER
+from nope_probe.studies.ablate import COLUMNS, THREE_NUMBERS
 
 SMOLLM2 = "--model smollm2-135m"
 ALL_LAYERS = f"ablate {SMOLLM2} --layers all --n-seqs"
@@ -163,7 +163,7 @@ def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFram
         runs[name] = finished(folder / name.replace(" ", "-"), COMMANDS[name])
     for name in [name for name in TEXTS if name in runs]:
         image = IMAGES / f"layers_{name}.png"
-        save_small(figures.draw(LEAD_AND_ORDER, runs[name].tables["pattern"], COLUMNS), image)
+        save_small(figures.draw(THREE_NUMBERS, runs[name].tables["pattern"], COLUMNS), image)
     if twins := [runs[f"maps {model}"] for model in TWINS if f"maps {model}" in runs]:
         draw_twins(twins)
     of_kinds = [kinds(runs["attention"].tables["attention"])] if "attention" in runs else []

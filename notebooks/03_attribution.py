@@ -57,7 +57,7 @@ loaded = load("rope-tiny")
 data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
 study = run_ablations(loaded.model, data)
 display(study)
-figures.of_run(study)["Lead and order in every layer"]
+figures.of_run(study)["The three numbers in every layer"]
 
 # %% [markdown]
 # The order of L1 and L2 is there without the mask and gone without RoPE. L3's is weak, and needs
