@@ -401,7 +401,9 @@ def report(run: Run) -> Report:
     known = [about for name, about in QUANTITIES.items() if name in {*behaviour["measure"]}]
     return Report(
         title=f"What {run.manifest.model_name} can do without its mask, RoPE or weights",
-        headline=headline(run.manifest.model_name, behaviour),
+        headline=headline(
+            run.manifest.model_name, behaviour, run.tables["decodability"]["chance"].max()
+        ),
         sections=shown,
         how_to_read=(
             *notes.how_to_read("behaviour", prefix=results["prefix"]),
@@ -411,8 +413,14 @@ def report(run: Run) -> Report:
     )
 
 
-def headline(name: str, behaviour: pd.DataFrame) -> Headline:
-    """Return what position costs: the first measure without each source, and a table of more."""
+def headline(name: str, behaviour: pd.DataFrame, chance: float | None = None) -> Headline:
+    """Return what position costs: the first measure without each source, and a table of more.
+
+    Args:
+        name: the model's.
+        behaviour: the table.
+        chance: the position error of a guess, in positions.
+    """
     known = behaviour.dropna(subset=["difference"])
     measured = {*known["measure"]}
     measures = [name for name in dict.fromkeys((*LEADING, *QUANTITIES)) if name in measured]
@@ -439,7 +447,7 @@ def headline(name: str, behaviour: pd.DataFrame) -> Headline:
     sentences = [cost, f"{capitalised('; '.join(changes))}." if changes else ""]
     return Headline(
         sentence=" ".join(filter(None, sentences)),
-        table=as_text(rows, measures[:SHOWN])[:MOST_ROWS],
+        table=as_text(rows, measures[:SHOWN], chance)[:MOST_ROWS],
         caption="The first row is the intact model, the others are differences to it: nats per "
         "token, or positions. A rise of a loss is worse.",
     )
@@ -467,7 +475,9 @@ def position_cost(behaviour: pd.DataFrame) -> str:
     return f"Text costs {' and '.join(clauses)}." if clauses else ""
 
 
-def as_text(behaviour: pd.DataFrame, measures: Sequence[str] = tuple(QUANTITIES)) -> pd.DataFrame:
+def as_text(
+    behaviour: pd.DataFrame, measures: Sequence[str], chance: float | None = None
+) -> pd.DataFrame:
     """Return a row per condition: the intact model's values, the others' differences to them."""
     import pandas as pd
 
@@ -478,8 +488,12 @@ def as_text(behaviour: pd.DataFrame, measures: Sequence[str] = tuple(QUANTITIES)
         brief(rows[is_intact], "without", ["value"], QUANTITIES, by="measure"),
         brief(rows[~is_intact], "without", ["difference"], QUANTITIES, by="measure", style="+z.2f"),
     ]
-    shown = [QUANTITIES[name] for name in measures if name in {*rows["measure"]}]
-    headings = {of.title: "\n".join(wrap(of.label, HEADING)) for of in shown}
+    shown = [name for name in measures if name in {*rows["measure"]}]
+    guess = {} if chance is None else {"position": f"\n(chance {chance:.1f})"}
+    headings = {
+        of.title: "\n".join(wrap(of.label, HEADING)) + guess.get(name, "")
+        for name, of in ((name, QUANTITIES[name]) for name in shown)
+    }
     table = pd.concat(parts, ignore_index=True)[["without", *headings]].fillna("")
     return table.rename(columns=headings)
 
