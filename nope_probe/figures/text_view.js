@@ -12,7 +12,7 @@ const MODES = {
   content: "Red: more than in other texts. Blue: less.",
   why: "Click a key for the terms of its score" + (looks.length > 1 ? ", and once more for a step back." : "."),
 };
-const STEPS = 127; // of a weight
+const STEPS = 255; // of a weight
 const BAR = 12; // px of the largest relative entropy
 const LEAST = 0.01; // nats: smaller ones are drawn on this scale
 let [head, query] = data.first;

@@ -27,7 +27,7 @@ from nope_probe.figures.words import reader_of
 from nope_probe.files import JsonObject
 
 MAX_BYTES = 5_200_000  # of all heads; with plotly and the heads' mean maps a page has 12 MB
-STEPS = 127  # a weight is stored as a multiple of 1/127
+STEPS = 255  # a weight is stored as a multiple of 1/255
 MARKS = {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
 WITHIN = "\u22ef"  # in place of a token that ends within a character
 
@@ -200,7 +200,8 @@ class TextView:
             said = f"In the text {self._look_at(head, query, key)}"
             if self.position is None:
                 return f"{said}."
-            return f"{said} ({self.position[self._at(head, query, key)]:.0%} in other texts)."
+            mean = self.position[self._at(head, query, key)]
+            return f"{said} ({percent(mean)} in other texts)."
         rows = self.why.table.to_dict("records")
         term = max(rows, key=lambda row: (row["weight"], row["nats"]))  # of the key attended most
         name = term_styles(self.why.table)[term["side"], term["term"]][0]
@@ -212,7 +213,7 @@ class TextView:
         """Return how much attention a head gives a key, in words."""
         weight = self.weights[self._at(head, query, key)]
         names = f"{query}, {self._named(query)}, to {self._named(key)}"
-        return f"{head} gives {weight:.0%} of token {names}"
+        return f"{head} gives {percent(weight)} of token {names}"
 
     def _at(self, head: str, query: int, key: int) -> tuple[int, int, int, int]:
         """Return the place of a weight, by the head's name."""
@@ -251,6 +252,17 @@ def _look(head: str, query: int, terms: pd.DataFrame, key: int | None = None) ->
         "terms": [(*style, row) for style, row in zip(styles.values(), values, strict=True)],
         "back": [],
     }
+
+
+def percent(weight: float) -> str:
+    """Return a weight in percent, as the script of the view shows what is stored of it.
+
+    Example:
+        >>> percent(0.99506), percent(0.003), percent(0.0)
+        ('100%', '<1%', '0%')
+    """
+    stored = round(STEPS * float(weight)) / STEPS
+    return "<1%" if 0 < stored < 0.01 else f"{stored:.0%}"
 
 
 def mark_of(piece: str) -> str:

@@ -5,7 +5,7 @@ import re
 import zlib
 from base64 import b64decode
 from html import unescape
-from math import log
+from math import floor, log
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from nope_probe import attention, explain, load, read_run, run_attention, text_view
 from nope_probe.data.tokenizing import pieces_of
 from nope_probe.errors import UserError
-from nope_probe.figures.text_view import TextView
+from nope_probe.figures.text_view import STEPS, TextView, percent
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import path_of
 from nope_probe.run.folder import Run
@@ -84,8 +84,16 @@ def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relativ
     assert view.content[look] == view.content.max()
     assert view.weights[look][key] == view.weights[look].max()
     said = report(compared).headline.also
-    assert said.startswith(f"In the text {name} gives {view.weights[look][key]:.0%} of token ")
-    assert said.endswith(f" ({view.position[look][key]:.0%} in other texts).")
+    assert said.startswith(f"In the text {name} gives {percent(view.weights[look][key])} of token ")
+    assert said.endswith(f" ({percent(view.position[look][key])} in other texts).")
+
+
+def test_a_weight_is_one_number_in_the_sentence_and_in_the_view() -> None:
+    for weight in np.linspace(0, 1, 1009):
+        shown = np.rint(STEPS * weight) / STEPS  # what the page stores
+        rounded = floor(100 * shown + 0.5)  # as JavaScript's Math.round
+        assert percent(weight) == ("<1%" if 0 < shown < 0.01 else f"{rounded}%")
+        assert abs(100 * weight - rounded) < 0.5 + 50 / STEPS + 1e-9
 
 
 def test_a_text_alone_is_read_without_other_texts(
@@ -173,9 +181,9 @@ def test_the_page_holds_every_heads_weights_by_position_among_the_others(
     assert data["causal"]
     for stored, place in zip(data["heads"], table.index, strict=True):
         codes = np.frombuffer(zlib.decompress(b64decode(stored["maps"])), np.uint8)
-        attended, mean = codes.reshape(2, n, n).swapaxes(1, 2) / 127
-        assert np.abs(attended - view.weights.reshape(-1, n, n)[place]).max() <= 0.501 / 127
-        assert np.abs(mean - view.position.reshape(-1, n, n)[place]).max() <= 0.501 / 127
+        attended, mean = codes.reshape(2, n, n).swapaxes(1, 2) / 255
+        assert np.abs(attended - view.weights.reshape(-1, n, n)[place]).max() <= 0.501 / 255
+        assert np.abs(mean - view.position.reshape(-1, n, n)[place]).max() <= 0.501 / 255
         nats = np.frombuffer(b64decode(stored["content"]), "<f4")
         np.testing.assert_array_equal(nats, view.content.reshape(-1, n)[place])
 
@@ -221,7 +229,7 @@ def test_a_text_is_no_html_and_is_there_without_scripts(view: TextView) -> None:
     n = len(view.pieces)
     codes = np.frombuffer(zlib.decompress(b64decode(data["heads"][head]["maps"])), np.uint8)
     shades = [float(shade) for shade in re.findall(r"rgba\(\d+,\d+,\d+,([0-9.]+)\)", html)]
-    stored = np.sqrt(codes.reshape(2, n, n)[0, :, query] / 127)
+    stored = np.sqrt(codes.reshape(2, n, n)[0, :, query] / 255)
     assert np.abs(np.array(shades) - stored).max() <= 0.07
 
 
