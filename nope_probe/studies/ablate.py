@@ -298,6 +298,7 @@ def removal_sections(run: Run) -> Iterator[Section]:
 
     tables = {name: table for name, table in run.tables.items() if len(table)}
     pattern, sources = tables["pattern"], run.manifest.results.get("positional_sources", ())
+    yield page.maker_section(run)
     if "head_pattern" in tables:
         yield page.head_section(tables["head_pattern"])
         bands, names = page.without_bands(run)

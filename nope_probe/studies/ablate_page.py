@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from nope_probe.analyses.verdicts import mostly_lost
 from nope_probe.figures.intervals import bound_columns, excludes_zero, interval_of, interval_text
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.names import TABLE, row_name
+from nope_probe.figures.names import TABLE, phrase, row_name, short, varying_name
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.values import band_label, head_values
 from nope_probe.figures.words import (
@@ -24,10 +25,12 @@ from nope_probe.figures.words import (
     NUMBERS,
     QUESTIONS,
     WITHIN,
+    capitalised,
+    listed,
     reader_of,
     with_readers,
 )
-from nope_probe.removal import INTACT, SOURCES, Condition, parts_of
+from nope_probe.removal import INTACT, SOURCES, WRITTEN, Condition, parts_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
 from nope_probe.run.folder import Run
@@ -40,6 +43,12 @@ from nope_probe.studies.tidy import (
 )
 
 SHOWN = ("lead", "amplitude", "locality")
+WHAT = {
+    "kept": "the order of the keys",
+    "lead": "the first key's lead over the others",
+    "non_relative": "what is not a function of distance",
+}
+SHORT = WHAT | {"kept": "the order", "lead": "the lead"}
 KEYS = {"near": "near keys", "far": "far keys", "neither": "neither near nor far keys"}
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 LEADS = " The column on the left is the first key's lead over the others."
@@ -64,19 +73,26 @@ def headline(run: Run) -> Headline:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The lead and the order of the other keys in every condition, of a layer or over layers.
+    """Who makes each of the three numbers, and their values in every condition.
+
+    A source makes a number in a layer where the number exceeds its noise and, without the source,
+    less than half of it is left (`mostly_lost`). Sentences name what does so in most layers.
 
     Attributes:
-        place: of which layer, such as `L3`, or `30 layers`.
+        place: of which layer the values are, such as `L3`, or `30 layers`.
         seq_len: tokens in a sequence.
         rows: a row per condition and replacement, the intact model first: `removed`,
             `replacement`, the three numbers with their bounds, and `loss` and `cost` where the
             model was run to its end (nats).
+        counts: `over_layers.csv`, whose rows count layers.
+        n_layers: how many layers have maps.
     """
 
     place: str
     seq_len: int
     rows: list[dict[Any, Any]]
+    counts: list[dict[Any, Any]]
+    n_layers: int
 
     @classmethod
     def of(cls, run: Run) -> Answer | None:
@@ -87,28 +103,28 @@ class Answer:
         manifest = run.manifest
         if not manifest.results.get("positional_sources"):
             return None
-        table = run.tables["pattern"]
+        table, n_layers = run.tables["pattern"], len(manifest.layers)
         layer = shown_layer(intact_rows(table), manifest.fold_sizes)
         if layer is None:
             return None
-        means, place = run.tables["over_layers"], f"{len(manifest.layers)} layers"
-        if manifest.settings.get("layers") == "all" and len(manifest.layers) > 1:
+        means, place = run.tables["over_layers"], f"{n_layers} layers"
+        if manifest.settings.get("layers") == "all" and n_layers > 1:
             table = means
         else:
             costs = means.filter(regex="^(removed|replacement|(loss|cost)(_low|_high)?)$")
             table, place = table[table["layer"] == layer].merge(costs, how="left"), f"L{layer}"
-        return cls(place=place, seq_len=manifest.seq_len, rows=table.to_dict("records"))
+        return cls(
+            place=place,
+            seq_len=manifest.seq_len,
+            rows=table.to_dict("records"),
+            counts=means.to_dict("records"),
+            n_layers=n_layers,
+        )
 
     @property
     def is_mean(self) -> bool:
         """Whether the rows are means over layers."""
         return "layer" not in self.rows[0]
-
-    @property
-    def questions(self) -> list[str]:
-        """`lead` where the first key has one, and `kept`."""
-        intact = self.rows[0]
-        return [name for name in QUESTIONS if name in intact and intact[name] == intact[name]]
 
     @property
     def names(self) -> list[str]:
@@ -117,24 +133,73 @@ class Answer:
         return [row_name(row["removed"], row["replacement"], removed) for row in self.rows]
 
     def sentence(self) -> str:
-        """Return the values without each source and without all, in words."""
-        rows = zip(self.rows, self.names, strict=True)
-        of_sources = [(x, name) for x, name in rows if Condition.parse(x["removed"]) <= {*SOURCES}]
-        (intact, _), *others = of_sources
-        has_lead, parts = "lead" in self.questions, []
-        if has_lead:
-            lead = intact["lead"]
-            has = f"leads by {lead:.1f}" if lead > 0 else f"has a lead of {lead:.1f}"
-            mean, single = f"In the mean of {self.place}, the first", f"{self.place}'s first"
-            left = ", ".join(f"{row['lead']:z.1f} {name}" for row, name in others)
-            parts.append(f"{mean if self.is_mean else single} key {has} nats: {left}.")
-        if "kept" in self.questions:
-            left = ", ".join(f"{row['kept']:z.2f} {name}" for row, name in others)
-            left = left.replace(" ", " is there ", 1)
-            whose = "the" if self.is_mean else "its" if has_lead else f"{self.place}'s"
-            keys = f"{whose} {'other ' * has_lead}keys"
-            parts.append(f"Of the order of {keys}, {intact['kept']:.2f} nats strong, {left}.")
-        return " ".join(parts)
+        """Return who makes each number, which weights it goes through, and what removal costs."""
+        said = [*map(self.makers_of, self.numbers), *self.ways(), *self.costs()]
+        return " ".join(f"{capitalised(of)}." for of in said)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """In how many layers each of the three numbers exceeds its noise, if any has it."""
+        intact = self.counts[0]
+        known = {name: intact.get(f"{name}_layers", nan) for name in WHAT}
+        return {name: int(n) for name, n in known.items() if n == n}
+
+    def single(self, *, sources: bool) -> dict[str, dict[Any, Any]]:
+        """Return the counts of conditions that remove a single source, or anything else, by name.
+
+        Of several replacements of a weight, the first counts.
+        """
+        rows = dict[str, dict[Any, Any]]()
+        for row in self.counts:
+            removed = Condition.parse(row["removed"])
+            if len(removed) == 1 and (removed <= {*SOURCES}) == sources:
+                rows.setdefault(row["removed"], row)
+        return rows
+
+    def makers_of(self, name: str) -> str:
+        """Return the clause of what makes a number in most layers, or in how many."""
+        n, what = self.numbers[name], WHAT[name]
+        if not n:
+            return f"{what} exceeds its noise in no layer"
+        rows = self.single(sources=True).items()
+        lost = {phrase(source): int(row[f"{name}_below_half"]) for source, row in rows}
+        makers = {source: k for source, k in lost.items() if 2 * k > n}
+        of = f"{n} layer{'s' * (n > 1)}{' where it exceeds its noise' * (n < self.n_layers)}"
+        counts = [f"{k}" for k in (makers or lost).values()]
+        counts[0] += f" of {of}"
+        named = [f"{who} ({k})" for who, k in zip(makers or lost, counts, strict=True)]
+        if not makers:
+            return f"no source alone makes {what} in most layers: {listed(named)}"
+        if len(makers) > 1:
+            return f"{what} needs {listed(named)}"
+        return f"{''.join(makers)} makes {what} ({counts[0]})"
+
+    def ways(self) -> Iterator[str]:
+        """Yield the clauses of what else numbers need in most layers: weights, written position."""
+        rows = {varying_name(row): row for row in self.single(sources=False).values()}
+        groups = dict[str, list[str]]()
+        spared = [*rows]
+        for name, n in self.numbers.items():
+            needed = [x for x, row in rows.items() if n and 2 * row[f"{name}_below_half"] > n]
+            spared = [x for x in spared if x not in needed]
+            if needed:
+                groups.setdefault(listed(needed), []).append(SHORT[name])
+        for way, of in groups.items():
+            yield f"{listed(of)} {'goes' if len(of) == 1 else 'go'} through {way}"
+        if spared:
+            yield f"none of them goes through {' or '.join(spared)} in most layers"
+
+    def costs(self) -> Iterator[str]:
+        """Yield the clause of what text costs without each source and written position."""
+        rows = self.single(sources=True) | self.single(sources=False)
+        costs = {name: rows[name].get("cost", nan) for name in rows}
+        said = [
+            f"{cost:z.2f} without {phrase(name)}"
+            for name, cost in costs.items()
+            if cost == cost and name in (*SOURCES, WRITTEN.name)
+        ]
+        if said:
+            yield f"text costs more, in nats a token: {listed(said)}"
 
     def table(self) -> pd.DataFrame:
         """Return the values of every condition, nats, with half the width of their intervals."""
@@ -155,6 +220,51 @@ class Answer:
         loss = self.rows[0].get("loss", nan)
         cost = f" Cost: the rise of the loss from {loss:.2f}, empty with the next token in sight."
         return said + cost * (loss == loss)
+
+
+def maker_section(run: Run) -> Section:
+    """Return the section of which sources make each number in each layer."""
+    pattern = run.tables["pattern"]
+    rows = {
+        layer: pattern[pattern["layer"] == layer].to_dict("records")
+        for layer in run.manifest.layers
+    }
+    return Section(
+        title="Who makes what in each layer",
+        caption="A source makes a number above its noise if less than half is left without the "
+        "source, by both intervals' ends. Numbers are in nats.",
+        table=pd.DataFrame(
+            {"layer": f"L{layer}"}
+            | {title: makers_text(of_layer, name) for name, title in NUMBERS.items()}
+            for layer, of_layer in rows.items()
+        ),
+    )
+
+
+def makers_text(rows: Sequence[Mapping[Any, Any]], name: str) -> str:
+    """Return which sources make a number of a layer, its value, and its value without each source.
+
+    Args:
+        rows: the layer's rows of `pattern.csv`, the intact model's first.
+        name: the number.
+
+    Example:
+        >>> of = [("intact", 1.0), ("mask", 0.9), ("rope", 0.1)]
+        >>> rows = [{"removed": x, "kept": v, "kept_low": v, "kept_high": v} for x, v in of]
+        >>> makers_text(rows, "kept")
+        'RoPE: 1.00; 0.90 without mask, 0.10 without RoPE'
+    """
+    intact, *others = rows
+    sources = {row["removed"]: row for row in others if row["removed"] in SOURCES}
+    lost = {
+        source: mostly_lost(interval_of(intact, name), interval_of(row, name))
+        for source, row in sources.items()
+    }
+    if None in lost.values():
+        return WITHIN
+    makers = [short(source) for source, is_lost in lost.items() if is_lost]
+    left = ", ".join(f"{row[name]:z.2f} without {short(source)}" for source, row in sources.items())
+    return f"{listed(makers) if makers else 'no source alone'}: {intact[name]:z.2f}; {left}"
 
 
 def half_width_text(row: Mapping[str, Any], name: str) -> str:
