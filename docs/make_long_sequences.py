@@ -22,8 +22,7 @@ from PIL import Image
 from nope_probe import figures, load, sequences
 from nope_probe.analyses.behaviour import by_document, mean_interval, span_loss
 from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
-from nope_probe.analyses.offsets import bin_means, offset_bins
-from nope_probe.analyses.pattern_rows import score_distance_sums
+from nope_probe.analyses.pattern_rows import bin_means, offset_bins, score_distance_sums
 from nope_probe.analyses.positions import position_terms, readers
 from nope_probe.figures.intervals import interval_text
 from nope_probe.figures.names import colour, words

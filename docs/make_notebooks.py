@@ -29,7 +29,7 @@ import plotly.graph_objects as go
 import plotly.io as pio
 from PIL import Image
 
-from nope_probe.figures.image import without_controls
+from nope_probe.figures.maps import without_controls
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"

@@ -10,7 +10,6 @@ from nope_probe.analyses.attribution import attribute_heads as attribute_heads
 from nope_probe.analyses.jackknife import ByLayer as ByLayer
 from nope_probe.analyses.parameter_free.simulation import Simulation as Simulation
 from nope_probe.analyses.parameter_free.simulation import simulate_scores as simulate_scores
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec as ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import theory_scores as theory_scores
 from nope_probe.analyses.pattern import Measures as Measures
 from nope_probe.analyses.pattern import measure as measure
@@ -22,6 +21,7 @@ from nope_probe.errors import UserError as UserError
 from nope_probe.figures.attention import Why as Why
 from nope_probe.figures.text_view import TextView as TextView
 from nope_probe.hooks.ablation import ablated as ablated
+from nope_probe.hooks.ablation import untrained as untrained
 from nope_probe.hooks.reading.attention import capture_attention as capture_attention
 from nope_probe.hooks.reading.calibration import calibrate as calibrate
 from nope_probe.hooks.reading.capture import capture_losses as capture_losses
@@ -29,7 +29,6 @@ from nope_probe.hooks.reading.capture import capture_scores as capture_scores
 from nope_probe.hooks.reading.capture import capture_stages as capture_stages
 from nope_probe.hooks.reading.need import Needs as Needs
 from nope_probe.hooks.reading.need import capture_need as capture_need
-from nope_probe.hooks.removing.edited_weights import untrained as untrained
 from nope_probe.hooks.removing.removals import Ablation as Ablation
 from nope_probe.hooks.removing.replacements import Calibration as Calibration
 from nope_probe.maps.centred import row_centred as row_centred
@@ -42,6 +41,7 @@ from nope_probe.models.parameter_free import build as build
 from nope_probe.models.parameter_free import parameter_free as parameter_free
 from nope_probe.run.folder import Run as Run
 from nope_probe.run.folder import read_run as read_run
+from nope_probe.stages import ParameterFreeSpec as ParameterFreeSpec
 from nope_probe.studies.ablate_run import run_ablations as run_ablations
 from nope_probe.studies.attention import text_view as text_view
 from nope_probe.studies.attention_run import explain as explain

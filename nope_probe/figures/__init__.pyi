@@ -1,5 +1,5 @@
 from nope_probe.figures.explorer import Explorer as Explorer
-from nope_probe.figures.image import save as save
+from nope_probe.figures.maps import save as save
 from nope_probe.figures.maps import score_maps as score_maps
 from nope_probe.figures.maps import term_maps as term_maps
 from nope_probe.figures.panels import RowMaps as RowMaps

@@ -10,9 +10,8 @@ import plotly.graph_objects as go
 from plotly.colors import qualitative
 
 from nope_probe.figures.intervals import estimates_of
-from nope_probe.figures.limits import reach_of
 from nope_probe.figures.names import colour, plain, words
-from nope_probe.figures.style import draw_panels
+from nope_probe.figures.style import draw_panels, reach_of
 
 CELL = 32  # px a layer
 LARGEST, SMALLEST = 22, 5  # px across, of the head with the largest number and of any head

@@ -1,26 +1,24 @@
-"""Maps in one piece of HTML: the explorer, of what is removed, and all heads' maps.
+"""The explorer: a model's maps without what a reader removes, in one piece of HTML.
 
 The page holds the maps as bytes and needs no kernel, library or network, so the explorer works in
-notebooks, in reports and as a file. The maps of all heads are thumbnails of 8-bit codes; a click or
-Enter enlarges a thumbnail.
+notebooks, in reports and as a file.
 """
 
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from dataclasses import dataclass, field, replace
 from html import escape
+from importlib import resources
 from pathlib import Path
 from string import Template
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.figures.limits import FLOOR, symmetric
 from nope_probe.figures.names import colour
-from nope_probe.figures.packed import PackedMaps, asset, encoded, pack, quantise, script
-from nope_probe.figures.panels import RowMaps, pool
+from nope_probe.figures.panels import pool
 from nope_probe.figures.style import STOPS
 from nope_probe.files import local_path
 
@@ -32,11 +30,7 @@ MEASURES = [
     {"name": "amplitude", "label": "pattern of other keys", "unit": "nats"},
     {"name": "kept", "label": "of the intact pattern, kept", "unit": "nats"},
 ]
-HEADS_BYTES = 4_000_000  # size of all maps in base64
-HEADS_POSITIONS = 256
-FEW = 8  # up to this number of heads, thumbnails are larger
-
-Patterns = Float[np.ndarray, "layer head query_pos key_pos"]
+PackedMaps = Float[np.ndarray, "combination layer panel query_pos key_pos"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,86 +153,62 @@ def fitted(view: RemovedMaps, max_bytes: int) -> tuple[RemovedMaps, dict[str, st
     return shown, packed
 
 
-def head_maps(
-    patterns: Patterns | RowMaps,
-    heads: pd.DataFrame,
-    max_bytes: int = HEADS_BYTES,
-    what: str = "positional pattern",
-    measure: str = "RMS",
-) -> str:
-    """Return an element of a page with all heads' maps behind thumbnails, pooled until they fit.
+def pack(maps: PackedMaps) -> dict[str, str]:
+    """Return maps in the form that the explorer's script reads, in base64 and little-endian.
 
-    Args:
-        patterns: each head's positional pattern, nats; NaN marks cells without a number. Of chosen
-            queries' rows, as `RowMaps`.
-        heads: `head_pattern.csv`: layer, head, and the amplitude with its bounds.
-        max_bytes: the number of characters that all maps may take.
-        what: the maps are called.
-        measure: the amplitudes are.
+    Returns:
+        `cells`: int16 codes of the cells j < i, row by row; a value is its code times the map's
+        scale, so it is off by at most half a scale, and cells that are not finite are blank.
+        `offsets`: uint32, the start of the cells of each map (combination, layer, panel).
+        `scales`: float32, per map.
     """
-    maps = patterns if isinstance(patterns, RowMaps) else RowMaps(values=patterns)
-    n_layers, n_heads, n_rows, n = maps.values.shape
-    flat = replace(maps, values=maps.values.reshape(-1, n_rows, n))
-    pooled = pool(flat, positions_of_heads(n_layers * n_heads, max_bytes))
-    size, block = pooled.values.shape[-1], pooled.block
-    below = pooled.values[:, np.tri(size, dtype=bool)]
-    codes, scales = zip(*(quantise(cells, "i1") for cells in below), strict=True)
-    rows = heads.sort_values(["layer", "head"])
-    content = {
-        "colours": STOPS,
-        "n": size,
-        "block": block,
-        "n_positions": n,
-        "layers": [int(layer) for layer in rows["layer"].unique()],
-        "n_heads": n_heads,
-        "what": what,
-        "measure": measure,
-        "amplitudes": [float(f"{max(0.0, value):.3g}") for value in rows["amplitude"]],
-        "noise": [not low > 0 for low in rows["amplitude_low"]],
-        "cells": encoded(np.stack(codes), "i1"),
+    earlier = np.tri(maps.shape[-1], k=-1, dtype=bool)
+    places: dict[tuple[bytes, float], int] = {}
+    offsets, scales, size = [], [], 0
+    for index in np.ndindex(maps.shape[:3]):
+        codes, scale = quantise(maps[index][earlier])
+        key = codes.tobytes(), scale
+        if key not in places:
+            places[key] = size
+            size += len(codes)
+        offsets.append(places[key])
+        scales.append(scale)
+    return {
+        "cells": b64encode(b"".join(cells for cells, _ in places)).decode(),
+        "offsets": encoded(np.array(offsets), "<u4"),
         "scales": encoded(np.array(scales), "<f4"),
-        "limits": encoded(
-            np.array([symmetric(cells, FLOOR, beyond=1.0) for cells in below]), "<f4"
-        ),
     }
-    cell = f"<p>A cell is a mean over {block} × {block} positions.</p>" if block > 1 else ""
-    few = " few" if n_heads <= FEW else ""
-    return (
-        f'<div class="heads{few}"><style>{asset("head_maps.css")}</style>'
-        '<p><label><input type="checkbox"> same colours in every head</label></p>'
-        f"{cell}"
-        f'<script type="application/json">{json.dumps(content, separators=(",", ":"))}</script>'
-        f"<script>{script('head_maps.js')}</script></div>"
-    )
 
 
-def weight_maps(weights: RowMaps, heads: pd.DataFrame, max_bytes: int) -> str:
-    """Return `head_maps` of mean weights, as the logarithm of their ratio to uniform weights.
+def quantise(values: Float[np.ndarray, " cell"]) -> tuple[np.ndarray, float]:
+    """Return 16-bit codes of a map's cells, and the scale by which codes are multiplied.
 
-    Args:
-        weights: of each head, [layer, head, row, key_pos]; 0 where a query sees no key.
-        heads: `attention.csv`: layer, head, and the information with its bounds.
-        max_bytes: the number of characters that all maps may take.
-    """
-    seen = weights.values > 0
-    with np.errstate(divide="ignore"):
-        ratios = np.log(weights.values * seen.sum(-1, keepdims=True).clip(1))
-    names = {"information": "amplitude", "information_low": "amplitude_low"}
-    return head_maps(
-        replace(weights, values=np.where(seen, ratios, np.nan)),
-        heads[["layer", "head", *names]].rename(columns=names),
-        max_bytes,
-        what="attention",
-        measure="above uniform",
-    )
-
-
-def positions_of_heads(n_maps: int, max_bytes: int = HEADS_BYTES) -> int:
-    """Return how many positions each of n_maps maps may have.
+    The lowest code marks a cell without a number.
 
     Example:
-        >>> positions_of_heads(16), positions_of_heads(1024)
-        (256, 76)
+        >>> codes, scale = quantise(np.array([-2.0, np.nan, 1.0]))
+        >>> codes.tolist(), round(scale * 32767, 6)
+        ([-32767, -32768, 16384], 2.0)
     """
-    cells = max_bytes * 3 / 4 / n_maps  # a byte per cell, without cells above the diagonal
-    return max(8, min(HEADS_POSITIONS, int(((8 * cells + 1) ** 0.5 - 1) / 2)))
+    blank, top = -32768, 32767
+    known = np.isfinite(values)
+    largest = float(np.abs(values[known]).max(initial=0.0))
+    scale = float(np.float32(largest / top)) or 1.0
+    codes = np.full(values.shape, blank, "<i2")
+    codes[known] = np.clip(np.rint(values[known] / scale), -top, top)
+    return codes, scale
+
+
+def encoded(values: np.ndarray, dtype: str) -> str:
+    """Return numbers as base64 of one binary type."""
+    return b64encode(np.ascontiguousarray(values, dtype=dtype).tobytes()).decode()
+
+
+def asset(name: str) -> str:
+    """Return the text of a file in this folder, such as `explorer.css`."""
+    return resources.files("nope_probe.figures").joinpath(name).read_text("utf-8")
+
+
+def script(name: str) -> str:
+    """Return a script after the code that draws maps, in one scope, since several share a page."""
+    return f'"use strict";\n(() => {{\n{asset("canvas.js")}{asset(name)}}})();\n'

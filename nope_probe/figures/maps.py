@@ -1,12 +1,13 @@
 """Maps -> plotly figures: score maps, sweeps of them, and term maps on one zero-centred scale.
 
-Functions return a `go.Figure` and neither show nor write it. The query axis points down and the key
-axis to the right; both count positions from 0. Cells without a number stay blank.
+Functions return a `go.Figure`, and `save` writes one with kaleido and Chrome. The query axis points
+down and the key axis to the right; both count positions from 0. Cells without a number stay blank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,16 +15,6 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.errors import UserError, kind_of
-from nope_probe.figures.limits import (
-    FLAT_WORDS,
-    NOISE_ERRORS,
-    NOISE_NATS,
-    PALE,
-    flattened,
-    percentiles,
-    symmetric,
-    widened,
-)
 from nope_probe.figures.names import plain, words
 from nope_probe.figures.panels import (
     AXES,
@@ -40,22 +31,34 @@ from nope_probe.figures.panels import (
 )
 from nope_probe.figures.style import (
     DIVERGING,
+    FLAT_WORDS,
+    NOISE_ERRORS,
+    NOISE_NATS,
+    PALE,
     SEQUENTIAL,
+    SLIDER,
+    TITLE_HEIGHT,
     ColourScale,
     Layout,
     PlotlyTrace,
     add_slider,
     colour_bar,
     colour_limits,
+    flattened,
+    percentiles,
     plot_height,
+    symmetric,
+    widened,
 )
 from nope_probe.figures.words import CLIPPED, WITHIN
+from nope_probe.files import NO_BROWSER, local_path, validate_image_name, validate_kaleido
 
 if TYPE_CHECKING:
     from nope_probe.maps.maps import ScoreMaps
 
 MapStack: TypeAlias = Float[Any, "layer row key_pos"]
 MAX_MULTIPLES = 4
+WIDTH, SCALE = 1200, 2  # px, and a PNG's pixels per px
 
 
 def score_maps(
@@ -307,3 +310,66 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
             ]
         )
     return panel_groups(groups, title=figure.layout.title.text or "")
+
+
+def save(figure: go.Figure, path: str | Path) -> Path:
+    """Draw a figure into a file for print, on white, without title and sliders.
+
+    A slider over layers becomes a panel for each layer. Each panel has a separate colour scale.
+
+    Args:
+        figure: any figure of `nope_probe.figures`; it is not changed.
+        path: a .pdf, .png or .svg file, 1200 px wide (a PNG has twice as many pixels), which is
+            overwritten.
+
+    Returns:
+        The path.
+
+    Raises:
+        UserError: for another ending, if kaleido or Chrome is missing, or if the file cannot be
+            written.
+    """
+    spec = without_controls(unfold_layers(figure))
+    layout = spec["layout"]
+    if layout.get("title", {}).pop("text", None):
+        layout["margin"]["t"] -= TITLE_HEIGHT
+        layout["height"] -= TITLE_HEIGHT
+    return export(go.Figure(spec), Path(path))
+
+
+def export(figure: go.Figure, path: Path) -> Path:
+    """Draw a figure into a file, on white and without its buttons and sliders.
+
+    Args:
+        figure: any figure of this project; it is not changed.
+        path: a .pdf, .png or .svg file, which is overwritten.
+
+    Returns:
+        The path, absolute.
+
+    Raises:
+        UserError: for another ending, if kaleido or Chrome is missing, or if the file cannot be
+            written.
+    """
+    path = local_path(path)
+    validate_image_name(path)
+    validate_kaleido()
+    still = go.Figure(without_controls(figure)).update_layout(paper_bgcolor="white")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        still.write_image(path, width=WIDTH, height=still.layout.height, scale=SCALE)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    except RuntimeError as error:
+        raise UserError(NO_BROWSER) from error
+    return path
+
+
+def without_controls(figure: go.Figure) -> Layout:
+    """Return a figure's `data` and `layout` without sliders and their space."""
+    spec = figure.to_plotly_json()
+    layout = spec["layout"]
+    if layout.pop("sliders", ()):
+        layout["margin"]["b"] -= SLIDER
+        layout["height"] -= SLIDER
+    return spec

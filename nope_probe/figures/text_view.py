@@ -20,8 +20,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.figures.attention import Why, term_styles
+from nope_probe.figures.explorer import asset, encoded, script
 from nope_probe.figures.names import OTHERS
-from nope_probe.figures.packed import asset, encoded, script
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import reader_of
 from nope_probe.files import JsonObject
@@ -199,9 +199,9 @@ class TextView:
             head, query, key = self.strongest_look()
             said = f"In the text {self._look_at(head, query, key)}"
             if self.position is None:
-                return f"{said}."
-            mean = self.position[self._at(head, query, key)]
-            return f"{said} ({percent(mean)} in other texts)."
+                return f"{said}: of all heads and tokens, the most to a key that is not the first."
+            mean = f"{percent(self.position[self._at(head, query, key)])} in other texts"
+            return f"{said} ({mean}): of all heads and tokens, this differs most from other texts."
         rows = self.why.table.to_dict("records")
         term = max(rows, key=lambda row: (row["weight"], row["nats"]))  # of the key attended most
         name = term_styles(self.why.table)[term["side"], term["term"]][0]

@@ -8,7 +8,6 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.figures.intervals import interval_of, interval_text
-from nope_probe.figures.limits import padded_range
 from nope_probe.figures.names import row_name, words
 from nope_probe.figures.style import (
     BLANK,
@@ -17,6 +16,7 @@ from nope_probe.figures.style import (
     axis,
     colour_axis,
     draw_panels,
+    padded_range,
     scatter,
 )
 from nope_probe.figures.words import QUESTIONS, with_readers

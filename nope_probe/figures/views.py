@@ -13,21 +13,25 @@ import plotly.graph_objects as go
 from plotly.colors import qualitative
 
 from nope_probe.figures.intervals import bound_columns, estimates_of
-from nope_probe.figures.limits import FLAT, axis_range, is_noise, padded_range, reach_of
 from nope_probe.figures.names import TABLE, colour, row_name, symbol, words
 from nope_probe.figures.style import (
     BLANK,
+    FLAT,
     GRID,
     GUIDE,
     Layout,
     PlotlyTrace,
     axis,
+    axis_range,
     colour_axis,
     curve_in_band,
     draw_panels,
     error_bars,
     inside,
+    is_noise,
     layer_colours,
+    padded_range,
+    reach_of,
     scatter,
 )
 from nope_probe.figures.words import PLACES, Column, Columns, View

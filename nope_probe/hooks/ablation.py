@@ -1,8 +1,9 @@
 """Remove the mask, RoPE, a projection, the MLP or learned positions from some blocks of a model.
 
 Removing a projection means: the same model with that weight replaced, one key and value head per
-query head, its bias too; q/k-norm, RoPE and scale stay. The model's parameters are never changed:
-every removal is written through hook points, and equals the model edited by hand.
+query head, its bias too; q/k-norm, RoPE and scale stay. The model's parameters are not changed (by
+`untrained` alone): every removal is written through hook points, and equals the model edited by
+hand.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from dataclasses import replace
 from functools import cache, wraps
 from inspect import signature
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import (
@@ -22,7 +27,7 @@ from nope_probe.hooks.layers.hook_points import (
     methods_replaced,
 )
 from nope_probe.hooks.layers.model import Inputs, as_inputs, layers_of, tapped
-from nope_probe.hooks.layers.objects import ABLATED_ALREADY, Model, opened
+from nope_probe.hooks.layers.objects import ABLATED_ALREADY, Model, model_of, opened
 from nope_probe.hooks.layers.tap import Edits
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.reading.written import capture_block_positions, null_seed_of
@@ -41,6 +46,9 @@ from nope_probe.hooks.removing.replacements import (
     WrittenPosition,
 )
 from nope_probe.removal import Writer
+
+_REDRAWN: WeakKeyDictionary[HookedModel, object] = WeakKeyDictionary()
+STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
 
 
 @contextmanager
@@ -312,3 +320,61 @@ def _without_unseen_padding(model: Any, removed: str) -> Callable[..., Any]:
         return run(*args, **options)
 
     return forward
+
+
+@contextmanager
+def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
+    """Draw a model's weights anew for as long as the context lasts.
+
+    Matrices become Gaussian with a standard deviation of 0.02, norm weights ones and biases zeros.
+    Parameters that are all zero, such as the positions of a HookedTransformer without position
+    encoding, stay zero. The trained weights wait in main memory. The passes of all threads run the
+    untrained model.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, or what `load` returns; bit-identical
+            afterwards.
+        seed: the seed of the draws.
+
+    Raises:
+        UserError: inside another `untrained` on this model.
+
+    Example:
+        >>> from nope_probe import load, untrained
+        >>> loaded, tokens = load("rope-tiny", n_layers=1), torch.tensor([[0, 5, 9]])
+        >>> with untrained(loaded) as model:
+        ...     bool(model(tokens).std() < 1)
+        True
+    """
+    model = model_of(model)
+    generator = torch.Generator().manual_seed(seed)
+    with _restored(model):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(_drawn(name, parameter, generator))
+        yield model
+
+
+@contextmanager
+def _restored(model: HookedModel) -> Iterator[None]:
+    """Restore a model's weights at the end, from copies in main memory."""
+    mine = object()
+    if _REDRAWN.setdefault(model, mine) is not mine:
+        raise UserError("the model is untrained already: leave the other `untrained` first")
+    saved = [(weight, weight.detach().cpu().clone()) for weight in model.parameters()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in saved:
+                weight.copy_(value)
+        _REDRAWN.pop(model, None)
+
+
+def _drawn(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
+    last = name.rpartition(".")[2].lstrip("_")
+    if not parameter.any() or last.startswith("b"):  # bias, b_Q, b, ...
+        return torch.zeros_like(parameter)
+    if parameter.ndim == 1:
+        return torch.ones_like(parameter)
+    return STD * torch.randn(parameter.shape, generator=generator, dtype=torch.float32)

@@ -296,7 +296,7 @@ def _figure(section: Section) -> str:
 
 def _for_page(figure: go.Figure) -> Layout:
     """Return a figure without its title and controls, which the page has as HTML."""
-    from nope_probe.figures.image import without_controls
+    from nope_probe.figures.maps import without_controls
     from nope_probe.figures.style import TITLE_HEIGHT
 
     spec = without_controls(figure)

@@ -253,14 +253,13 @@ HEADS = tuple(
 VIEWS = (THREE_NUMBERS, SHAPE, CONTROL, BANDS, *BY_PLACE, WITHOUT_BANDS, *HEADS)
 
 
-def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Report:
+def report(run: Run, explorer: Explorer | None = None) -> Report:
     """Return a run's report.
 
     Args:
         run: its tables, and maps [n_layers, query_pos, key_pos] in nats; tables that a run lacks
             may be missing or empty.
         explorer: the patterns of all conditions, if the page shows them.
-        heads: the patterns of all heads of a run that removes nothing, if the page shows them.
     """
     from nope_probe.studies import ablate_page as page
 
@@ -271,7 +270,7 @@ def report(run: Run, explorer: Explorer | None = None, heads: str = "") -> Repor
             title=f"The attention scores of {manifest.model_name} by position",
             headline=page.headline_of_intact(run),
             sections=[
-                *page.intact_map_sections(run, heads),
+                *page.intact_map_sections(run),
                 *sections(views, run.tables, COLUMNS, {"queries": page.lengths_of(run)}),
             ],
             how_to_read=notes.how_to_read("scores"),

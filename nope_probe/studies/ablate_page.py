@@ -17,7 +17,7 @@ from nope_probe.analyses.verdicts import mostly_lost
 from nope_probe.figures.intervals import bound_columns, excludes_zero, interval_of, interval_text
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, phrase, row_name, short, varying_name
-from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
+from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.values import band_label, head_values
 from nope_probe.figures.words import (
     MEASURES,
@@ -52,6 +52,7 @@ SHORT = WHAT | {"kept": "the order", "lead": "the lead"}
 KEYS = {"near": "near keys", "far": "far keys", "neither": "neither near nor far keys"}
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 LEADS = " The column on the left is the first key's lead over the others."
+PER_HEAD = "score_per_head/intact"
 INTACT_MAPS = {
     "pattern": "The positional pattern",
     "normalised": "Mean scores less the mean of each diagonal",
@@ -302,19 +303,21 @@ def headline_of_intact(run: Run) -> Headline:
     )
 
 
-def pooled_map(run: Run, name: str, n_drawn: int) -> Pooled:
-    """Return a map with as many positions as the page has room for.
+def page_positions(run: Run) -> int:
+    """Return how many positions each map may have for the page to have room for all."""
+    maps = run.arrays.get("maps", {})
+    n_terms = sum(name.startswith("term/") for name in maps)
+    n_heads = maps[PER_HEAD].shape[1] if PER_HEAD in maps else 0
+    return positions(2 + max(1, n_terms) + n_heads, len(maps["score/intact"]))
 
-    Args:
-        run: the run.
-        name: of its map.
-        n_drawn: how many maps of a layer the page shows.
-    """
+
+def pooled_map(run: Run, name: str) -> Pooled:
+    """Return a map with as many positions as the page has room for."""
     skip_keys = 0 if name.startswith("normalised") else run.manifest.skip_keys
     values, queries = np.asarray(run.maps[name]), run.query_positions
     maps = RowMaps(values=values, queries=queries, skip_keys=skip_keys)
     pooling = pool if name.startswith("score") else pool_with_leads
-    return pooling(maps, positions(n_drawn, len(values)))
+    return pooling(maps, page_positions(run))
 
 
 def of_figure(run: Run) -> dict[str, Any]:
@@ -358,7 +361,7 @@ def term_section(run: Run) -> Section:
     return Section(
         title="The pattern, and what each source makes",
         figure=lambda: term_maps(
-            {title: pooled_map(run, name, len(terms) + 2) for title, name in named.items()},
+            {title: pooled_map(run, name) for title, name in named.items()},
             title="The positional pattern and what each source makes",
             flat=flat_layers(run.tables),
             **of_figure(run),
@@ -371,13 +374,11 @@ def term_section(run: Run) -> Section:
 
 def score_section(run: Run) -> Section:
     """Return the section with the mean scores of the intact model."""
-    maps = run.arrays.get("maps", {})
-    n_drawn = 2 + max(1, sum(name.startswith("term/") for name in maps))
     left_out = " Colours leave out the first key." if run.manifest.skip_keys else ""
     return Section(
         title="Mean scores",
         figure=lambda: score_maps(
-            pooled_map(run, "score/intact", n_drawn), multiples=1, clipped=PERCENT, **of_figure(run)
+            pooled_map(run, "score/intact"), multiples=1, clipped=PERCENT, **of_figure(run)
         ),
         caption="The mean score that each query gives each key in the intact model, over sequences "
         "and heads. Softmax ignores the level of a row. Colours run between the 1% and the 99% "
@@ -456,12 +457,10 @@ def largest_heads(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def intact_map_sections(run: Run, heads: str) -> Iterator[Section]:
-    """Yield the sections with maps of a run that removes nothing.
+def intact_map_sections(run: Run) -> Iterator[Section]:
+    """Yield the sections with maps of a run that removes nothing, and of its heads if it has any.
 
-    Args:
-        run: the run, whose standard errors `se/intact` say what is noise.
-        heads: the positional patterns of all heads, if the page shows them.
+    Its standard errors `se/intact` say what is noise.
     """
     captions = {
         "pattern": "Mean scores less each row's mean over the keys before the query: softmax sees "
@@ -478,16 +477,33 @@ def intact_map_sections(run: Run, heads: str) -> Iterator[Section]:
     yield pattern
     yield replace(score_section(run), folded=False)
     yield normalised
-    if heads:
+    if PER_HEAD in run.maps:
         yield Section(
             title="The positional pattern of each head",
-            html=heads,
-            caption="In nats: red is above the row's mean, blue below. Below each map: its RMS. A "
-            "click or Enter enlarges a map, arrow keys go to the next head, Esc closes.",
+            figure=partial(head_maps, run),
+            caption="All heads of a layer are on one scale, in nats: red is above the row's mean, "
+            "blue below.",
         )
+
+
+def head_maps(run: Run) -> go.Figure:
+    """Draw the positional pattern of each head of a layer."""
+    import torch
+
+    from nope_probe.maps.centred import row_centred
+
+    skip_keys, queries = run.manifest.skip_keys, run.query_positions
+    where = None if queries is None else torch.from_numpy(queries)
+    maps, size = {}, page_positions(run)
+    for head, scores in enumerate(np.moveaxis(run.maps[PER_HEAD], 1, 0)):
+        patterns = row_centred(torch.from_numpy(scores), skip_keys, where).numpy()
+        maps[f"H{head}"] = pool(RowMaps(values=patterns, queries=queries), size)
+    title = "The positional pattern of each head"
+    rows = -(-len(maps) // ACROSS)
+    return term_maps(maps, title=title, rows=rows, **of_figure(run))
 
 
 def intact_map(run: Run, name: str) -> go.Figure:
     """Draw the positional patterns, or the scores less their diagonals' means, of all layers."""
-    maps = {name: pooled_map(run, f"{name}/intact", 3)}
+    maps = {name: pooled_map(run, f"{name}/intact")}
     return term_maps(maps, title=INTACT_MAPS[name], **of_figure(run))

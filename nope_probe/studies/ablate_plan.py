@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attribution import conditions_of
-from nope_probe.analyses.head_measures import attended
 from nope_probe.analyses.splits import Band, BandChoice, make_bands
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
@@ -19,7 +18,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, numbered_layers
 from nope_probe.hooks.reading.accumulators import Cut
 from nope_probe.hooks.reading.attention import AttentionAccumulator
-from nope_probe.hooks.reading.batch_readings import read_rotations
+from nope_probe.hooks.reading.batch_readings import attended, read_rotations
 from nope_probe.hooks.reading.capture import LossAccumulator, capture_bands
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components

@@ -31,11 +31,10 @@ from nope_probe.analyses.pattern import (
     query_stride,
 )
 from nope_probe.analyses.splits import Band
-from nope_probe.figures.explorer import Explorer, head_maps
-from nope_probe.figures.panels import RowMaps
+from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import named_bands, wavelengths_of
-from nope_probe.maps.centred import diagonal_normalised, row_centred
+from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
@@ -186,17 +185,16 @@ class Ablate(Study[Settings]):
             )
             for x in reading.maps.values()
         )
-        tables, heads = {**run.tables, "pattern": pattern.join(contrasts)}, ""
+        tables = {**run.tables, "pattern": pattern.join(contrasts)}
         band_maps = results["bands"]["folds"] if self.bands else None
         if band_maps is not None:
             tables["terms"] = bands_table(reading.maps, band_maps, self.bands)
         if self.settings.per_head:
             fold_of = self.engine.fold_of, self._copies()[0].fold_of
             tables["head_pattern"] = heads_table(reading, results["induction"], *fold_of)
-            heads = head_patterns(reading.maps, tables["head_pattern"])
         maps = intact_maps(reading.maps, self.bands, band_maps)
         run = replace(run, tables=tables, arrays={**run.arrays, "maps": maps})
-        return with_page(self.session, run, partial(report, heads=heads))
+        return with_page(self.session, run, report)
 
     def _manifest(self, intact: Layers, results: Results) -> Manifest:
         """Return the manifest, given the maps of the intact model."""
@@ -314,13 +312,6 @@ def standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
 def head_means(layers: Layers) -> Float[Tensor, "layer head row key_pos"]:
     """Return the mean scores of every head over all sequences, nats."""
     return torch.stack([torch.stack([x.mean() for x in maps.heads]) for maps in layers.values()])
-
-
-def head_patterns(layers: Layers, heads: pd.DataFrame) -> str:
-    """Return the positional pattern of every head, for the page."""
-    first = next(iter(layers.values()))
-    patterns = row_centred(head_means(layers), first.skip_keys, first.queries)
-    return head_maps(RowMaps(values=patterns.float().numpy(), queries=first.queries.numpy()), heads)
 
 
 def run_explorer(plan: Plan, maps: Maps, values: Sequence[Mapping[Row, Values]]) -> Explorer:

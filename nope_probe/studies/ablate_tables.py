@@ -25,13 +25,19 @@ from nope_probe.analyses.jackknife import (
     rms_difference,
     squared,
 )
-from nope_probe.analyses.offsets import OffsetBins, bin_means, mean_squares_by_query, offset_bins
 from nope_probe.analyses.pattern import (
     Measures,
     measure,
     measure_heads,
 )
-from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
+from nope_probe.analyses.pattern_rows import (
+    OffsetBins,
+    bin_means,
+    mean_squares_by_query,
+    offset_bins,
+    pattern_distance_sums,
+    score_distance_sums,
+)
 from nope_probe.analyses.splits import Band, split_bands
 from nope_probe.analyses.verdicts import mostly_lost
 from nope_probe.errors import UserError

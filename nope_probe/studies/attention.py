@@ -62,7 +62,6 @@ KINDS_SAID = (
     "Order: at least half of what a head looks at among the other keys is position. Sink: more of "
     "its position is about the first key. Content: neither."
 )
-MAPS_BYTES = 1_600_000  # of the heads' mean maps next to a text
 COLUMNS = {
     **INFORMATION,
     "need_rope": Column(
@@ -310,7 +309,7 @@ def report(run: Run) -> Report:
         title="Position and content in the attention of "
         + (f"{name} without {listed(removed)}" if removed else name),
         headline=replace(lead, caption=f"{lead.caption} {sinks_line(table)}".strip()),
-        sections=[*_head_sections(run), *_text_sections(view), *_maps(run)],
+        sections=[*_text_sections(view), *_head_sections(run)],
         how_to_read=notes.how_to_read("attention"),
     )
 
@@ -381,19 +380,18 @@ def sinks_line(table: pd.DataFrame) -> str:
 
 
 def _head_sections(run: Run) -> Iterator[Section]:
-    """Yield the map of all heads; of a text alone, if a query sees 8 keys."""
+    """Yield the map of all heads, if other texts were read."""
     from nope_probe.figures.attention import attention_heads
 
-    table, compared = run.tables["attention"], has_other_texts(run)
-    if not compared and table["information"].isna().all():
+    table = run.tables["attention"]
+    if not has_other_texts(run):
         return
     area = "how much its attention needs RoPE" if "need_rope" in table else "all its information"
-    colour = f"{KINDS_SAID} " if compared else ""
+    opens = " A click on a head opens it in the text." * (run.manifest.text is not None)
     yield Section(
-        title="All heads" + ": sinks, order and content" * compared,
+        title="All heads: sinks, order and content",
         figure=partial(attention_heads, table, kinds_of(table)),
-        caption=f"{colour}Area: {area}, nats. A click on a head opens its map below. "
-        f"{sinks_line(table)}".strip(),
+        caption=f"{KINDS_SAID} Area: {area}, nats.{opens} {sinks_line(table)}".strip(),
         table=table.dropna(axis=1, how="all"),
         columns=COLUMNS,
     )
@@ -426,21 +424,4 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
             "The term is direct; with its effect, all later blocks respond.",
             table=why.steps,
             columns=COLUMNS,
-        )
-
-
-def _maps(run: Run) -> Iterator[Section]:
-    """Yield every head's mean weights, if other texts were read."""
-    from nope_probe.figures.explorer import HEADS_BYTES, weight_maps
-    from nope_probe.figures.panels import RowMaps
-
-    if has_other_texts(run):
-        weights = RowMaps(values=run.maps["weights"], queries=run.query_positions)
-        size = HEADS_BYTES if run.manifest.text is None else MAPS_BYTES
-        yield Section(
-            title="Each head's mean weights",
-            html=weight_maps(weights, run.tables["attention"], size),
-            caption="Means over texts, as the logarithm of their ratio to uniform weights: red "
-            "keys get more attention than uniform, blue keys less. A click or Enter enlarges a "
-            "map, arrow keys go on.",
         )

@@ -29,12 +29,12 @@ from nope_probe.analyses.behaviour import (
 from nope_probe.analyses.jackknife import UNDEFINED
 from nope_probe.data.windows import permuted
 from nope_probe.errors import UserError
+from nope_probe.hooks.ablation import untrained
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, positions_of
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State

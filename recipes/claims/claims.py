@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from nope_probe import Measures, load
 from nope_probe.errors import UserError
-from nope_probe.figures.image import export
+from nope_probe.figures.maps import export
 
 Verdict = Literal["holds", "fails", "undecided", ""]
 Ends: TypeAlias = tuple[float, float, float]  # a value, and the ends of its interval

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from claims import overall, table
-from nope_probe.figures.image import export
+from nope_probe.figures.maps import export
 from profiles import PARTS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import second_layer_scores, theory_scores
 from nope_probe.analyses.pattern import edge_contrast
 from nope_probe.analyses.pattern_rows import relative_part
@@ -26,6 +25,7 @@ from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.maps.centred import pattern_rms, row_centred
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.run.folder import Run
+from nope_probe.stages import ParameterFreeSpec
 from reproduce_settings import FIGURES
 
 ModelMaps = Float[Tensor, "layer query_pos key_pos"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nope_probe.figures.image import save
+from nope_probe.figures.maps import save
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import capitalised
 from nope_probe.reports import notes

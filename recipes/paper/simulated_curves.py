@@ -10,8 +10,16 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import sample_colorscale
 
-from nope_probe.figures.limits import FLAT_WORDS, NOISE_ERRORS, NOISE_NATS, finite, widened
-from nope_probe.figures.style import PlotlyTrace, draw_panels, scatter
+from nope_probe.figures.style import (
+    FLAT_WORDS,
+    NOISE_ERRORS,
+    NOISE_NATS,
+    PlotlyTrace,
+    draw_panels,
+    finite,
+    scatter,
+    widened,
+)
 
 MOST_COLUMNS = 4
 LINES = ["#7d6be0", "#1d87c9", "#2b9a58"]  # colours between these show on paper and on dark screens

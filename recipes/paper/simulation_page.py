@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.words import layer_names
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, positions
 from nope_probe.run.folder import Run
+from nope_probe.stages import ParameterFreeSpec
 from simulated_curves import Curves, simulated_curves
 
 NAMED = 3  # alphas in a sentence

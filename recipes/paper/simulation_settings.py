@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.files import JsonObject
 from nope_probe.run.flags import ALPHA, LARGEST, LAYERS, SEED, Bounds, CommandSettings, Mistakes
-from nope_probe.stages import Norm
+from nope_probe.stages import Norm, ParameterFreeSpec
 
 CONTEXT = 4096
 DEFAULT_SAMPLES = 2000

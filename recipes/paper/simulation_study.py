@@ -23,7 +23,6 @@ from monotonicity import (
     steps_in_j,
 )
 from nope_probe.analyses.parameter_free.simulation import Simulation, simulate_scores, spec_of
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.centred import diagonal_normalised
@@ -35,6 +34,7 @@ from nope_probe.run.manifest import RunData
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.processes import Progress, status
 from nope_probe.run.session import Session
+from nope_probe.stages import ParameterFreeSpec
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import Pass, Results, Study, captured, run_study
 from nope_probe.studies.tables import TableRow, columns_of

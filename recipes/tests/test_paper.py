@@ -16,10 +16,10 @@ from ci.forks import forks
 from support.command_line import refused, run_command
 
 import reproduce
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest, read_manifest
+from nope_probe.stages import ParameterFreeSpec
 from nope_probe.studies.ablate import Settings as AblateSettings
 from paper_claims import (
     Claim,

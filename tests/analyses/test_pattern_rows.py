@@ -9,9 +9,8 @@ from support.fold_products import fold_products
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import jackknife, mean_intervals
-from nope_probe.analyses.offsets import bin_means, offset_bins
 from nope_probe.analyses.pattern import edge_contrast
-from nope_probe.analyses.pattern_rows import score_distance_sums
+from nope_probe.analyses.pattern_rows import bin_means, offset_bins, score_distance_sums
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.estimates import fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds, TensorFolds

@@ -12,9 +12,13 @@ from torch import Tensor
 from nope_probe import measure, row_centred
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import signed_root
-from nope_probe.analyses.offsets import bin_means, mean_squares_by_query, offset_bins
 from nope_probe.analyses.pattern import measure_estimates
-from nope_probe.analyses.pattern_rows import score_distance_sums
+from nope_probe.analyses.pattern_rows import (
+    bin_means,
+    mean_squares_by_query,
+    offset_bins,
+    score_distance_sums,
+)
 from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, shared_patterns

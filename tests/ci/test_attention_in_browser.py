@@ -21,16 +21,19 @@ SMALL = ["--n-seqs", 17, "--seq-len", 61, "--folds", 5, "--layers", 2]
 CLICK = """<script>setTimeout(() => {
   const plot = document.querySelector(".plot");
   plot.emit("plotly_click", { points: [{ x: 3, y: 1 }] });
-  document.body.dataset.opened = document.querySelector(".large strong")?.textContent ?? "closed";
+  setTimeout(() => {
+    document.body.dataset.opened = document.querySelector(".readout").textContent;
+  }, 2000);
 }, 3000)</script></body>"""
 
 
 @needs_chromium
-def test_a_click_on_a_head_opens_its_map(tmp_path: Path) -> None:
-    run_command(attention, *SMALL, "--out", tmp_path / "run")
+def test_a_click_on_a_head_opens_it_in_the_text(tmp_path: Path) -> None:
+    run_command(attention, *SMALL, "--text", "def area(width)", "--out", tmp_path / "run")
     html = (tmp_path / "run" / "report.html").read_text().replace("</body>", CLICK)
     elements = opened(html, tmp_path)
-    assert re.search(r'<body[^>]*data-opened="L1H3: [0-9.]+ nats above uniform"', elements)
+    [said] = re.findall(r'<body[^>]*data-opened="([^"]*)', elements)
+    assert said.startswith("L1H3, query ")
 
 
 TEXT = 'a "<b>" & b\n</script><script>x\u200b =\t\U0001f642 שלום 世\r'

@@ -9,8 +9,7 @@ from ci.chromium import needs_chromium, opened
 from support.maps import triangle
 
 from nope_probe import figures
-from nope_probe.figures.image import without_controls
-from nope_probe.figures.maps import term_maps
+from nope_probe.figures.maps import term_maps, without_controls
 
 
 @needs_chromium

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from support.explored import N, explorer, view
 
-from nope_probe.figures.explorer import fitted
-from nope_probe.figures.packed import pack, quantise, script
+from nope_probe.figures.explorer import fitted, pack, quantise, script
 
 
 def test_maps_are_stored_once_to_half_a_step_and_only_cells_with_numbers() -> None:

@@ -5,8 +5,8 @@ import pandas as pd
 from support.maps import text_of
 
 from nope_probe.figures.intervals import bound_columns, column_text, interval_of, interval_text
-from nope_probe.figures.limits import FLAT, axis_range, is_noise
 from nope_probe.figures.maps import term_maps
+from nope_probe.figures.style import FLAT, axis_range, is_noise
 from nope_probe.figures.views import draw
 from nope_probe.figures.words import Column, View
 

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fold_products import fold_products
 
-from nope_probe.analyses.offsets import (
+from nope_probe.analyses.pattern_rows import (
     bin_means,
     bin_of_offset,
     mean_squares_by_query,
     offset_bins,
+    score_distance_sums,
 )
-from nope_probe.analyses.pattern_rows import score_distance_sums
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.fold_rows import PackedFolds

@@ -85,7 +85,7 @@ def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relativ
     assert view.weights[look][key] == view.weights[look].max()
     said = report(compared).headline.also
     assert said.startswith(f"In the text {name} gives {percent(view.weights[look][key])} of token ")
-    assert said.endswith(f" ({percent(view.position[look][key])} in other texts).")
+    assert f" ({percent(view.position[look][key])} in other texts): of all heads and tokens" in said
 
 
 def test_a_weight_is_one_number_in_the_sentence_and_in_the_view() -> None:

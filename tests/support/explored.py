@@ -1,14 +1,12 @@
-"""Random maps under removals for the explorer, and of all heads for their thumbnails."""
+"""Random maps under removals for the explorer."""
 
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from nope_probe.figures.explorer import MEASURES, Explorer, RemovedMaps
 
 N, LAYERS, HEADS = 7, 2, 3
-OF_HEAD = 11  # positions of a thumbnail
 CONDITIONS = ("intact", "mask", "rope", "mask+rope", "w_o+w_v")
 LABELS = ("nothing", "causal mask", "RoPE", "mask + RoPE", "OV")
 
@@ -37,26 +35,3 @@ def view(n: int = N, layers: int = LAYERS) -> RemovedMaps:
 
 def explorer(**changes: Any) -> Explorer:
     return Explorer(**{"title": "<title>", "view": view(), **changes})
-
-
-def patterns(layers: int = LAYERS, heads: int = HEADS, n: int = OF_HEAD) -> np.ndarray:
-    generator = np.random.default_rng(0)
-    maps = generator.normal(size=(layers, heads, n, n)) * (1 + np.arange(heads))[:, None, None]
-    return np.where(np.tri(n, k=-1, dtype=bool), maps, np.nan)
-
-
-def table(layers: int = LAYERS, heads: int = HEADS) -> pd.DataFrame:
-    """Of each layer the head 1 does not exceed its noise."""
-    return pd.DataFrame(
-        [
-            {
-                "layer": layer,
-                "head": head,
-                "amplitude": 0.25 + head,
-                "amplitude_low": -0.1 if head == 1 else 0.2,
-                "amplitude_high": 2.0,
-            }
-            for layer in range(layers)
-            for head in range(heads)
-        ]
-    )

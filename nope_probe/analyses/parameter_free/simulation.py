@@ -25,7 +25,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import jvp
 
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import (
     attend,
     expected_gram,
@@ -44,7 +43,7 @@ from nope_probe.maps.folds import (
     fold_products,
     pooled,
 )
-from nope_probe.stages import Norm
+from nope_probe.stages import Norm, ParameterFreeSpec
 
 BLOCK = 64  # samples that one seed draws
 N_BLOCKS = 32

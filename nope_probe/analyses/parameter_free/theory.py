@@ -24,8 +24,8 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import gammaln, hyp1f1
 from torch import Tensor
 
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.errors import UserError
+from nope_probe.stages import ParameterFreeSpec
 
 ROTARY_BASE = 10_000.0
 INFINITE = ParameterFreeSpec()

@@ -15,12 +15,12 @@ from nope_probe.analyses.parameter_free.simulation import (
     sample_inputs,
     simulate_scores,
 )
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import (
     expected_gram,
     steps,
 )
 from nope_probe.models.parameter_free import build, parameter_free
+from nope_probe.stages import ParameterFreeSpec
 
 N, D = 7, 6
 NORMS = ["l2", "layernorm-sqrt-d", "layernorm-d"]

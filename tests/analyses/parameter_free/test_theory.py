@@ -8,7 +8,6 @@ from support.frequency_steps import frequency_steps
 
 from nope_probe.analyses.parameter_free import theory as paper
 from nope_probe.analyses.parameter_free.simulation import spec_of
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import (
     expected_gram,
     mean_field,
@@ -17,6 +16,7 @@ from nope_probe.analyses.parameter_free.theory import (
     theory_scores,
 )
 from nope_probe.models.parameter_free import build, parameter_free
+from nope_probe.stages import ParameterFreeSpec
 
 ALPHAS = torch.tensor([0.0, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)
 

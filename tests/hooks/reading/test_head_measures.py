@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nope_probe.analyses.head_measures import attended, induction_scores
 from nope_probe.hooks.layers.attention import Attention, AttentionMask
+from nope_probe.hooks.reading.batch_readings import attended, induction_scores
 
 # Rows add to 1: half to the first key, a quarter to the key before, the rest to the query's own.
 BY_HAND = torch.tensor(
