@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pandas as pd
@@ -81,17 +82,18 @@ def test_a_run_of_another_format_is_refused_wherever_it_is_read(
     write_run(folder, a_run())
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["format"] == FORMAT
-    other = {k: v for k, v in manifest.items() if k not in ("checksum", "format")}
-    other |= {} if written is None else {"format": written}
-    other["checksum"] = json_checksum(other)
-    (folder / "manifest.json").write_text(json.dumps(other))
+    entries = {k: v for k, v in manifest.items() if k not in ("checksum", "format")}
+    entries |= {} if written is None else {"format": written}
+    entries["checksum"] = json_checksum(entries)
+    (folder / "manifest.json").write_text(json.dumps(entries))
+    other = copytree(folder, tmp_path / "other")
     said = "an earlier format" if written is None else f"format {written}"
     message = f"holds a run of {said}, and .* reads format {FORMAT}: .* run its command again"
     for use in (
         read_run,
         read_manifest,
         lambda folder: check_output_dir(folder, SETTINGS),
-        lambda folder: Settings(runs=(folder, folder.parent)).validate(),
+        lambda folder: Settings(runs=(folder, other)).validate(),
     ):
         with pytest.raises(UserError, match=message):
             use(folder)
