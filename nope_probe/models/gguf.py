@@ -6,6 +6,7 @@ out of a file without a word is refused here.
 
 from __future__ import annotations
 
+import atexit
 import json
 import re
 from collections import Counter
@@ -107,7 +108,7 @@ def _alone(path: Path) -> tuple[str, str]:
 
     transformers would read a tokenizer and an adapter next to the file in place of the file's.
     """
-    folder = _folder_of(path, path.stat().st_mtime_ns).name
+    folder = _folder_of(path, path.stat().st_mtime_ns)
     link = Path(folder, path.name)
     if not link.is_symlink():
         link.symlink_to(path.absolute())
@@ -115,9 +116,11 @@ def _alone(path: Path) -> tuple[str, str]:
 
 
 @cache
-def _folder_of(path: Path, modified: int) -> TemporaryDirectory[str]:
+def _folder_of(path: Path, modified: int) -> str:
     """Return the folder of the tokenizer of a GGUF file that was last changed at some time."""
-    return TemporaryDirectory(prefix="nope_probe-")
+    folder = TemporaryDirectory(prefix="nope_probe-")
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 def gguf_path(source: str, revision: str | None = None) -> Path:

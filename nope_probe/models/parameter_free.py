@@ -5,6 +5,7 @@ On TransformerLens 4, such a model is the bridge of a SmolLM3.
 
 from __future__ import annotations
 
+import warnings
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -124,7 +125,9 @@ def build(config: Configuration) -> Hooked:
         if has_identities:
             torch.default_generator.manual_seed(0)
         if has_hooked_transformer():
-            model = transformer_lens.HookedTransformer(config).eval()
+            with warnings.catch_warnings():  # that the class goes in 4.0, where a bridge is built
+                warnings.simplefilter("ignore", DeprecationWarning)
+                model = transformer_lens.HookedTransformer(config).eval()
             if config.positional_embedding_type == "standard":
                 # TransformerLens has no position embedding type "none".
                 model.pos_embed.W_pos.data.zero_()

@@ -1,5 +1,6 @@
 """The parameter-free models equal the paper's equations, written out in plain PyTorch."""
 
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -139,6 +140,13 @@ def test_without_weights_a_model_equals_the_parameter_free_transformer() -> None
         ablated_output = run_blocks(model, x)
     assert distance(run_blocks(bare, x), expected) <= NETWORK
     assert distance(ablated_output, expected) <= NETWORK
+
+
+@pytest.mark.parametrize("name", ["parameter-free", "rope-tiny"])
+def test_models_without_files_to_fetch_load_where_warnings_are_errors(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(name).info.name == name
 
 
 @pytest.mark.parametrize("name", ["parameter-free", "Parameter-Free-RoPE"])
