@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.rounding import NETWORK
 from support.tiny_models import N_SEQS, distance, tokens, write_tiny
+from torch.ao.quantization import quantize_dynamic
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -218,6 +219,17 @@ def test_a_module_of_two_layers_is_refused_by_the_layers_numbers(llama: Any) -> 
         load(other)
 
 
+def test_packed_layers_are_run_and_a_packed_head_is_refused_by_its_name(llama: Any) -> None:
+    quantize_dynamic(llama.model, {torch.nn.Linear}, inplace=True)
+    with torch.no_grad():
+        expected = llama(TEXT).logits
+    with ablated(llama, Ablation()) as model, torch.no_grad():
+        assert distance(model(TEXT), expected) <= NETWORK
+    quantize_dynamic(llama, {torch.nn.Linear}, inplace=True)
+    with pytest.raises(UserError, match=r"lm_head is quantised .*quantise all other layers"):
+        load(llama)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_weight_that_is_no_number_is_named(value: float, tmp_path: Path) -> None:
     tiny = write_tiny("llama", tmp_path)
@@ -227,6 +239,10 @@ def test_a_weight_that_is_no_number_is_named(value: float, tmp_path: Path) -> No
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(UserError, match=f"{name} holds NaN"):
         load(str(tiny.folder))
+    hooked = load("rope-tiny").model
+    hooked.blocks[1].mlp.W_in.data[3, 5] = value
+    with pytest.raises(UserError, match=r"blocks\.1\.mlp\.W_in holds NaN"):
+        capture_scores(hooked, TEXT)
 
 
 def test_contexts_that_change_what_models_compute_are_named(llama: Any) -> None:

@@ -30,6 +30,7 @@ from nope_probe.hooks.layers.parity import (
     probe_tokens,
     reference_of,
     validate_surroundings,
+    validate_weights,
     validate_within,
 )
 
@@ -95,6 +96,8 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
     _validate_on_devices(model)
     _validate_split(model)
     _validate_forwards(model)
+    if hasattr(model, "cfg"):
+        validate_weights(model)
     if hasattr(model, "cfg") or model in _IN_USE:
         return _IN_USE.get(model, model), {}
     from nope_probe.hooks.layers.bridges import boot_bridge
@@ -330,10 +333,10 @@ def with_reference(model: Any) -> tuple[PreTrainedModel, Reference]:
 
 
 def _validate_decoder(model: Any) -> None:
-    """Check that a model is a decoder of text, or has one within it.
+    """Check that a model is a decoder of text, or has one within it, with embeddings as tensors.
 
     Raises:
-        UserError: saying what is taken.
+        UserError: saying what is taken, or naming the packed embeddings.
     """
     from nope_probe.hooks.layers.text_decoder import text_config_of
 
@@ -341,6 +344,14 @@ def _validate_decoder(model: Any) -> None:
     is_other = text.is_encoder_decoder or hasattr(text, "text_config")
     if is_other or model.get_output_embeddings() is None:
         raise UserError(f"a {type(model).__name__} is not taken; what is taken is {TAKEN}")
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    for path, module in model.named_modules():
+        if module in ends and not isinstance(getattr(module, "weight", None), Tensor):
+            raise UserError(
+                f"{path} is quantised (a {type(module).__module__}.{type(module).__name__} with "
+                "packed weights), and TransformerLens reads embeddings and the head as tensors: "
+                "quantise all other layers, as torch.ao's quantize_dynamic(model.model, ...) does"
+            )
 
 
 def _decoder(model: Any, logits: Float[Tensor, "seq pos d_vocab"]) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
@@ -70,6 +70,19 @@ def reference_of(
     return Reference(logits=logits, patterns=patterns)
 
 
+def validate_weights(model: nn.Module) -> None:
+    """Check that the weights of a model are numbers.
+
+    Raises:
+        UserError: naming a weight that holds NaN or infinite numbers.
+    """
+    for name, weight in model.named_parameters():
+        numbers = weight.detach()
+        is_float = numbers.is_floating_point()
+        if is_float and not numbers.sum().isfinite() and not numbers.isfinite().all():
+            raise UserError(f"the weight {name} holds NaN or infinite numbers: the model is broken")
+
+
 def _validate_finite(hf: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab"]) -> None:
     """Check that plain transformers' outputs are numbers.
 
@@ -78,12 +91,7 @@ def _validate_finite(hf: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab
     """
     if not logits.isnan().any():
         return
-    weights = (name for name, weight in hf.named_parameters() if not weight.isfinite().all())
-    name = next(weights, None)
-    if name is not None:
-        raise UserError(
-            f"the weight {name} holds NaN or infinite numbers: the checkpoint is broken"
-        )
+    validate_weights(hf)
     raise UserError(
         f"the model's outputs are NaN in {str(hf.dtype).removeprefix('torch.')}, with finite "
         "weights: load it in another dtype (dtype=torch.float32)"
