@@ -54,8 +54,10 @@ Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 class HasInputs(Protocol):
     """Sequences and their documents, as `nope_probe.sequences` returns them."""
 
-    inputs: Inputs
-    documents: Int[Tensor, " seq"] | None
+    @property
+    def inputs(self) -> Inputs: ...
+    @property
+    def documents(self) -> Int[Tensor, " seq"] | None: ...
 
 
 OneSequence: TypeAlias = Int[Tensor, " pos"] | Float[Tensor, "pos d_model"]
