@@ -178,7 +178,7 @@ def run_and_show(settings: type[CommandSettings]) -> None:
             raise UserError(
                 "--image and --verbose have no effect with --dry-run, which runs nothing"
             )
-        from nope_probe.run.finished_run import finished_folder  # pandas, which --help does without
+        from nope_probe.run.folder import finished_folder  # pandas, which --help does without
 
         folder = None if dry else finished_folder(chosen)
         if folder is None:

@@ -258,11 +258,7 @@ def read_manifest(out: Path) -> Manifest:
         raise UserError(
             f"{out} holds no run: its manifest cannot be read; remove {out} and run again"
         ) from error
-    if "checksum" not in manifest:
-        raise UserError(
-            f"{out} holds a run of an older version, or an edited one; remove it and run again"
-        )
-    if manifest["checksum"] != json_checksum(rest):
+    if manifest.get("checksum") != json_checksum(rest):
         raise not_as_written(out, "manifest.json")
     if manifest.get("format") != FORMAT:
         of = f"format {manifest['format']}" if "format" in manifest else "an earlier format"

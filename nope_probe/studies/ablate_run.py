@@ -44,9 +44,8 @@ from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.run.checkpoint import tensor_writer, write_folds
 from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run, StoredArrays
-from nope_probe.run.identity import input_arrays
 from nope_probe.run.manifest import Manifest
-from nope_probe.run.session import Session
+from nope_probe.run.session import Session, input_arrays
 from nope_probe.studies.ablate import Settings, report
 from nope_probe.studies.ablate_plan import (
     INTACT_ROW,

@@ -37,10 +37,9 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.run.flags import settings_from
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import changes_of_model, input_arrays, interventions
 from nope_probe.run.manifest import TooFew
 from nope_probe.run.process_group import device_of_process
-from nope_probe.run.session import Session
+from nope_probe.run.session import Session, changes_of_model, input_arrays, interventions
 from nope_probe.run.settings import MIN_KEYS, Dtype
 from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.attention import MAP_BYTES, Settings, report, text_view

@@ -22,8 +22,7 @@ from nope_probe.maps.maps import StageMaps
 from nope_probe.models.info import LoadedModel
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import input_arrays
-from nope_probe.run.session import Session
+from nope_probe.run.session import Session, input_arrays
 from nope_probe.run.sources import load_layers
 from nope_probe.studies.circuit import Settings, report
 from nope_probe.studies.engine import Engine, ablation_of, are_finite

@@ -35,8 +35,7 @@ from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State, pooled
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import input_arrays
-from nope_probe.run.session import Session
+from nope_probe.run.session import Session, input_arrays
 from nope_probe.run.settings import GIVEN
 from nope_probe.studies.costs import (
     Probe,

@@ -30,7 +30,7 @@ from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import input_arrays
+from nope_probe.run.session import input_arrays
 from nope_probe.studies.engine import Engine, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page

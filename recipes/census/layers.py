@@ -18,11 +18,11 @@ from nope_probe.hooks.layers.model import Inputs, hugging_face_config
 from nope_probe.models.context import validate_context
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, path_of, validate_reachable, validate_revision
-from nope_probe.run.finished_run import record_sources
 from nope_probe.run.flags import LAYERS, SEED, SEQ_LEN, Mistakes, effects_of
-from nope_probe.run.identity import threads, versions
+from nope_probe.run.folder import record_sources
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import status
+from nope_probe.run.session import versions
 from nope_probe.run.settings import ModelSettings
 from probe import N_SHORT, ModelFindings, probe_layers
 
@@ -165,7 +165,7 @@ def as_json(findings: ModelFindings, settings: Settings) -> str:
         "kind": "layers",
         "settings": asked,
         "versions": versions(),
-        "threads": threads(),
+        "threads": torch.get_num_threads(),
         "sources": record_sources(settings.sources()),
     }
     return json.dumps(asdict(findings) | {"run": run}, indent=1)

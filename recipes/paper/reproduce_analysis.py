@@ -19,11 +19,10 @@ import pandas as pd
 from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Headline, Link, Listing, Section, page
 from nope_probe.run.folder import Run, read_run
-from nope_probe.run.identity import versions
 from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import atomic_write
 from nope_probe.run.processes import program
-from nope_probe.run.session import Session
+from nope_probe.run.session import Session, versions
 from nope_probe.studies.page import PlainConsole, print_headline
 from paper_claims import Claim, PanelCounts, Reproduction, claims_of
 from published_panels import agreements, pairs_of, verdict

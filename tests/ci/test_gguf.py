@@ -26,7 +26,7 @@ from nope_probe.files import read_json
 from nope_probe.models.context import configured_context
 from nope_probe.models.load import load
 from nope_probe.models.names import FETCHED, is_on_hub, path_of, resolve, validate_reachable
-from nope_probe.run.identity import fingerprint
+from nope_probe.run.session import fingerprint
 
 REPOSITORY = "owner/tiny-GGUF"
 

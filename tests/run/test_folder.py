@@ -70,7 +70,7 @@ def test_one_flipped_bit_of_any_file_is_noticed(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     older = {name: value for name, value in manifest.items() if name != "checksum"}
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(older))
-    with pytest.raises(UserError, match="holds a run of an older version, or an edited one"):
+    with pytest.raises(UserError, match="is not the file that the run wrote"):
         check_output_dir(tmp_path / "run", SETTINGS)
 
 

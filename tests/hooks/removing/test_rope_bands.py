@@ -19,7 +19,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.rotation import Rotation
 from nope_probe.models.load import load
 from nope_probe.removal import Component, equal_bands
-from nope_probe.run.identity import fingerprint
+from nope_probe.run.session import fingerprint
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.models.load import load
-from nope_probe.run.finished_run import LARGE, record_sources, validate_unchanged
-from nope_probe.run.identity import (
+from nope_probe.run.folder import LARGE, record_sources, validate_unchanged
+from nope_probe.run.manifest import RunData
+from nope_probe.run.paths import checkpoint_dir
+from nope_probe.run.session import (
+    Session,
     fingerprint,
     input_arrays,
     numerical_settings,
 )
-from nope_probe.run.manifest import RunData
-from nope_probe.run.paths import checkpoint_dir
-from nope_probe.run.session import Session
 from nope_probe.studies.ablate import Settings
 from nope_probe.studies.ablate_run import run
 
