@@ -44,6 +44,7 @@ from nope_probe.run.flags import (
     CommandSettings,
     Mistakes,
     effects_of,
+    flag_of,
     refuse,
 )
 from nope_probe.run.processes import process_count
@@ -255,14 +256,27 @@ class RunSettings(ModelSettings):
         for adapter in self.adapter:
             validate_adapter(adapter)
         self._validate_stated()
-        if self.tokens is not None:
-            validate_token_file(self.tokens)
+        if self.tokens is not None and self.data != GIVEN:
+            self.validate_tokens(self.tokens)
         elif self.data == GIVEN or not self.reads_corpus:
             return
         elif not is_data_set(self.data):
             validate_readable(self.data)
         elif file_of(self.data) is None:
             validate_hub_answers(f"the data set {self.data}")
+
+    def validate_tokens(self, file: Path) -> None:
+        """Check that there is a file of tokens, and no flag that describes other sequences.
+
+        Raises:
+            UserError: naming the file or the flag.
+        """
+        others = {name: value for name, value in vars(self).items() if name not in OF_INPUTS}
+        by_default = type(self)(**others)
+        for name in OF_INPUTS:
+            if getattr(self, name) != getattr(by_default, name):
+                raise UserError(f"{flag_of(name)} has no effect next to --tokens")
+        validate_token_file(file)
 
     def _validate_stated(self) -> None:
         """Check the settings on what the model's config.json states."""

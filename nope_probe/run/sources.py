@@ -22,9 +22,9 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.maps.folds import default_folds
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub
-from nope_probe.run.flags import CommandSettings, flag_of
+from nope_probe.run.flags import CommandSettings
 from nope_probe.run.processes import status
-from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings
+from nope_probe.run.settings import GIVEN, RunSettings
 
 Chosen = TypeVar("Chosen", bound=RunSettings)
 
@@ -166,11 +166,7 @@ def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, Sequences]:
     Raises:
         UserError: for a flag that describes other sequences, or tokens that cannot be read.
     """
-    others = {name: value for name, value in vars(settings).items() if name not in OF_INPUTS}
-    by_default = type(settings)(**others)
-    for name in OF_INPUTS:
-        if getattr(settings, name) != getattr(by_default, name):
-            raise UserError(f"{flag_of(name)} has no effect next to --tokens")
+    settings.validate_tokens(file)
     data, default = read_tokens(file), type(settings).folds == settings.folds
     try:
         return on_inputs(settings, data, None if default else settings.folds), data

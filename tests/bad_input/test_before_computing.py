@@ -161,6 +161,7 @@ BEFORE_TORCH = [  # found out from names, a config.json and files
     ("attention --text-file latin.txt", "latin.txt (line 2) is not UTF-8"),
     ("ablate --data missing.txt", "no data 'missing.txt': expected shipped"),
     ("ablate --tokens missing.npy", "missing.npy: there is no such file"),
+    ("ablate --tokens a.npy --n-seqs 8", "--n-seqs has no effect next to --tokens"),
     ("ablate --tokens tokens.pt", "expected a .npy or .safetensors file"),
     ("ablate --adapter short --model short", "short holds no adapter"),
     ("heads --model nope-tiny --remove rope", "the model has no rope; it has mask, w_q, w_k, w_o"),
