@@ -51,6 +51,7 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
             {"removed": "mask", "replacement": "none"},
             {"removed": "w_q", "replacement": "mean"},
         ),
+        "over_layers": pd.DataFrame({"removed": ["intact", "mask"], "replacement": "none"}),
         "controls": table(MEASURES, {"tokens": "shuffled", "removed": "intact"}),
     }
 
