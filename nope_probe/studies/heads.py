@@ -21,6 +21,7 @@ from nope_probe.studies.tidy import sections
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nope_probe.models.info import ModelInfo
     from nope_probe.run.folder import Run
 
 ORDERS: Mapping[str, str] = {  # and their names in a sentence
@@ -167,6 +168,15 @@ class Settings(RunSettings):
             "--by need is of --remove rope or --remove mask: take --by others",
         )
         yield self.seq_len < SHORTEST, f"copies need {self.length_of(SHORTEST)} or more"
+
+    def mistakes_of(self, info: ModelInfo) -> Mistakes:
+        """Yield what can be wrong with the layers; refuse more heads than there are.
+
+        Raises:
+            UserError: for a number of heads next to which there are fewer others.
+        """
+        yield from super().mistakes_of(info)
+        self.counts_of(len(self.layers_with_maps(info)) * info.n_heads)
 
     def without_effect(self) -> dict[str, str]:
         """Return by name why settings have no effect next to the others."""

@@ -164,6 +164,7 @@ BEFORE_TORCH = [  # found out from names, a config.json and files
     ("ablate --tokens a.npy --n-seqs 8", "--n-seqs has no effect next to --tokens"),
     ("ablate --tokens tokens.pt", "expected a .npy or .safetensors file"),
     ("ablate --adapter short --model short", "short holds no adapter"),
+    ("heads --k 9", "--k 9: there are 16 heads, and chance takes as many others: take up to 8"),
     ("heads --model nope-tiny --remove rope", "the model has no rope; it has mask, w_q, w_k, w_o"),
     ("ablate --model nope-tiny --remove w_q rope", "the model has no rope; it has mask, w_q, w_k"),
     ("circuit --remove rope", "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp"),

@@ -57,10 +57,6 @@ PLACES = [
     ("trace --reader L2 --per-head", "--reader L2: with --per-head, readers are heads"),
     ("trace --reader L4", "--reader L4 is not among the first 4 layers: take --layers 5"),
     ("trace --reader L5 --layers all", "L5: there are L0, L1, L2, L3, with the heads H0 to H3"),
-    (
-        "heads --n-seqs 16 --k 9",
-        "--k 9: there are 16 heads, and chance takes as many others: take up",
-    ),
     ("attention --n-seqs 16 --remove mlp --in-heads L0H0", "--in-heads: mlp has no heads"),
     ("attention --n-seqs 16 --in-heads L1H0", "--in-heads has no effect where nothing is removed"),
     ("attention --n-seqs 16 --remove content --in-heads MLP1", "--in-heads MLP1: expected heads"),
