@@ -1,6 +1,6 @@
 """What numbers settle: rules from estimates with their bounds to one of a few words.
 
-A rule asks both bounds, never the estimate alone. What the bounds leave open is `unclear`, or None.
+A rule asks the bounds of an estimate first. What they leave open is `unclear`, or None.
 Pages ask these rules too, so they need no torch.
 """
 
@@ -60,17 +60,14 @@ def main_writers(shares: Mapping[str, ValueAndBounds]) -> list[str]:
 
 
 def mostly_lost(intact: ValueAndBounds, left: ValueAndBounds) -> bool | None:
-    """Return whether surely less than half of a value is left; None if the value is within noise.
-
-    The end of the interval of what is left that is farthest on the value's side is compared with
-    half of the end of the value's interval that is nearest to 0.
+    """Return whether less than half of a value is left; None if the value is within its noise.
 
     Args:
         intact: the intact model's value, with its bounds.
         left: the value under an intervention.
 
     Example:
-        >>> mostly_lost((-8.0, -8.2, -7.8), (-1.0, -1.2, -0.8)), mostly_lost((2, 1, 3), (0.4, 0, 1))
+        >>> mostly_lost((-8.0, -8.2, -7.8), (-1.0, -1.2, -0.8)), mostly_lost((2, 1, 3), (1.4, 0, 2))
         (True, False)
         >>> mostly_lost((0.1, -0.1, 0.3), (0.0, -0.1, 0.1)) is None
         True
@@ -78,9 +75,7 @@ def mostly_lost(intact: ValueAndBounds, left: ValueAndBounds) -> bool | None:
     value, low, high = intact
     if not (low > 0 or high < 0):
         return None
-    sign = 1 if value > 0 else -1
-    nearest, farthest = min(sign * low, sign * high), max(sign * left[1], sign * left[2])
-    return farthest < HALF * nearest
+    return left[0] * value < HALF * value**2
 
 
 def exceeds_noise(
