@@ -377,4 +377,10 @@ def _drawn(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
         return torch.zeros_like(parameter)
     if parameter.ndim == 1:
         return torch.ones_like(parameter)
-    return STD * torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+    drawn = STD * torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+    spread: Any = parameter
+    if not hasattr(spread, "placements"):
+        return drawn
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(drawn, spread.device_mesh, spread.placements)

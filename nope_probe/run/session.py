@@ -31,6 +31,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.data.tokenizing import padding_note
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, json_checksum
+from nope_probe.hooks.layers.attention import whole
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import hugging_face_config, validate_inputs
 from nope_probe.hooks.removing.block_ablation import ABLATED, foreign_hooks
@@ -321,7 +322,8 @@ def fingerprint(model: nn.Module) -> str:
         >>> before == fingerprint(layer)
         False
     """
-    tensors = dict(chain(model.named_parameters(), model.named_buffers()))
+    named = chain(model.named_parameters(), model.named_buffers())
+    tensors = {name: whole(tensor.detach()) for name, tensor in named}
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         checksums = pool.map(tensor_checksum, tensors, tensors.values())
         return json_checksum([numerical_settings(model), *checksums])[:16]

@@ -1,5 +1,6 @@
 """What a user put on a model is run, or refused by name; other causes are named as they are."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from functools import wraps
 from pathlib import Path
@@ -10,7 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.rounding import NETWORK
 from support.tiny_models import N_SEQS, distance, tokens, write_tiny
+from torch import distributed
 from torch.ao.quantization import quantize_dynamic
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -22,7 +27,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from nope_probe import Ablation, ablated, capture_scores, load
+from nope_probe import Ablation, ablated, capture_scores, load, untrained
 from nope_probe.errors import UserError
 
 TEXT = tokens(N_SEQS, 13)
@@ -228,6 +233,42 @@ def test_packed_layers_are_run_and_a_packed_head_is_refused_by_its_name(llama: A
     quantize_dynamic(llama, {torch.nn.Linear}, inplace=True)
     with pytest.raises(UserError, match=r"lm_head is quantised .*quantise all other layers"):
         load(llama)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def test_a_model_sharded_by_fsdp_is_refused_by_the_name_of_its_part(llama: Any, mesh: Any) -> None:
+    fully_shard(llama.model.layers[1], mesh=mesh)
+    with pytest.raises(UserError, match=r"FSDP has sharded model\.layers\.1.*device_map='auto'"):
+        capture_scores(llama, TEXT)
+    fully_shard(llama, mesh=mesh)
+    with pytest.raises(UserError, match="FSDP has sharded the model"), ablated(llama, "mask"):
+        pass
+
+
+@pytest.mark.parametrize("removed", ["mask", "w_q", "w_v+w_o"])
+def test_weights_spread_over_processes_are_removed_and_drawn_as_whole_ones(
+    removed: str, llama: Any, mesh: Any
+) -> None:
+    spread = deepcopy(llama)
+    for block in spread.model.layers:
+        plan = {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
+        parallelize_module(block, mesh, {**plan, "self_attn.o_proj": RowwiseParallel()})
+    outputs, draws = [], []
+    for model in (llama, spread):
+        with ablated(model, removed, tokens=TEXT) as changed, torch.no_grad():
+            outputs.append(changed(TEXT))
+        with untrained(model) as changed, torch.no_grad():
+            draws.append(changed(TEXT))
+    assert distance(*outputs) <= NETWORK
+    assert distance(*draws) <= NETWORK
+    maps = [capture_scores(model, TEXT).mean.nan_to_num() for model in (spread, llama)]
+    assert distance(*maps) <= NETWORK
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from einops import rearrange, reduce
@@ -416,6 +416,12 @@ def relative_error(values: Float[Tensor, "*shape"], expected: Float[Tensor, "*sh
 def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return a tensor of half precision in float32, and any other as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def whole(weight: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return a weight that is spread over processes (a DTensor) whole, and any other as it is."""
+    spread: Any = weight
+    return spread.full_tensor() if hasattr(spread, "full_tensor") else weight
 
 
 def score_tolerance(dtype: torch.dtype) -> float:

@@ -14,7 +14,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import Attention, AttentionMask, repeat_heads, unmasked
+from nope_probe.hooks.layers.attention import (
+    Attention,
+    AttentionMask,
+    repeat_heads,
+    unmasked,
+    whole,
+)
 from nope_probe.hooks.layers.base_layer import COMPUTED, Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.tap import BORROWED, FUSED, NAME, attend_inline, current, register
@@ -400,7 +406,7 @@ class BridgeLayer(Layer):
 
     def weight(self, name: Projection) -> Tensor:
         linear = self._linear(name)
-        return linear.weight if is_plain(linear) else _multiplied_by(linear, self.dtype)
+        return whole(linear.weight) if is_plain(linear) else _multiplied_by(linear, self.dtype)
 
     def weight_per_head(self, name: Projection) -> Float[Tensor, "head rows cols"]:
         weight = self.weight(name).detach()

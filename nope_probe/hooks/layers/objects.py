@@ -92,6 +92,7 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
             the one of the object that holds the model.
     """
     validate_surroundings()
+    _validate_whole(given)
     model = _unwrapped(given)
     _validate_on_devices(model)
     _validate_split(model)
@@ -141,6 +142,25 @@ def _unwrapped(given: object) -> Any:
             hint = "; load it first: load(name)" if isinstance(given, str) else ""
             raise UserError(f"expected {TAKEN}, got {type(given).__name__}{hint}")
     return inner
+
+
+def _validate_whole(given: object) -> None:
+    """Check that no process holds only a part of each weight, as in FSDP.
+
+    Raises:
+        UserError: saying how large models are read.
+    """
+    sharded: Any = sys.modules.get("torch.distributed.fsdp")
+    if sharded is None or not isinstance(given, nn.Module):
+        return
+    kinds = (sharded.FSDPModule, sharded.FullyShardedDataParallel)
+    path = next((path for path, part in given.named_modules() if isinstance(part, kinds)), None)
+    if path is not None:
+        raise UserError(
+            f"FSDP has sharded {path or 'the model'}, so that no process has its weights: save the "
+            "whole model and load it by its folder, on several devices with device_map='auto', or "
+            "under torchrun, where each process has a model and shares the sequences"
+        )
 
 
 def _validate_on_devices(model: Any) -> None:

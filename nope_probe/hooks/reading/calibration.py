@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import Attention, MeanPattern, upcast
+from nope_probe.hooks.layers.attention import Attention, MeanPattern, upcast, whole
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
@@ -202,7 +202,7 @@ def weights_checksum(model: HookedModel | nn.Module) -> str:
     """
     digest = sha256()
     for parameter in model.parameters():
-        digest.update(_row_sums(parameter.detach()).cpu().numpy().tobytes())
+        digest.update(_row_sums(whole(parameter.detach())).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
