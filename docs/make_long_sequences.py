@@ -220,7 +220,7 @@ def profile_rows(sums: PositionSums, layer: int) -> Iterator[Row]:
 
     The level is that of the nearest 63 keys, which all these queries have.
     """
-    bins = offset_bins(max(LENGTHS), "auto")
+    bins = offset_bins(max(LENGTHS))
     weights = fold_weights(len(sums.counts), sums.counts)
     for first, stop in PROFILES:
         rows = torch.linspace(first, stop - 1, 64).round().long()

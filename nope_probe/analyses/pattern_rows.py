@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -25,15 +24,13 @@ from torch.nn.functional import pad
 
 from nope_probe.maps import ALL_ROWS
 from nope_probe.maps.centred import KeptCells, first_visible_keys
-from nope_probe.maps.estimates import Estimates, ProductSums
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import Pattern
 
 # Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
 UNSEEN = torch.finfo(torch.float32).eps  # nats: of this, attention in float32 sees nothing
-OffsetBins = Literal["auto", "all"]
 FINE_OFFSETS = 64  # up to this distance, a bin is one distance
-QUERY_GROUPS = 64
 
 
 def pattern_distance_sums(pattern: Pattern) -> Float[Tensor, "fold distance"]:
@@ -261,14 +258,14 @@ def _equations(n_rows: tuple[int, ...]) -> _Equations:
     )
 
 
-def offset_bins(n_offsets: int, choice: OffsetBins = "auto") -> Int[Tensor, " bin"]:
+def offset_bins(n_offsets: int) -> Int[Tensor, " bin"]:
     """Return the first distance of each bin; the distances of a bin share a mean.
+
+    Every distance has a bin, up to the length at which maps have all rows by default. Of longer
+    sequences, every distance up to 64 has a bin, and above that there are eight bins per doubling.
 
     Args:
         n_offsets: the largest distance.
-        choice: `all` gives every distance a bin. So does `auto` up to the length at which maps
-            have all rows by default; for longer sequences it gives every distance up to 64 a bin,
-            and above that eight bins per doubling.
 
     Example:
         >>> offset_bins(5).tolist()
@@ -276,7 +273,7 @@ def offset_bins(n_offsets: int, choice: OffsetBins = "auto") -> Int[Tensor, " bi
         >>> offset_bins(4000)[62:70].tolist()
         [63, 64, 65, 71, 77, 84, 92, 100]
     """
-    if choice == "all" or n_offsets < ALL_ROWS:
+    if n_offsets < ALL_ROWS:
         return torch.arange(1, n_offsets + 1)
     n_bins = 8 * ceil(log2(n_offsets / FINE_OFFSETS))
     ends = [round(FINE_OFFSETS * 2 ** (index / 8)) for index in range(n_bins)]
@@ -311,30 +308,3 @@ def bin_means(
         for x in (sums, pattern.cells.by_distance)
     )
     return in_bins / known
-
-
-def mean_squares_by_query(pattern: Pattern) -> list[tuple[tuple[int, int], Estimates]]:
-    """Return the mean square of a pattern over the keys of groups of queries.
-
-    Products are between different folds, so that noise does not count.
-
-    Returns:
-        The first and last query of each group, and its squared nats: at most 64 groups of equally
-        many rows.
-    """
-    cells = pattern.cells
-    queries = cells.query_positions[cells.n_keys[cells.query_positions] > 1]
-    groups = queries.tensor_split(min(QUERY_GROUPS, len(queries))) if len(queries) else ()
-    group_of = torch.full((cells.n,), -1)
-    for index, group in enumerate(groups):
-        group_of[group] = index
-    grams = torch.zeros(len(groups), pattern.n_folds, pattern.n_folds, dtype=torch.float64)
-    for block in pattern.blocks():
-        of_rows = torch.einsum("frk,grk->rfg", block.rows, block.rows)
-        group = group_of[block.start : block.start + len(of_rows)]
-        grams.index_add_(0, group[group >= 0], of_rows[group >= 0])
-    weights, squares = pattern.maps.weights, []
-    for gram, group in zip(grams, groups, strict=True):
-        sums, n_cells = ProductSums(gram[None, :, None]), int(cells.n_keys[group].sum())
-        squares.append(((int(group[0]), int(group[-1])), sums.product(n_cells, weights)))
-    return squares

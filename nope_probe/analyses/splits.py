@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import floor, log2, pi
-from typing import Literal
+from math import pi
 
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +23,6 @@ from nope_probe.maps.layers import LayerMaps, Pattern
 from nope_probe.maps.rotation import Rotation
 
 UNROTATED = "unrotated"
-BandChoice = int | Literal["octaves"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +31,7 @@ class Band:
 
     Attributes:
         layer: the layer, from 0.
-        name: for octaves, its wavelengths in positions, such as `8-16`; else its number from 0,
-            fast pairs first; or `unrotated`.
+        name: its number from 0, fast pairs first; or `unrotated`.
         pairs: the numbers of the layer's rotary pairs in the band; `unrotated` has none.
         wavelengths: the wavelengths of these pairs, in positions.
         coordinates: the coordinates of each head in the band.
@@ -65,7 +62,7 @@ class BandPattern:
 def make_bands(
     rotations: Sequence[Rotation],
     d_head: int,
-    choice: BandChoice,
+    n_bands: int,
     layers: Sequence[int] | None = None,
 ) -> list[list[Band]]:
     """Return the bands of each layer; all layers have the same band names.
@@ -73,8 +70,7 @@ def make_bands(
     Args:
         rotations: the rotation of each layer.
         d_head: coordinates of a head.
-        choice: `octaves` (wavelengths from 2^k to 2^(k+1) positions), or how many bands of
-            consecutive pairs.
+        n_bands: how many bands of consecutive pairs.
         layers: the layers' numbers; from 0 by default.
 
     Raises:
@@ -86,20 +82,17 @@ def make_bands(
         >>> angles = torch.arange(2)[:, None] * torch.tensor([1.0, 0.1])
         >>> pairs = torch.tensor([[0, 2], [1, 3]])
         >>> rotation = Rotation(pairs=pairs, cos=angles.cos(), sin=angles.sin())
-        >>> [band.name for band in make_bands([rotation], 4, "octaves")[0]]
-        ['4-8', '32-64']
+        >>> [band.pairs for band in make_bands([rotation], 4, 2)[0]]
+        [(0,), (1,)]
     """
     turning = [rotation.turning for rotation in rotations]
     most = max((len(rotation.known_pairs) for rotation in turning), default=0)
     if most == 0:
         raise UserError("no layer has RoPE: there are no frequencies to split a score by")
-    if choice != "octaves" and not 1 <= choice <= most:
-        raise UserError(f"expected from 1 to {most} bands (rotary pairs), got {choice}")
-    keys = [_keys(rotation, choice) for rotation in turning]
-    names = {
-        key: f"{2**key}-{2 ** (key + 1)}" if choice == "octaves" else str(key)
-        for key in sorted({key for of_layer in keys for key in of_layer})
-    }
+    if not 1 <= n_bands <= most:
+        raise UserError(f"expected from 1 to {most} bands (rotary pairs), got {n_bands}")
+    keys = [_keys(rotation, n_bands) for rotation in turning]
+    names = {key: str(key) for key in sorted({key for of_layer in keys for key in of_layer})}
     numbers = range(len(turning)) if layers is None else layers
     bands = [
         [*_bands(layer, rotation, of_pairs, names), _rest(layer, rotation, d_head)]
@@ -113,12 +106,10 @@ def _wavelengths(rotation: Rotation) -> list[float]:
     return (2 * pi / rotation.frequencies.abs()).tolist()
 
 
-def _keys(rotation: Rotation, choice: BandChoice) -> list[int]:
+def _keys(rotation: Rotation, n_bands: int) -> list[int]:
     """Return the band of each pair as a number; bands are in the order of these numbers."""
-    if choice == "octaves":
-        return [floor(log2(wavelength)) for wavelength in _wavelengths(rotation)]
     n_pairs = len(rotation.known_pairs)
-    return [pair * choice // n_pairs for pair in range(n_pairs)]
+    return [pair * n_bands // n_pairs for pair in range(n_pairs)]
 
 
 def _bands(

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Smo
 from transformers.models.auto import modeling_auto as auto
 
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context, beyond_table
-from nope_probe.files import JsonObject, read_json
+from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.text_decoder import context_in, text_config_of
 from nope_probe.models.gguf import read_gguf_config
 from nope_probe.models.names import (
@@ -54,31 +54,6 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
     if name.lower() in PARAMETER_FREE:
         return PARAMETER_FREE_CONTEXT
     return context_in(_config_of(name, revision))
-
-
-def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:
-    """Return the lengths in a model's files, in tokens.
-
-    `context` is the number of positions that the model takes, `original context` the context before
-    RoPE was scaled, and `trained length` the length of a shipped model's training sequences.
-
-    Example:
-        >>> stated_lengths("nope-tiny")
-        {'context': 256, 'trained length': 128}
-    """
-    if name.lower() in PARAMETER_FREE:
-        return {"context": PARAMETER_FREE_CONTEXT}
-    text = _config_of(name, revision)  # once: on the Hub, every look is a request
-    scaling = getattr(text, "rope_parameters", None) or {}
-    original = getattr(text, "original_max_position_embeddings", None)
-    if isinstance(scaling, dict):
-        original = scaling.get("original_max_position_embeddings", original)
-    lengths = {"context": context_in(text), "original context": original}
-    folder = Path(CHECKPOINTS.get(name.lower(), name))
-    if (folder / "training.json").is_file():
-        recipe = read_json(folder / "training.json").get("recipe", {})
-        lengths["trained length"] = recipe.get("seq_len")
-    return {kind: int(length) for kind, length in lengths.items() if length}
 
 
 def validate_context(

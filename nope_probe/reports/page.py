@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nope_probe.figures.style import Layout
 
 MOST_ROWS = 8  # of a lead's table
+MOST_OPEN = 100  # rows of a table that is shown open
 PAGE_BYTES = 14_000_000
 PLOTLY_BYTES = 5_000_000
 CELL_BYTES = 16 / 3  # a float32 in base64
@@ -310,10 +311,13 @@ def _for_page(figure: go.Figure) -> Layout:
 
 
 def _table(section: Section) -> str:
+    """Return a section's table, open where a short one is all that the section shows."""
     if section.table is None:
         return ""
     shown = numbers_as_text(section.table, section.columns).to_html(index=False, border=0)
+    is_alone = section.figure is None and not section.html and len(section.table) <= MOST_OPEN
     return (
-        '<details><summary>The numbers</summary><div class="scroll" tabindex="0" role="region" '
+        f"<details{' open' * is_alone}><summary>The numbers</summary>"
+        '<div class="scroll" tabindex="0" role="region" '
         f'aria-label="{escape(section.title)}: the numbers">{shown}</div></details>'
     )

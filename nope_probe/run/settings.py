@@ -63,10 +63,6 @@ def place_of(settings: type, name: str) -> str:
 
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 LAYERS_ARG = tyro.conf.arg(metavar="N|FROM:TO|all|auto")
-OFFSET_BINS = tyro.conf.arg(
-    help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
-    "all: one mean per distance."
-)
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
 FORMAT = 8

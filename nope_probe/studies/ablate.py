@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -28,7 +28,6 @@ from nope_probe.removal import INTACT, WRITTEN, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Report, Section, explorer_section
 from nope_probe.run.flags import Bounds, Mistakes
-from nope_probe.run.settings import OFFSET_BINS
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 from nope_probe.studies.tidy import sections
 
@@ -50,8 +49,7 @@ class Settings(RemovingSettings):
 
     Attributes:
         bands: Also remove each of so many bands of RoPE's pairs in turn. Without --remove, no
-            weights are removed then. With --remove none, split the maps into so many bands, or
-            into octaves of wavelengths.
+            weights are removed then. With --remove none, split the maps into so many bands.
         replacement: What a removed weight is replaced by; several are shown side by side.
         per_head: Also measure each head without each source and band; with --remove none keep each
             head's map, and measure its attention.
@@ -71,10 +69,9 @@ class Settings(RemovingSettings):
             "sources alone; `none` to map the intact model alone. By default w_q w_k w_q+w_k w_o."
         ),
     ] = None
-    bands: Annotated[int | Literal["octaves"], Bounds(0, MOST_BANDS)] = 0
+    bands: Annotated[int, Bounds(0, MOST_BANDS)] = 0
     replacement: tuple[Replacement, ...] = ("mean",)  # type: ignore[assignment]
     per_head: bool = False
-    offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
 
     @property
     def removed_names(self) -> tuple[str, ...] | None:
@@ -97,10 +94,6 @@ class Settings(RemovingSettings):
         """Yield what can be wrong besides sources and bands, where it is named."""
         if self.removed_names is not None:
             yield from self.wrong_conditions(self.named)
-        yield (
-            self.bands == "octaves" and self.removes,
-            "--bands octaves splits maps: take it with --remove none",
-        )
 
 
 COLUMNS = {
@@ -124,7 +117,6 @@ COLUMNS = {
         signed=True,
     ),
     "mean": Column("mean score", "The mean over all queries and keys at a distance.", "nats"),
-    "rms": replace(MEASURES["amplitude"], label="pattern"),
     "share": Column(
         "share", "The band's part of the pattern; a layer's add up to 1.", SHARE, signed=True
     ),
@@ -136,9 +128,7 @@ COLUMNS = {
         signed=True,
     ),
     "offset": Column("distance i - j", "From query to key.", "tokens"),
-    "query": Column("query position", "The first query of a group.", "tokens"),
     "last_offset": Column("last distance", "The last distance of a row's mean.", "tokens"),
-    "last_query": Column("last query", "The last query of a group.", "tokens"),
     "n_pairs": Column("pairs", "How many rotary pairs the band has."),
     "first_pair": Column("first pair", "Its first rotary pair, from 0."),
     "last_pair": Column("last pair", "Its last rotary pair."),
@@ -199,32 +189,18 @@ BANDS = View(
     caption="A score is a sum over RoPE's pairs, so its map is a sum over bands: the strength "
     "of each band's pattern. Bands can cancel; their shares add up to 100%.",
 )
-BY_PLACE = (
-    View(
-        table="offsets",
-        title="Scores by distance",
-        y=("mean",),
-        x="offset",
-        by=("term",),
-        panels="layer",
-        across=4,
-        kind="curves",
-        names={"score": "scores", "pattern": "positional pattern"},
-        caption="The mean over all queries and keys at each distance, of the scores and of the "
-        "positional pattern. Shaded: 95% intervals.",
-    ),
-    View(
-        table="queries",
-        title="The pattern by the query's position",
-        y=("rms",),
-        x="query",
-        by=(),
-        panels="layer",
-        across=4,
-        kind="curves",
-        caption="The strength of the pattern in the rows of neighbouring queries. A later row has "
-        "more keys. Dotted lines: the lengths that the model states. Shaded: 95% intervals.",
-    ),
+BY_DISTANCE = View(
+    table="offsets",
+    title="Scores by distance",
+    y=("mean",),
+    x="offset",
+    by=("term",),
+    panels="layer",
+    across=4,
+    kind="curves",
+    names={"score": "scores", "pattern": "positional pattern"},
+    caption="The mean over all queries and keys at each distance, of the scores and of the "
+    "positional pattern. Shaded: 95% intervals.",
 )
 WITHOUT_BANDS = View(
     table="head_pattern",
@@ -250,7 +226,7 @@ HEADS = tuple(
     )
     for name in (*HEAD_MEASURES, *ATTENTION)
 )
-VIEWS = (THREE_NUMBERS, SHAPE, CONTROL, BANDS, *BY_PLACE, WITHOUT_BANDS, *HEADS)
+VIEWS = (THREE_NUMBERS, SHAPE, CONTROL, BANDS, BY_DISTANCE, WITHOUT_BANDS, *HEADS)
 
 
 def report(run: Run, explorer: Explorer | None = None) -> Report:
@@ -265,13 +241,13 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
 
     manifest = run.manifest
     if not manifest.results.get("positional_sources"):
-        views = [BANDS, *BY_PLACE, replace(SHAPE, folded=False), *HEADS]
+        views = [BANDS, BY_DISTANCE, replace(SHAPE, folded=False), *HEADS]
         return Report(
             title=f"The attention scores of {manifest.model_name} by position",
             headline=page.headline_of_intact(run),
             sections=[
                 *page.intact_map_sections(run),
-                *sections(views, run.tables, COLUMNS, {"queries": page.lengths_of(run)}),
+                *sections(views, run.tables, COLUMNS),
             ],
             how_to_read=notes.how_to_read("scores"),
         )
@@ -299,7 +275,7 @@ def removal_sections(run: Run) -> Iterator[Section]:
     pattern, sources = tables["pattern"], run.manifest.results.get("positional_sources", ())
     yield page.maker_section(run)
     if "head_pattern" in tables:
-        yield page.head_section(tables["head_pattern"])
+        yield page.head_section(tables["head_pattern"], COLUMNS)
         bands, names = page.without_bands(run)
         view = replace(WITHOUT_BANDS, names=names)
         yield from sections([view], {view.table: bands}, COLUMNS)
@@ -312,6 +288,6 @@ def removal_sections(run: Run) -> Iterator[Section]:
         in_order = in_order.reindex(columns=tables["controls"].columns)
         tables["controls"] = pd.concat([in_order, tables["controls"]], ignore_index=True)
     shape = replace(SHAPE, rows=f"removed in {shown}")
-    folded = [shape, CONTROL, *(replace(view, folded=True) for view in BY_PLACE)]
-    yield from sections(folded, tables, COLUMNS, {"queries": page.lengths_of(run)})
+    folded = [shape, CONTROL, replace(BY_DISTANCE, folded=True)]
+    yield from sections(folded, tables, COLUMNS)
     yield page.score_section(run)

@@ -14,7 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.analyses.verdicts import mostly_lost
-from nope_probe.figures.intervals import bound_columns, excludes_zero, interval_of, interval_text
+from nope_probe.figures.intervals import bound_columns, excludes_zero, interval_of
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, phrase, row_name, short, varying_name
 from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
@@ -23,11 +23,10 @@ from nope_probe.figures.words import (
     MEASURES,
     NO_PATTERN,
     NUMBERS,
-    QUESTIONS,
     WITHIN,
+    Columns,
     capitalised,
     listed,
-    reader_of,
     with_readers,
 )
 from nope_probe.removal import INTACT, SOURCES, WRITTEN, Condition, parts_of
@@ -407,22 +406,15 @@ def flat_layers(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
     return {term: [layer for of, layer in flat if of == term] for term in sizes["term"].unique()}
 
 
-def lengths_of(run: Run) -> dict[str, int]:
-    """Return the lengths that queries reach of those the model states: its context, its windows."""
-    results = run.manifest.results
-    windows = sorted({*results.get("windows", {}).values()})
-    lengths = {**results.get("lengths", {}), **{f"window {size}": size for size in windows}}
-    return {name: n for name, n in lengths.items() if n <= run.manifest.seq_len - 1}
-
-
-def head_section(table: pd.DataFrame) -> Section:
+def head_section(table: pd.DataFrame, columns: Columns) -> Section:
     """Return the section of each head's values, given `head_pattern.csv`."""
     return Section(
         title="Heads without each source",
         figure=partial(head_values, table),
         caption="Each point is a head; touch it for numbers and intervals. On the diagonal nothing "
         "is lost without the source, on the zero line all is.",
-        table=largest_heads(table),
+        table=table,
+        columns=columns,
     )
 
 
@@ -432,29 +424,6 @@ def without_bands(run: Run) -> tuple[pd.DataFrame, dict[str, str]]:
     is_band = [not {*Condition.parse(name)} <= {*SOURCES} for name in table["removed"]]
     rows = with_readers(table[is_band])
     return rows, {name: band_label(name, ends) for name in rows["removed"].unique()}
-
-
-def largest_heads(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the heads with the largest leads and patterns, and their values without each source.
-
-    Args:
-        table: `head_pattern.csv`.
-    """
-    places, parts, removed = ["layer", "head"], [], table["removed"].unique()
-    for name, title in QUESTIONS.items():
-        sizes = intact_rows(table).set_index(places)[name].abs()
-        largest = sizes.nlargest(MOST_ROWS).index
-        cells: dict[str, list[str]] = {
-            "head": [reader_of({"layer": layer, "head": head}) for layer, head in largest],
-            "of": [title] * len(largest),
-        }
-        for condition in removed:
-            left = table[table["removed"] == condition].set_index(places).loc[largest]
-            cells[f"{row_name(condition, among=removed)}, nats"] = [
-                interval_text(interval_of(row, name), "z.2f") for row in left.to_dict("records")
-            ]
-        parts.append(pd.DataFrame(cells))
-    return pd.concat(parts, ignore_index=True)
 
 
 def intact_map_sections(run: Run) -> Iterator[Section]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attribution import conditions_of
-from nope_probe.analyses.splits import Band, BandChoice, make_bands
+from nope_probe.analyses.splits import Band, make_bands
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import HookedModel
@@ -328,7 +328,7 @@ def capture_band_folds(
 
 
 def bands_of_layers(
-    model: HookedModel, inputs: Inputs, layers: Sequence[int], choice: BandChoice
+    model: HookedModel, inputs: Inputs, layers: Sequence[int], n_bands: int
 ) -> list[list[Band]]:
     """Return the bands of the first layers that attend, from their rotations.
 
@@ -341,6 +341,6 @@ def bands_of_layers(
         raise UserError(f"--bands: the scores of {capped[0]} are soft-capped, so they are no sum")
     try:
         rotations = read_rotations(model, inputs[:1], len(blocks))
-        return make_bands(rotations, blocks[0].d_head, choice, layers)
+        return make_bands(rotations, blocks[0].d_head, n_bands, layers)
     except (NotImplementedError, ValueError) as error:
         raise UserError(f"--bands: {error}") from error

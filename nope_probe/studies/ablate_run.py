@@ -39,7 +39,6 @@ from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
-from nope_probe.models.context import stated_lengths
 from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.run.checkpoint import tensor_writer, write_folds
 from nope_probe.run.flags import refuse
@@ -68,7 +67,6 @@ from nope_probe.studies.ablate_tables import (
     means_table,
     offsets_table,
     pattern_table,
-    queries_table,
     terms_table,
 )
 from nope_probe.studies.engine import Engine, validate_first_sequence
@@ -101,7 +99,7 @@ class Ablate(Study[Settings]):
             settings.removed_names,
             ablations=settings.ablations,
             layers=layers,
-            bands=named_bands(loaded.model, int(bands)) if bands and removes else (),
+            bands=named_bands(loaded.model, bands) if bands and removes else (),
             heads="sources" if settings.per_head else "nowhere",
             losses=self.inputs.kind == "text"
             and settings.depth_in(loaded.info) == loaded.info.depth,
@@ -147,8 +145,7 @@ class Ablate(Study[Settings]):
             arrays={"tokens": input_arrays(self.inputs)},
             files={"folds.safetensors": folds},
             tables={
-                "offsets": offsets_table(plan, maps, self.settings.offset_bins),
-                "queries": queries_table(maps[INTACT_ROW]),
+                "offsets": offsets_table(plan, maps),
             },
         )
         return self._of_conditions(run, maps, results) if removes else self._of_intact(run, results)
@@ -198,7 +195,6 @@ class Ablate(Study[Settings]):
     def _manifest(self, intact: Layers, results: Results) -> Manifest:
         """Return the manifest, given the maps of the intact model."""
         session, plan, calibration = self.session, self.plan, results.get(CALIBRATION)
-        model, revision = session.settings.model, session.settings.revision
         removed = chain.from_iterable(plan.removed)
         return replace(
             session.manifest_of(self.inputs),
@@ -207,7 +203,6 @@ class Ablate(Study[Settings]):
             removed=tuple(condition.name for condition in plan.removed),
             results={
                 "windows": windows_of(intact),
-                "lengths": {} if session.in_memory else stated_lengths(model, revision),
                 "replacements": plan.replacements,
                 "conditions": [*dict.fromkeys(condition.name for condition, _ in plan.rows)],
                 "positional_sources": plan.sources,

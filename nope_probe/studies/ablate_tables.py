@@ -21,7 +21,6 @@ from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, s
 from nope_probe.analyses.jackknife import (
     jackknife,
     mean_intervals,
-    rms,
     rms_difference,
     squared,
 )
@@ -31,9 +30,7 @@ from nope_probe.analyses.pattern import (
     measure_heads,
 )
 from nope_probe.analyses.pattern_rows import (
-    OffsetBins,
     bin_means,
-    mean_squares_by_query,
     offset_bins,
     pattern_distance_sums,
     score_distance_sums,
@@ -254,7 +251,7 @@ def heads_table(
     return pd.concat([rows, attended, split], axis=1)
 
 
-def offsets_table(plan: Plan, maps: Maps, choice: OffsetBins) -> pd.DataFrame:
+def offsets_table(plan: Plan, maps: Maps) -> pd.DataFrame:
     """Return offset profiles: layer, term, offset, and the mean with its bounds, nats.
 
     The terms are `score`, `pattern` and those of `source_terms`, which add up to `pattern`. Offsets
@@ -263,7 +260,7 @@ def offsets_table(plan: Plan, maps: Maps, choice: OffsetBins) -> pd.DataFrame:
     """
     intact, terms = maps[INTACT_ROW], source_terms(plan.sources)
     n_offsets = next(iter(intact.values())).n_offsets
-    bins, parts = offset_bins(n_offsets, choice), list[pd.DataFrame]()
+    bins, parts = offset_bins(n_offsets), list[pd.DataFrame]()
     offsets = {"offset": bins.tolist()}
     if len(bins) < n_offsets:
         offsets["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
@@ -287,15 +284,3 @@ def offsets_table(plan: Plan, maps: Maps, choice: OffsetBins) -> pd.DataFrame:
             table = pd.DataFrame({"layer": layer, "term": name, **offsets, **columns})
             parts.append(table.dropna(subset=["mean"]))
     return pd.concat(parts, ignore_index=True)
-
-
-def queries_table(layers: Layers) -> pd.DataFrame:
-    """Return the RMS of the pattern in the rows of groups of queries, nats, by layer.
-
-    `query` is the first and `last_query` the last query of a group.
-    """
-    return pd.DataFrame(
-        {"layer": layer, "query": first, "last_query": last, **interval_columns(rms=rms(square))}
-        for layer, maps in layers.items()
-        for (first, last), square in mean_squares_by_query(maps.pattern)
-    )

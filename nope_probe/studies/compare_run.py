@@ -39,8 +39,8 @@ from nope_probe.studies.tables import (
     measures_table,
 )
 
-# Profiles hold hundreds of numbers, one per distance, which would hide all other numbers.
-PROFILES = ("offsets", "queries")
+# A profile holds hundreds of numbers, one per distance, which would hide all other numbers.
+PROFILES = ("offsets",)
 ENDS = (  # after the columns that name a row
     *("run", "number", "value", "base_value", *interval_names("difference")),
     *("p_holm", "differs", "method"),

@@ -76,16 +76,12 @@ class AblateOptions(RunOptions, total=False):
     kept_positions: int
     """How many first tokens keep what blocks write, where `written` is removed; 0 takes the first
     token's mark too. [1]"""
-    bands: int | Literal["octaves"]
+    bands: int
     """Also remove each of so many bands of RoPE's pairs in turn. Without --remove, no weights are
-    removed then. With --remove none, split the maps into so many bands, or into octaves of
-    wavelengths. [0]"""
+    removed then. With --remove none, split the maps into so many bands. [0]"""
     per_head: bool
     """Also measure each head without each source and band; with --remove none keep each head's map,
     and measure its attention. [False]"""
-    offset_bins: Literal["auto", "all"]
-    """Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; all:
-    one mean per distance. ['auto']"""
 
 class AttentionOptions(RunOptions, total=False):
     data: str | None

@@ -13,7 +13,7 @@ page shows, and how it is drawn, in the order of the page:
 
     VIEWS = (
         View(table="sources", title="Lost without a source", y=("lost",), by=("removed",)),
-        View(table="queries", title="By query", y=("rms",), x="query", by=(), panels="layer",
+        View(table="offsets", title="By distance", y=("mean",), x="offset", panels="layer",
              kind="curves", folded=True),
         View(table="head_sources", title="Heads", y=("lost",), x="head", by=("layer",),
              kind="cells"),

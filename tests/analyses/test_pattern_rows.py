@@ -111,7 +111,7 @@ def test_bounds_of_unequal_folds_are_those_of_the_jackknife_over_all_sequences()
     parts = sequences.split(sizes)
     means = torch.stack([part.mean(0) for part in parts])
     layer = LayerMaps.of(means, torch.tensor(sizes))
-    by_distance = bin_means(layer.pattern, score_distance_sums, offset_bins(6, "all"))
+    by_distance = bin_means(layer.pattern, score_distance_sums, offset_bins(6))
     profile = mean_intervals(by_distance, layer.weights)
     values = [part.diagonal(-3, -2, -1).mean(-1) for part in parts]
     values_without = [torch.cat(values).mean()]

@@ -100,7 +100,6 @@ WITHOUT_EFFECT = [
     ("circuit --remove mask --replacement zero", "no effect where no weight is removed"),
     ("attention --remove rope --gain norm", "--gain has no effect"),
     ("circuit --remove mlp --in-heads L0H0", "--in-heads: mlp has no heads"),
-    ("ablate --bands octaves", "--bands octaves splits maps: take it with --remove none"),
 ]
 WAYS_OUT = [  # what a line was meant to be is what it says to type
     ("ablate rope-tiny", "rope-tiny needs its flag: --model rope-tiny"),

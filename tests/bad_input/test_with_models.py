@@ -41,7 +41,7 @@ COMPONENTS = [
         "--bands: expected from 1 to 5 bands (rotary pairs), got 6",
     ),
     (
-        f"ablate {RANDOM} --model {{smollm3-nope}} --bands octaves --remove none",
+        f"ablate {RANDOM} --model {{smollm3-nope}} --bands 2 --remove none",
         "--bands: no layer has RoPE",
     ),
     (

@@ -86,7 +86,7 @@ FOLDERS = {"models/qwen3-8b": "qwen3", "path/to/a/hugging-face-folder": "llama"}
 TABLE = """
 ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
     --remove mask+rope mlp+w_o --device cpu --dtype float64 --batch-size 3 --skip-keys 2 --seed 3
-    --beyond-context --allow-unused --query-rows 5 --offset-bins all
+    --beyond-context --allow-unused --query-rows 5
     --out runs/a --image a.png --verbose
 ablate --data short.jsonl --pack --remove qk --replacement random mean --gain norm
 ablate --remove rope_low w_q --data prose --bos .. --no-pack --no-shuffle --skip-keys 0
@@ -134,7 +134,7 @@ attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no
 ablate --remove none --model llama-3.1-8b --revision main --data my.jsonl --windows start
     --bos never --shuffle --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3
     --bands 3 --no-per-head --beyond-context --allow-unused --query-rows 5
-    --offset-bins all --out runs/s --image s.svg --verbose
+    --out runs/s --image s.svg --verbose
 ablate --remove none --model models/qwen3-8b --device-map sequential --data short.jsonl --pack
     --per-head
 ablate --remove none --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle

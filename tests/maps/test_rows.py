@@ -4,12 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fold_products import fold_products
 
 from nope_probe.analyses.pattern_rows import (
     bin_means,
     bin_of_offset,
-    mean_squares_by_query,
     offset_bins,
     score_distance_sums,
 )
@@ -114,7 +112,6 @@ def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> Non
     assert offset_bins(2047).tolist() == list(range(1, 2048))
     bins = offset_bins(8000)
     assert bins[:65].tolist() == list(range(1, 66))
-    assert offset_bins(8000, "all").tolist() == list(range(1, 8001))
     ends = (bins[1:] - 1)[63:]
     assert [int(ends[k + 8]) for k in range(0, 40, 8)] == [
         2 * int(ends[k]) for k in range(0, 40, 8)
@@ -133,15 +130,3 @@ def test_the_mean_of_a_bin_is_that_of_its_cells() -> None:
     for index, (first, behind) in enumerate([(1, 2), (2, 5), (5, 11), (11, N)]):
         cells = rows[(distance >= first) & (distance < behind)]
         assert float(means[index]) == pytest.approx(float(cells.mean()))
-
-
-def test_the_strength_at_a_query_is_that_of_its_rows_between_folds() -> None:
-    scores = folds()[:, QUERIES]
-    squares = mean_squares_by_query(LayerMaps.of(scores, COUNTS, QUERIES, 2).pattern)
-    of_rows = [query for query in QUERIES.tolist() if query > 3]  # with two keys or more
-    assert [group for group, _ in squares] == [(query, query) for query in of_rows]
-    for index, query in enumerate(of_rows):
-        row = scores[:, QUERIES.tolist().index(query), 2:query]
-        pattern = row - row.mean(1, keepdim=True)
-        expected = fold_products(pattern[None], pattern[None], WEIGHTS)[:, 0, 0]
-        torch.testing.assert_close(squares[index][1].values, expected)

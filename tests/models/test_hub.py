@@ -22,7 +22,6 @@ from nope_probe import ablate
 from nope_probe.errors import UserError
 from nope_probe.models.context import (
     configured_context,
-    stated_lengths,
     validate_context,
 )
 from nope_probe.models.huggingface import load_hugging_face
@@ -109,20 +108,6 @@ def test_a_context_is_known_by_the_name_that_a_family_gives_it(
 ) -> None:
     config.save_pretrained(tmp_path)
     assert configured_context(str(tmp_path)) == 31
-
-
-def test_stated_lengths_are_the_context_and_the_context_before_rope_was_scaled(
-    tiny: ByName,
-) -> None:
-    expected = {
-        "llama": {"context": 64},
-        "llama-yarn": {"context": 64, "original context": 16},
-        "phi3-longrope": {"context": 64, "original context": 16},
-        "gpt2": {"context": 64},
-    }
-    for name, lengths in expected.items():
-        assert stated_lengths(str(tiny(name).folder)) == lengths
-    assert stated_lengths("Nope-Tiny") == {"context": 256, "trained length": 128}
 
 
 def test_shipped_and_local_models_are_not_on_the_hub(tiny: ByName, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from support.command_line import run_command
 from support.rounding import assert_same
@@ -11,17 +10,12 @@ from support.rounding import assert_same
 from nope_probe import (
     ablate,
     circuit,
-    figures,
     read_run,
     run_circuit,
     trace,
 )
 from nope_probe.maps.rows import choose_rows
-from nope_probe.run.folder import Run
 from nope_probe.studies import circuit as circuit_page
-from nope_probe.studies.ablate import COLUMNS, VIEWS
-from nope_probe.studies.ablate_page import lengths_of
-from tests.support.manifests import manifest_of
 
 N, ROWS = 41, 13
 SMALL = ["--n-seqs", "11", "--seq-len", str(N), "--folds", "5"]
@@ -64,22 +58,3 @@ def test_stages_of_chosen_rows_are_drawn_at_their_queries() -> None:
         rows = np.array(heat.z)
         assert rows.shape == (N, N)
         np.testing.assert_allclose(rows[QUERIES], run.maps[stage], rtol=1e-3, atol=1e-3)
-
-
-def test_lines_stand_at_the_stated_lengths_that_queries_reach() -> None:
-    rows = [
-        {"layer": layer, "query": 10 * i, "last_query": 10 * i + 9}
-        | {"rms": 1.0, "rms_low": 0.5, "rms_high": 1.5}
-        for layer in (0, 1)
-        for i in range(20)
-    ]
-    run = Run(
-        manifest=manifest_of(
-            lengths={"context": 256, "trained length": 128}, settings={"seq_len": 200}
-        )
-    )
-    [view] = [view for view in VIEWS if view.table == "queries"]
-    figure = figures.draw(view, pd.DataFrame(rows), COLUMNS, lengths_of(run))
-    lines = {trace.name: set(trace.x) for trace in figure.data if trace.mode == "lines"}
-    assert lines["trained length (128)"] == {128}
-    assert not any(str(name).startswith("context") for name in lines)

@@ -34,7 +34,7 @@ def test_bands_add_up_to_the_map(
     model, _ = model_of(spec)
     inputs = tokens(N_SEQS, N_POS, seed=3)
     settings = {"batch_size": batch_size, "n_folds": N_FOLDS, "query_rows": query_rows}
-    maps = capture_bands(model, inputs, groups_of(bands_of(model, "octaves")), **settings)
+    maps = capture_bands(model, inputs, groups_of(bands_of(model, 3)), **settings)
     whole = capture_scores(model, inputs, **settings).folds
     added = maps.sum(2)
     assert torch.equal(added.isnan(), whole.isnan())
