@@ -232,7 +232,7 @@ def maker_section(run: Run) -> Section:
     return Section(
         title="Who makes what in each layer",
         caption="A source makes a number above its noise if less than half is left without the "
-        "source, by both intervals' ends. Numbers are in nats.",
+        "source. Numbers are in nats.",
         table=pd.DataFrame(
             {"layer": f"L{layer}"}
             | {title: makers_text(of_layer, name) for name, title in NUMBERS.items()}

@@ -65,10 +65,10 @@ def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(
         for place, rows in groups:
             for layer, row in rows.set_index("layer").iterrows():
                 low, high = intact.loc[layer, [f"{name}_low", f"{name}_high"]]
-                left_low, left_high = row[[f"{name}_low", f"{name}_high"]]
+                whole, left = intact.loc[layer, name], row[name]
                 if low > 0 or high < 0:
                     counts[place][0] += 1
-                    counts[place][1] += left_high < low / 2 if low > 0 else left_low > high / 2
+                    counts[place][1] += left < whole / 2 if whole > 0 else left > whole / 2
         ends = [f"{name}_layers", f"{name}_below_half"]
         assert means[ends].to_numpy().tolist() == [counts[place] for place in means.index]
 
