@@ -8,10 +8,12 @@ plotly.js, which `go.Figure` validates once, at the end.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
+import plotly.io as pio
 from jaxtyping import Float
 from plotly.colors import sample_colorscale, sequential
 from plotly.subplots import make_subplots
@@ -72,6 +74,18 @@ MARGIN = 3.0  # half an axis, in units of the largest noise
 FLAT = "flat: within noise"
 FLAT_WORDS = ": flat, within noise"  # after a panel's title
 Numbers = Float[np.ndarray, "..."] | Sequence[float]
+
+
+class KeptFigure(go.Figure):
+    """A figure that Jupyter shows, and that a page keeps which nbconvert writes of the notebook."""
+
+    def _ipython_display_(self) -> None:
+        if pio.renderers.default != "plotly_mimetype":  # Jupyter's, of which nbconvert shows none
+            super()._ipython_display_()
+            return
+        html = self.to_html(full_html=False, include_plotlyjs="cdn")
+        display = import_module("IPython.display").display
+        display({**self._repr_mimebundle_(), "text/html": html}, raw=True)
 
 
 def layer_colours(n_layers: int) -> list[str]:
@@ -164,6 +178,7 @@ def place_panels(
         horizontal_spacing=gap,
         vertical_spacing=min(1.0, row_gap / inner),
         subplot_titles=[name or " " for name in names if name is not None],
+        figure=KeptFigure(),
     )
     places = [index for index, name in enumerate(names) if name is not None]
     for index, x, y in zip(places, figure.select_xaxes(), figure.select_yaxes(), strict=True):

@@ -91,7 +91,8 @@ class ScoreMaps(TensorRecord):
         )
         shown = {"title": "Positional pattern", "layers": self.layers, "max_positions": SHOWN}
         figure = figures.term_maps({"": rows}, **shown)
-        return {**figure._repr_mimebundle_(), "text/plain": repr(self)}
+        html = figure.to_html(full_html=False, include_plotlyjs="cdn")  # for nbconvert
+        return {**figure._repr_mimebundle_(), "text/html": html, "text/plain": repr(self)}
 
     @property
     def mean(self) -> Float[Tensor, "layer row key_pos"]:

@@ -119,6 +119,11 @@ def test_what_stands_at_the_end_of_a_cell_is_a_figure_or_one_or_two_lines(
     monkeypatch.setattr(pio.renderers, "default", "plotly_mimetype")
     shown = maps._repr_mimebundle_(include=None, exclude=None)
     assert shown["text/plain"] == repr(maps)
+    assert "Plotly.newPlot" in shown["text/html"]  # which nbconvert keeps
+    displayed: list[dict[str, Any]] = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: displayed.append(bundle))
+    score_maps(maps)._ipython_display_()
+    assert {"application/vnd.plotly.v1+json", "text/html"} <= {*displayed[-1]}
     figure = shown["application/vnd.plotly.v1+json"]
     drawn = [trace for trace in figure["data"] if trace.get("customdata") is None]
     assert len(drawn) == 2
