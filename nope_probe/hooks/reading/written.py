@@ -37,6 +37,7 @@ from nope_probe.hooks.removing.written import Texts, fingerprints, null_order, w
 from nope_probe.removal import WRITTEN_NULL, Component, Writer
 
 MASSIVE = 4.0  # times the median norm of a component's outputs
+MOST = 0.5  # of the texts
 BYTES = 8  # float32 of the residual stream and of an output
 
 
@@ -191,14 +192,18 @@ class _Measuring:
         for start, output in outputs.items():
             norms[start : start + len(output)] = output.float().norm(dim=-1)
         self.checkpoint.all_reduce([norms])
-        limit = MASSIVE * float(norms[:, kept:].median())
+        limits = torch.full((n,), MASSIVE * float(norms[:, kept:].median()))
+        order = self.positions.order
+        are_massive = (norms if order is None else norms.gather(1, order)) > limits
+        # Where most outputs are massive, as the first token's, that is what the position is like.
+        limits[are_massive.float().mean(0) > MOST] = torch.inf
         d_model = next(iter(outputs.values())).shape[-1]
         total, counts = torch.zeros(n, d_model, dtype=torch.float64), torch.zeros(n)
         for start, output in outputs.items():
             seen = self.positions.seen(output.float(), self._numbers(start))
-            small = seen.norm(dim=-1) <= limit
+            small = seen.norm(dim=-1) <= limits
             total += seen.masked_fill(~small[..., None], 0.0).sum(0, dtype=torch.float64)
             counts += small.sum(0)
         self.checkpoint.all_reduce([total, counts])
         mean = (total / counts.clamp(min=1)[:, None]).float()
-        return MeanOutput(mean=mean, counts=counts, limit=limit)
+        return MeanOutput(mean=mean, counts=counts, limits=limits)

@@ -337,12 +337,12 @@ class MeanOutput(TensorRecord):
     Attributes:
         mean: over the outputs that count; 0 where none does.
         counts: how many outputs count at each position.
-        limit: the largest norm of an output that counts.
+        limits: the largest norm of an output that counts, at each position.
     """
 
     mean: Float[Tensor, "pos d_model"]
     counts: Float[Tensor, " pos"]
-    limit: float
+    limits: Float[Tensor, " pos"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -387,7 +387,7 @@ class BlockPositions(TensorRecord):
         """
         of, kept = self.outputs[name], self.kept_positions
         seen = self.seen(output.float(), text)
-        own = (seen.norm(dim=-1) <= of.limit) & (text >= 0)[:, None]
+        own = (seen.norm(dim=-1) <= of.limits.to(seen)) & (text >= 0)[:, None]
         counts = of.counts.to(seen)
         total = of.mean.to(seen) * counts[:, None] - seen.masked_fill(~own[..., None], 0.0)
         mean = total / (counts - own.to(seen)).clamp(min=1)[..., None]

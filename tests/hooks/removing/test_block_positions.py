@@ -87,6 +87,7 @@ def plain_removed(hf: Any, text: Tensor, new: Tensor, kept: int = 1) -> tuple[Te
     def of_texts(place: int, output: Tensor) -> Tensor:
         norm = output.norm(dim=-1)
         counts = (norm <= 4 * norm[:, kept:].median()).float()
+        counts[:, counts.mean(0) < 0.5] = 1.0  # a position whose outputs are massive in most texts
         full[place] = mean_of(output, counts, kept)
         rows = torch.arange(len(output))
         others = [mean_of(output[rows != row], counts[rows != row], kept) for row in rows]
@@ -118,6 +119,30 @@ def test_without_written_position_a_model_is_plain_transformers_with_its_means_s
     assert (in_pieces - expected).abs().max() <= NETWORK * intact.abs().max()
     assert torch.equal(again, intact)
     assert not hooks_left(model)
+
+
+@pytest.mark.parametrize("kept", [1, 0])
+def test_the_mark_of_a_first_token_is_in_the_mean_and_a_massive_output_elsewhere_is_not(
+    kept: int, tmp_path: Path
+) -> None:
+    hf = write_decoder("llama", tmp_path).hf
+    scale = torch.ones(N_TEXTS, N_POS, 1)
+    scale[:, 0], scale[2, 5] = 53.0, 59.0
+
+    def grow(module: Any, args: Any, output: Tensor) -> Tensor:
+        return output * scale[: output.shape[0], : output.shape[1]]
+
+    text, writer = tokens(N_TEXTS, N_POS, seed=1), "MLP0"
+    hf.model.layers[0].mlp.register_forward_hook(grow)
+    expected, _ = plain_removed(hf, text, text, kept)
+    model = load(hf).model
+    positions = capture_block_positions(model, text, kept_positions=kept)
+    assert positions.outputs[writer].counts[[0, 5, 7]].tolist() == [N_TEXTS, N_TEXTS - 1, N_TEXTS]
+    assert positions.n_left_out == 1
+    with torch.inference_mode():
+        size = model(text).abs().max()
+        with ablated(model, Ablation(remove=["written"], kept_positions=kept), tokens=text):
+            assert (model(text) - expected).abs().max() <= NETWORK * size
 
 
 def test_in_a_union_the_position_is_that_of_the_model_without_the_others(tmp_path: Path) -> None:
