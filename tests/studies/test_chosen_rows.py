@@ -51,7 +51,7 @@ def test_stages_of_chosen_rows_are_drawn_at_their_queries() -> None:
     [drawn] = [
         section.drawn()
         for section in circuit_page.report(run).sections
-        if section.title.startswith("Stage by stage")
+        if section.title.startswith("The block")
     ]
     stages = sorted(name for name in run.maps if name.startswith("reference/"))
     for stage, heat in zip(stages, drawn.data[::3], strict=True):

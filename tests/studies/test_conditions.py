@@ -180,7 +180,7 @@ def test_the_position_of_heads_of_a_layer_is_that_of_the_intact_model():
 
 
 def nan_embeddings(model: Any) -> None:
-    model.embed.W_E.data[1024:] = torch.nan  # tokens of the control alone
+    model.embed.W_E.data[1024:] = torch.nan
 
 
 def infinite_weight(model: Any) -> None:
@@ -194,12 +194,12 @@ def overflowing_norm(model: Any) -> None:
 @pytest.mark.parametrize(
     ("spoil", "removed", "message"),
     [
-        (nan_embeddings, ["sources"], r"non-finite scores in L0, pass shuffled/intact$"),
-        (infinite_weight, ["sources"], "non-finite scores in L1, pass score/intact"),
+        (nan_embeddings, ["sources"], r"the weight embed.W_E holds NaN or infinite"),
+        (infinite_weight, ["sources"], "the weight blocks.1.attn.W_Q holds NaN or infinite"),
         (overflowing_norm, ["w_q"], r"non-finite scores in L0, pass score_identity/"),
     ],
 )
-def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, removed: Any, message: str):
+def test_a_non_finite_score_or_weight_stops_the_run_and_is_named(spoil: Any, removed: Any, message: str):
     plan = make_plan(
         LLAMA, removed, ablations=[Ablation(replacement="identity", gain="norm")], layers=(0, 1)
     )
