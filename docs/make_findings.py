@@ -1,48 +1,62 @@
-"""Measure SmolLM2-135M and the shipped models: python docs/make_findings.py FOLDER [RUN ...].
+"""Measure two language models and the shipped ones: python docs/make_findings.py FOLDER [RUN ...].
 
 Each command of `COMMANDS`, or of the named ones, runs into one folder in FOLDER, unless it is
-finished there (after `make real`; an hour on two cores). Writes docs/findings.csv and the pictures
-(needs Chromium), and prints the tables of findings.md and trace.md. Without FOLDER it prints the
-tables of what is stored. `draw_attention.py` draws the pictures of attention from the same FOLDER.
+finished there (after `make real` of both models; two hours on two cores). Writes docs/findings.csv
+and the pictures (needs Chromium), and prints the tables of findings.md, trace.md and the README.
+Without FOLDER it prints the tables of what is stored. `draw_attention.py` draws the pictures of
+attention from the same FOLDER.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import torch
 from make_long_sequences import markdown
 from PIL import Image
 from plotly.subplots import make_subplots
 
-from nope_probe import figures, read_run, row_centred
+from nope_probe import figures, read_run
 from nope_probe.analyses.verdicts import kinds_of
 from nope_probe.figures.intervals import interval_text
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import COLUMNS, THREE_NUMBERS
 
-SMOLLM2 = "--model smollm2-135m"
+SMOLLM2, GEMMA = "--model smollm2-135m", "--model gemma-3-270m"
 ALL_LAYERS = f"ablate {SMOLLM2} --layers all --n-seqs"
+NO_MARK = "--remove written --kept-positions 0"
+WORTH = "--remove rope written rope+written --measures loss"
 TWINS = ("nope-tiny", "rope-tiny")
 LENGTHS = {32: 64, 128: 16, 512: 8}  # tokens, and how many sequences
 LEAST = "--remove rope --least --k 30 60 100 150 200 --draws 3"
 COMMANDS = {
     "code": f"{ALL_LAYERS} 96",
-    "prose": f"{ALL_LAYERS} 96 --data prose",
+    "prose": f"{ALL_LAYERS} 48 --data prose",
     "im_start": f'{ALL_LAYERS} 48 --bos "<|im_start|>"',
     "endoftext": f'{ALL_LAYERS} 48 --bos "<|endoftext|>"',
+    "gemma": f"ablate {GEMMA} --layers all --n-seqs 96",
+    "code 256": f"{ALL_LAYERS} 16 --seq-len 256 --remove written",
+    "no mark code": f"{ALL_LAYERS} 48 {NO_MARK}",
+    "no mark gemma": f"ablate {GEMMA} --layers all --n-seqs 48 {NO_MARK}",
+    **{f"no mark {model}": f"ablate --model {model} {NO_MARK}" for model in TWINS},
+    "worth code": f"behaviour {SMOLLM2} {WORTH} copy --n-seqs 64 --seq-len 64",
+    "worth prose": f"behaviour {SMOLLM2} {WORTH} --n-seqs 64 --seq-len 64 --data prose",
+    "worth gemma": f"behaviour {GEMMA} {WORTH} --n-seqs 48 --seq-len 64",
+    "worth nope-tiny": "behaviour --model nope-tiny --remove written --measures loss copy "
+    "--n-seqs 256 --seq-len 96",
+    "worth rope-tiny": f"behaviour --model rope-tiny {WORTH} copy --n-seqs 256 --seq-len 96",
     "free": "ablate --model parameter-free --n-seqs 512",
     **{model: f"ablate --model {model}" for model in TWINS},
-    "first layers": f"ablate {SMOLLM2} --n-seqs 96",
+    "first layers": f"ablate {SMOLLM2} --n-seqs 96 --remove sources",
     "attention": f"attention {SMOLLM2} --n-seqs 384 --seq-len 64 --text "
     '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
     "attention prose": f"attention {SMOLLM2} --n-seqs 96 --seq-len 64 --data prose",
@@ -68,15 +82,17 @@ COMMANDS = {
         f"--mean-seqs 16 --by FOLDER/{run.replace(' ', '-')}.csv"
         for run in ("layers least", "layers fourth")
     },
-    **{
-        f"maps {model}": f"ablate --model {model} --remove sources --n-seqs 3456" for model in TWINS
-    },
 }
 # What is stored of a run: a table, the columns that name a row of it, and its estimates.
 VALUES = ("pattern", ("removed", "replacement"), ("lead", "kept"))
-MEANS = ("lead", "kept", "lead_layers", "lead_below_half", "kept_layers", "kept_below_half")
+NUMBERS = {
+    "lead": "first key's lead",
+    "kept": "order of the other keys",
+    "non_relative": "not a function of distance",
+}
+COUNTS = ("layers", "below_half")
+MEANS = (*NUMBERS, *(f"{name}_{count}" for name in NUMBERS for count in COUNTS), "cost")
 OVER_LAYERS = ("over_layers", ("removed", "replacement"), MEANS)
-BEYOND_DISTANCE = ("non_relative", "mask_adds")
 EFFECTS = ("effects", ("of", "writer"), ("predicted", "held", "direct", "total"))
 TRACED = [
     ("terms", ("of", "term"), ("size", "part")),
@@ -86,17 +102,19 @@ TRACED = [
 COSTS = [("tests", ("order", "measure", "k"), ("cost",))]
 NEED = [("tests", ("measure", "k"), ("cost", "chance"))]
 STORED_OF = {
-    **{run: [OVER_LAYERS] for run in ("code", "prose", "im_start", "endoftext")},
-    **{run: [VALUES] for run in ("free", *TWINS)},
-    "first layers": [
-        ("pattern", ("removed",), BEYOND_DISTANCE),
-        ("controls", ("tokens", "removed"), BEYOND_DISTANCE),
-    ],
+    **{run: [OVER_LAYERS] for run in COMMANDS if run.startswith(("code", "no mark"))},
+    **{run: [OVER_LAYERS] for run in ("prose", "im_start", "endoftext", "gemma")},
+    "free": [VALUES],
+    **{run: [VALUES, OVER_LAYERS] for run in TWINS},
     "trace": TRACED,
     "trace nope-tiny": TRACED,
     "trace rope-tiny": TRACED,
     "effects": [EFFECTS],
-    "behaviour": [("behaviour", ("measure", "removed"), ("value", "difference"))],
+    **{
+        run: [("behaviour", ("measure", "removed"), ("value", "difference", "beyond_null"))]
+        for run in COMMANDS
+        if run.startswith(("behaviour", "worth"))
+    },
     "heads": COSTS,
     "content": COSTS,
     "content least": COSTS,
@@ -109,23 +127,42 @@ TEXTS = {
     "prose": "English prose, any token first",
     "im_start": "the token im_start first",
     "endoftext": "the token endoftext first",
+    "gemma": "Gemma 3, code, its BOS first",
 }
 CONDITIONS = {
     "intact none": "intact",
     "mask none": "without the mask",
     "rope none": "without RoPE",
     "mask+rope none": "without both",
+    "written none": "without written position",
     "w_q mean": "constant queries (W_Q)",
     "w_k mean": "constant keys (W_K)",
     "w_q+w_k mean": "both constant",
     "w_o mean": "attention writes a constant (W_O)",
 }
-QUESTIONS = {"lead": "first key's lead", "kept": "order of the other keys"}
+SHORTER = ("code", "gemma")  # the runs of the README's table
 MODELS = {  # the shown layer of each
     "free": ("eq. 1, L3", 3),
     "nope-tiny": ("nope-tiny, L2", 2),
     "rope-tiny": ("rope-tiny, L3", 3),
     "code": ("SmolLM2, mean of 30 layers", None),
+    "gemma": ("Gemma 3, mean of 18 layers", None),
+}
+WRITTEN = {
+    "nope-tiny": "nope-tiny, 64 tokens",
+    "rope-tiny": "rope-tiny, 64",
+    "code": "SmolLM2, 64, code",
+    "prose": "SmolLM2, 64, prose",
+    "endoftext": "SmolLM2, 64, endoftext first",
+    "code 256": "SmolLM2, 256, code",
+    "gemma": "Gemma 3, 64, code",
+}
+WORTHS = {
+    "worth nope-tiny": "nope-tiny, 96 tokens",
+    "worth rope-tiny": "rope-tiny, 96",
+    "worth code": "SmolLM2, 64, code",
+    "worth prose": "SmolLM2, 64, prose",
+    "worth gemma": "Gemma 3, 64, code",
 }
 READERS = {2: "MLP1", 3: "MLP2", 4: "MLP2", 5: "MLP2"}  # each with its strongest writer
 TERMS = {
@@ -151,6 +188,19 @@ NEEDS = {  # the runs that order heads by need
     "attention": "code, 64 tokens",
     "attention prose": "prose, 64 tokens",
 }
+BOTH = ("mask+rope none", "w_q+w_k mean")  # rows that the README leaves out of small models
+NULLS = ("code", "prose", "endoftext", "code 256", "gemma", *TWINS)
+ADDENDS = {
+    "pattern/intact": "intact",
+    "term/rope": "= RoPE",
+    "term/mask": "+ mask",
+    "term/mask_x_rope": "+ both together",
+    "term/without_sources": "+ neither",
+}
+SUMS = {
+    "sum.png": {"first layers": ("SmolLM2, L3", 3), "nope-tiny": ("nope-tiny, L2", 2)},
+    "twins.png": {"rope-tiny": ("rope-tiny, L2", 2), "nope-tiny": ("nope-tiny, L2", 2)},
+}
 COSTLY = {"copy_random": "second copy of random tokens", "text": "text"}
 
 
@@ -164,13 +214,19 @@ def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFram
     for name in [name for name in TEXTS if name in runs]:
         image = IMAGES / f"layers_{name}.png"
         save_small(figures.draw(THREE_NUMBERS, runs[name].tables["pattern"], COLUMNS), image)
-    if twins := [runs[f"maps {model}"] for model in TWINS if f"maps {model}" in runs]:
-        draw_twins(twins)
+    for image, shown in SUMS.items():
+        if {*shown} <= {*runs}:
+            draw_sum([(title, layer, runs[run]) for run, (title, layer) in shown.items()], image)
     of_kinds = [kinds(runs["attention"].tables["attention"])] if "attention" in runs else []
     return pd.concat(
         [
             *of_kinds,
             rank_correlations(runs),
+            *(
+                null_means(name, run.tables["controls"])
+                for name, run in runs.items()
+                if name in NULLS
+            ),
             *(
                 estimates(name, run.tables[table], labels, columns)
                 for name, run in runs.items()
@@ -262,7 +318,8 @@ def estimates(
         for column in columns
         if column in table
     ]
-    return pd.concat(parts).dropna(subset="value")
+    rows = pd.concat(parts).dropna(subset="value")
+    return rows[(rows["measure"] != "cost") | (rows["value"] != 0)]  # of the intact model
 
 
 def draw_need(stored: pd.DataFrame) -> None:
@@ -289,27 +346,44 @@ def draw_need(stored: pd.DataFrame) -> None:
     save_small(figure, IMAGES / "need.png")
 
 
-def draw_twins(runs: Iterable[Run], layer: int = 2) -> None:
-    """Draw the positional patterns of both models, intact and without the mask."""
-    titles = [
-        f"{model}, L{layer}, {what}" for model in TWINS for what in ("intact", "without mask")
-    ]
-    figure = make_subplots(1, 4, subplot_titles=titles, horizontal_spacing=0.04)
-    for index, run in enumerate(runs):
-        scores = [torch.from_numpy(run.maps[f"score/{name}"][layer]) for name in ("intact", "mask")]
-        patterns = [row_centred(of_condition, skip_keys=1).numpy() for of_condition in scores]
-        limit = np.nanquantile(np.abs(patterns[0]), 0.99)
-        for column, values in enumerate(patterns):
-            bar = {"title": "nats", "x": 0.475 + 0.53 * index, "thickness": 10}
-            colours = {"zmin": -limit, "zmax": limit, "colorscale": "RdBu_r", "colorbar": bar}
-            trace = go.Heatmap(z=values, showscale=column == 1, **colours)
-            figure.add_trace(trace, 1, 1 + 2 * index + column)
-    figure.update_yaxes(autorange="reversed", constrain="domain", scaleanchor="x")
-    figure.update_xaxes(title="key position", constrain="domain")
-    figure.update_yaxes(title="query position", row=1, col=1)
-    margin = {"t": 40, "b": 50, "l": 60, "r": 60}
-    figure.update_layout(width=1200, height=330, margin=margin, template="plotly_white")
-    figure.write_image(IMAGES / "twins.png")
+def null_means(name: str, controls: pd.DataFrame) -> pd.DataFrame:
+    """Return the means over layers of the three numbers in the null of written position."""
+    null = controls[controls["removed"] == "written_null"]
+    values = null[[*NUMBERS]].mean().rename("value").rename_axis("measure").reset_index()
+    return values.assign(run=name, layer=pd.NA, name="its null", low=np.nan, high=np.nan)
+
+
+def draw_sum(shown: Sequence[tuple[str, int, Run]], image: str) -> None:
+    """Draw the patterns of some models' layers as the sum of what each source makes, a row each."""
+    titles = [*ADDENDS.values(), *[""] * (len(ADDENDS) * (len(shown) - 1))]
+    figure = make_subplots(
+        len(shown),
+        len(ADDENDS),
+        subplot_titles=titles,
+        horizontal_spacing=0.03,
+        vertical_spacing=0.06,
+    )
+    for row, (title, layer, run) in enumerate(shown, 1):
+        maps = {name: run.maps[name][layer].copy() for name in ADDENDS if name in run.maps}
+        for values in maps.values():
+            values[:, 0] = np.nan  # the first key's lead, another number
+        limit = np.nanquantile(np.abs(maps["pattern/intact"]), 0.99)
+        bar = {"title": "nats", "thickness": 10, "len": 0.9 / len(shown), "x": 1.01}
+        bar["y"] = 1 - (row - 0.5) / len(shown)
+        colours = {"zmin": -limit, "zmax": limit, "colorscale": "RdBu_r", "colorbar": bar}
+        for column, name in enumerate(ADDENDS, 1):
+            if name in maps:
+                trace = go.Heatmap(z=maps[name], showscale=column == 1, **colours)
+                figure.add_trace(trace, row, column)
+        figure.update_yaxes(title=f"{title}<br>query position", row=row, col=1)
+    figure.update_yaxes(autorange="reversed", constrain="domain", showticklabels=False)
+    figure.update_xaxes(constrain="domain", showticklabels=False)
+    figure.update_xaxes(title="key position", row=len(shown))
+    margin = {"t": 40, "b": 40, "l": 60, "r": 60}
+    figure.update_layout(
+        width=1200, height=60 + 240 * len(shown), margin=margin, template="plotly_white"
+    )
+    save_small(figure, IMAGES / image)
 
 
 def save_small(figure: go.Figure, image: Path) -> None:
@@ -322,10 +396,14 @@ def save_small(figure: go.Figure, image: Path) -> None:
 def tables(stored: pd.DataFrame) -> list[str]:
     """Return the pages' tables in Markdown."""
     return [
-        over_layers(of(stored, run="code")),
+        compact(families(stored)),
+        *(over_layers(of(stored, run=run), MODELS[run][0]) for run in SHORTER),
         by_text(stored),
-        *(of_models(stored, question) for question in ("kept", "lead")),
-        non_relative(of(stored, run="first layers")),
+        *(of_models(stored, number) for number in ("kept", "lead")),
+        compact(smaller(stored)),
+        non_relative(stored),
+        without_written(stored),
+        worth(stored),
         written(of(stored, run="trace")),
         losses(of(stored, run="behaviour")),
         costs(of(stored, run="heads")),
@@ -341,30 +419,58 @@ def tables(stored: pd.DataFrame) -> list[str]:
     ]
 
 
-def over_layers(rows: pd.DataFrame) -> str:
+def compact(table: str) -> str:
+    """Return a table without spaces around its cells, as the README's."""
+    return re.sub(r" *\| *", "|", table)
+
+
+def families(stored: pd.DataFrame) -> str:
+    """Return the README's table: the three numbers, and the cost of removal, in two families."""
+    shown = {run: of(stored, run=run) for run in SHORTER}
+    short = {"lead": "lead", "kept": "order", "non_relative": "non-relative", "cost": "cost"}
+    lines = {
+        label: [
+            number_or_nothing(
+                of(rows, name=name), measure, "+z.2f" if measure == "cost" else "z.2f"
+            )
+            for rows in shown.values()
+            for measure in short
+        ]
+        for name, label in CONDITIONS.items()
+    }
+    models = {run: MODELS[run][0].split()[0].rstrip(",") for run in SHORTER}
+    columns = [f"{model}: {title}" for model in models.values() for title in short.values()]
+    return markdown("nats", columns, lines)
+
+
+def over_layers(rows: pd.DataFrame, title: str) -> str:
     """Return the table of means over layers, and of how many layers keep less than half."""
     lines = {}
     for name, label in CONDITIONS.items():
         row = of(rows, name=name)
         lines[label] = [
             cell
-            for question in QUESTIONS
+            for number in NUMBERS
             for cell in (
-                estimate(row, question),
+                estimate(row, number),
                 "{:.0f} of {:.0f}".format(
-                    *(value(row, f"{question}_{count}") for count in ("below_half", "layers"))
+                    *(value(row, f"{number}_{count}") for count in ("below_half", "layers"))
                 ),
             )
         ]
-    columns = [name for title in QUESTIONS.values() for name in (title, "below half")]
-    return markdown("mean of 30 layers at 64 tokens, nats", columns, lines)
+        lines[label].append(estimate(row, "cost", "+z.2f"))
+    columns = [name for heading in NUMBERS.values() for name in (heading, "below half")]
+    return markdown(f"{title}, nats", [*columns, "cost on text"], lines)
 
 
 def by_text(stored: pd.DataFrame) -> str:
     """Return the table of mean lead and order kept by text and first token."""
     lines = {
         label: [
-            ", ".join(f"{value(of(stored, run=run, name=name), x):z.2f}" for x in QUESTIONS)
+            ", ".join(
+                number_or_nothing(of(stored, run=run, name=name), number)
+                for number in ("lead", "kept")
+            ).strip(", ")
             for run in TEXTS
         ]
         for name, label in CONDITIONS.items()
@@ -372,36 +478,91 @@ def by_text(stored: pd.DataFrame) -> str:
     return markdown("lead, order; nats", list(TEXTS.values()), lines)
 
 
-def of_models(stored: pd.DataFrame, question: str) -> str:
-    """Return the table of what is there of the order, or of the lead, in four models."""
+def of_models(stored: pd.DataFrame, number: str) -> str:
+    """Return the table of what is there of the order, or of the lead, in five models."""
     shown = {run: of(stored, run=run) for run in MODELS}
     for run, (_, layer) in MODELS.items():
         shown[run] = shown[run] if layer is None else of(shown[run], layer=layer)
-    shown = {run: rows for run, rows in shown.items() if (rows["measure"] == question).any()}
+    shown = {run: rows for run, rows in shown.items() if (rows["measure"] == number).any()}
     lines = {
-        label: [estimate(of(rows, name=name), question) for rows in shown.values()]
+        label: [estimate(of(rows, name=name), number) for rows in shown.values()]
         for name, label in CONDITIONS.items()
     }
-    title = f"{QUESTIONS[question]}, nats"
+    title = f"{NUMBERS[number]}, nats"
     return markdown(title, [MODELS[run][0] for run in shown], lines)
 
 
-def non_relative(rows: pd.DataFrame) -> str:
-    """Return the table of the part that is no function of distance, with and without the mask."""
-    columns = {
-        "intact": ("intact", "non_relative"),
-        "without the mask": ("mask", "non_relative"),
-        "the mask's": ("mask", "mask_adds"),
+def smaller(stored: pd.DataFrame) -> str:
+    """Return the README's table of the models that are made or trained here, a layer of each."""
+    shown = {run: of(of(stored, run=run), layer=MODELS[run][1]) for run in ("free", *TWINS)}
+    columns = [("free", "kept"), *product(TWINS, ("lead", "kept"))]
+    lines = {
+        label: [number_or_nothing(of(shown[run], name=name), number) for run, number in columns]
+        for name, label in CONDITIONS.items()
+        if name not in BOTH
+    }
+    words = {"kept": "order", "lead": "lead"}
+    return markdown(
+        "nats", [f"{MODELS[run][0]}: {words[number]}" for run, number in columns], lines
+    )
+
+
+def non_relative(stored: pd.DataFrame) -> str:
+    """Return the table of the part that is no function of distance, over all layers."""
+    names = ["intact none", "mask none", "rope none", "written none"]
+    lines = {
+        WRITTEN[run]: [estimate(of(stored, run=run, name=name), "non_relative") for name in names]
+        for run in ("code", "prose", "gemma", "rope-tiny")
+    }
+    columns = [CONDITIONS[name] for name in names]
+    return markdown("not a function of distance, nats, mean of all layers", columns, lines)
+
+
+def without_written(stored: pd.DataFrame) -> str:
+    """Return the table of the three numbers without written position, and in its null."""
+    lines = {}
+    for run, label in WRITTEN.items():
+        rows, no_mark = (of(stored, run=name) for name in (run, f"no mark {run}"))
+        lines[label] = [
+            number_or_nothing(of(rows[rows["layer"].isna()], name=name), number)
+            for number in ("kept", "non_relative", "lead")
+            for name in ("intact none", "written none", "its null")
+        ] + [number_or_nothing(of(no_mark, name="written none"), "lead")]
+    columns = [
+        f"{number}: {what}"
+        for number in ("order", "not distance", "lead")
+        for what in ("intact", "without", "null")
+    ]
+    return markdown("mean of all layers, nats", [*columns, "lead: mark taken too"], lines)
+
+
+def worth(stored: pd.DataFrame) -> str:
+    """Return the table of what position is worth: the rise of losses, nats."""
+    quantities = {
+        "loss": "text",
+        "copy_text_second": "second copy of a text",
+        "copy_random_second": "of random tokens",
+    }
+    removals = {
+        "rope": "RoPE",
+        "written": "written",
+        "written_null": "null",
+        "rope+written": "both",
     }
     lines = {
-        f"L{layer}, {tokens}": [
-            estimate(of(rows, layer=layer, name=f"{control}{removed}"), measure)
-            for removed, measure in columns.values()
+        label: [
+            number_or_nothing(
+                of(stored, run=run, name=f"{quantity} {removed}"), "difference", "+z.2f"
+            )
+            for quantity in quantities
+            for removed in removals
         ]
-        for layer in (2, 3)
-        for tokens, control in (("text", ""), ("shuffled", "shuffled "))
+        for run, label in WORTHS.items()
     }
-    return markdown("part that is not relative, nats", [*columns], lines)
+    columns = [
+        f"{what}: {removed}" for what in quantities.values() for removed in removals.values()
+    ]
+    return markdown("rise of the loss, nats", columns, lines)
 
 
 def written(rows: pd.DataFrame) -> str:
@@ -598,6 +759,12 @@ def of(rows: pd.DataFrame, **wanted: str | int) -> pd.DataFrame:
 def value(rows: pd.DataFrame, measure: str) -> float:
     """Return the one value of a measure."""
     return float(of(rows, measure=measure)["value"].item())
+
+
+def number_or_nothing(rows: pd.DataFrame, measure: str, style: str = "z.2f") -> str:
+    """Return the one value of a measure without its interval; empty if there is none."""
+    found = of(rows, measure=measure)["value"]
+    return "" if found.empty else format(float(found.item()), style)
 
 
 def estimate(rows: pd.DataFrame, measure: str, style: str = "z.2f") -> str:

@@ -199,7 +199,9 @@ def overflowing_norm(model: Any) -> None:
         (overflowing_norm, ["w_q"], r"non-finite scores in L0, pass score_identity/"),
     ],
 )
-def test_a_non_finite_score_or_weight_stops_the_run_and_is_named(spoil: Any, removed: Any, message: str):
+def test_a_non_finite_score_or_weight_stops_the_run_and_is_named(
+    spoil: Any, removed: Any, message: str
+):
     plan = make_plan(
         LLAMA, removed, ablations=[Ablation(replacement="identity", gain="norm")], layers=(0, 1)
     )
