@@ -113,7 +113,10 @@ class Settings(CommandSettings):
         """Return the runs' labels: as given, or their models, or their folders."""
         models = [Path(manifest.model_name).name for manifest in manifests]
         folders = [folder.resolve().name for folder in self.runs]
-        return [*self.labels] or (models if len({*models} - {""}) == len(models) else folders)
+        paths = [str(folder) for folder in self.runs]
+        return [*self.labels] or next(
+            (names for names in (models, folders) if len({*names} - {""}) == len(names)), paths
+        )
 
     def validate(self) -> None:
         """Check that the runs can be compared, and that the folder is outside of them.

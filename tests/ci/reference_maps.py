@@ -51,7 +51,7 @@ def _trained(tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
             *((component,) for component in components(model)),
             ("mask", "w_q", "w_k", "w_v"),
         ):
-            with ablated(model, Ablation(remove=remove), gains):
+            with ablated(model, Ablation(remove=remove, replacement="identity"), gains):
                 kept = capture_scores(model, tokens, n_folds=3)
             yield f"{name}/without {' '.join(remove)}", kept.mean
         yield from _stages(f"{name}/stage", model, tokens)

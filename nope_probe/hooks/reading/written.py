@@ -149,7 +149,8 @@ class _Measuring:
         texts, kept = Texts(self.positions), dict[str, Tensor]()
         known = [name for name in self.positions.outputs if Writer(name).block >= entry]
         groups = [*without_written(model, self.positions, known, texts)]
-        hooks = self._reading(writer, number, kept, to_end=to_end)
+        is_block = writer.kind == "BLOCK"  # what it adds is known at its end
+        hooks = self._reading(writer, number, kept, to_end=to_end or is_block)
         outputs: dict[int, Vectors] = {}
         for start, stop in self.batches:
             texts.set(self._numbers(start).to(place))
@@ -159,7 +160,6 @@ class _Measuring:
                 run_forward(model, self.inputs[start:stop])
             if not self.positions.outputs:
                 self.positions.texts[start:stop] = fingerprints(kept["before"])
-            is_block = writer.kind == "BLOCK"
             outputs[start] = kept["after"] - kept["before"] if is_block else kept["output"]
             if to_end:
                 self.residuals[start] = kept["after"]
