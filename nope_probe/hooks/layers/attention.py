@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from einops import rearrange, reduce
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -418,7 +418,7 @@ def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def whole(weight: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def whole(weight: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     """Return a weight that is spread over processes (a DTensor) whole, and any other as it is."""
     spread: Any = weight
     return spread.full_tensor() if hasattr(spread, "full_tensor") else weight

@@ -64,6 +64,7 @@ TAKEN = (
 _WRAPPED = ("_module", "_model", "module", "model")
 ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
 # Whose functions on a module, or in place of another, compute the same.
+_CHECKERS = ("jaxtyping", "beartype")
 _LIBRARIES = ("transformers", "torch", "nnsight", "nope_probe", "transformer_lens")
 _IN_USE: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # the bridges of `ablated`
 
@@ -255,7 +256,9 @@ def _home_of(function: Any) -> str:
     function = getattr(function, "func", function)  # of a partial
     function = getattr(function, "__func__", function)  # of a method
     names = getattr(function, "__globals__", None)
-    return str(names["__name__"] if names else getattr(function, "__module__", None) or "torch")
+    home = str(names["__name__"] if names else getattr(function, "__module__", None) or "torch")
+    # What checks types computes what it wraps.
+    return _home_of(function.__wrapped__) if home.split(".")[0] in _CHECKERS else home
 
 
 def _is_of_a_library(module: nn.Module, forward: Any) -> bool:
