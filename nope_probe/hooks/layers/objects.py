@@ -210,8 +210,9 @@ def _validate_forwards(model: Any) -> None:
     for path, module in model.named_modules():
         replaced = vars(module).get("forward")
         if replaced is not None and not _is_of_a_library(module, replaced):
+            place = path.replace("._original_component", "")  # of a bridge
             raise UserError(
-                f"the forward of {path or 'the model'} was replaced on the object, and would be "
+                f"the forward of {place or 'the model'} was replaced on the object, and would be "
                 "dropped: write it as a subclass, or as a hook (register_forward_hook), which acts"
             )
 
