@@ -282,7 +282,7 @@ def test_a_weight_that_is_no_number_is_named(value: float, tmp_path: Path) -> No
         load(str(tiny.folder))
     hooked = load("rope-tiny").model
     hooked.blocks[1].mlp.W_in.data[3, 5] = value
-    with pytest.raises(UserError, match=r"1\.mlp\.(W_in|up_proj\.weight) holds NaN"):
+    with pytest.raises(UserError, match=r"\.1\..*mlp\..*(W_in|weight) holds NaN"):
         capture_scores(hooked, TEXT)
 
 

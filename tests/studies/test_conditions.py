@@ -194,11 +194,11 @@ def overflowing_norm(model: Any) -> None:
 @pytest.mark.parametrize(
     ("spoil", "removed", "message"),
     [
-        (nan_embeddings, ["sources"], r"embed(\.W_E|_tokens\.weight) holds NaN or infinite"),
+        (nan_embeddings, ["sources"], r"embed.*\.(W_E|weight) holds NaN or infinite"),
         (
             infinite_weight,
             ["sources"],
-            r"1\.(attn\.W_Q|self_attn\.q_proj\.weight) holds NaN or infinite",
+            r"\.1\..*attn\..*(W_Q|weight) holds NaN or infinite",
         ),
         (overflowing_norm, ["w_q"], r"non-finite scores in L0, pass score_identity/"),
     ],

@@ -80,10 +80,7 @@ def validate_weights(model: nn.Module) -> None:
         numbers = weight.detach()
         is_float = numbers.is_floating_point()
         if is_float and not numbers.sum().isfinite() and not numbers.isfinite().all():
-            place = name.replace("._original_component", "")  # of a bridge
-            raise UserError(
-                f"the weight {place} holds NaN or infinite numbers: the model is broken"
-            )
+            raise UserError(f"the weight {name} holds NaN or infinite numbers: the model is broken")
 
 
 def _validate_finite(hf: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab"]) -> None:
