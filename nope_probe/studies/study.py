@@ -23,6 +23,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import BlockPositions, Calibration
 from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
+from nope_probe.removal import INTACT, Condition
 from nope_probe.run.flags import CommandSettings
 from nope_probe.run.folder import Run
 from nope_probe.run.paths import validate_memory
@@ -66,22 +67,30 @@ class Pass:
     reads_logits: bool = False
 
     @property
+    def condition(self) -> Condition:
+        """What the model is run without."""
+        return INTACT if self.ablation is None else self.ablation.condition
+
+    @property
+    def positions(self) -> list[str]:
+        """The keys of what is measured in the ablated model first: positions of removed writers."""
+        return [*position_keys(self.key, self.ablation or Ablation(), self.engine).values()]
+
+    @property
     def n_written(self) -> int:
         """On how many tokens the position that blocks write is measured."""
         texts = self.engine.inputs if self.engine.texts is None else self.engine.texts
-        of_blocks = (self.ablation or Ablation()).condition.of_blocks
-        return texts.shape[0] * texts.shape[1] if of_blocks else 0
+        return texts.shape[0] * texts.shape[1] if self.condition.of_blocks else 0
 
     def sizes(self, processes: Processes) -> dict[str, int]:
         """Return how many sequences this process runs for each key.
 
         The positions of removed writers, which are measured in the ablated model, come first.
         """
-        of_positions = position_keys(self.key, self.ablation or Ablation(), self.engine)
         n_local = 0
         if self.runs is not None:
             n_local = self.runs * processes.n_own(len(self.engine.inputs), self.engine.batch_size)
-        return dict.fromkeys((*of_positions.values(), self.key), n_local)
+        return dict.fromkeys((*self.positions, self.key), n_local)
 
 
 def calibration(engine: Engine, ablations: Sequence[Ablation]) -> Iterator[Pass]:
@@ -133,12 +142,8 @@ class Study(ABC, Generic[Chosen]):
 
     def massive_outputs(self) -> dict[str, int]:
         """Return by measurement how many outputs stay out of the means of written position."""
-        keys = {
-            key
-            for pass_ in self.passes()
-            if (ablation := pass_.ablation) is not None and ablation.condition.of_blocks
-            for key in position_keys(pass_.key, ablation, pass_.engine).values()
-        }
+        of_blocks = (pass_ for pass_ in self.passes() if pass_.condition.of_blocks)
+        keys = {key for pass_ in of_blocks for key in pass_.positions}
         load = self.session.checkpoint.load
         return {key: BlockPositions.from_tensors(load(key)).n_left_out for key in sorted(keys)}
 
@@ -230,7 +235,7 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
     loading, memory = time.monotonic() - session.started, memory_in_words(session, passes)
     rows = dict[str, tuple[str, str, str, int]]()  # passes share measured positions
     for pass_ in passes:
-        condition, n_pos = (pass_.ablation or Ablation()).condition, pass_.engine.inputs.shape[1]
+        condition, n_pos = pass_.condition, pass_.engine.inputs.shape[1]
         for key, n in pass_.sizes(session.processes).items():
             # A block is run to its attention's output, and then to its end.
             n_runs = 2 if condition.of_blocks and key != pass_.key else 1

@@ -75,12 +75,16 @@ def capture_block_positions(
     if kept >= n:
         raise UserError(f"kept_positions {kept}: sequences of {n} tokens have no later positions")
     sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
+    with torch.inference_mode(), tapped(model):
+        whole = written_by_blocks(model, inputs[:1], len(blocks_of(model)))
+    blocks = [block.with_whole_attention for block in whole]
     measuring = _Measuring(
         model=model,
         inputs=inputs,
         batches=batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes),
         latest=min(sharing, default=len(blocks_of(model))),
         checkpoint=checkpoint,
+        n_writers=sum(len(block.names) for block in blocks),
         positions=BlockPositions(
             outputs={},
             texts=torch.zeros(len(inputs), dtype=torch.long),
@@ -89,9 +93,6 @@ def capture_block_positions(
         ),
     )
     with torch.inference_mode(), tapped(model):
-        whole = written_by_blocks(model, inputs[:1], len(blocks_of(model)))
-        blocks = [block.with_whole_attention for block in whole]
-        measuring.n_writers = sum(len(block.names) for block in blocks)
         for block in blocks:
             measuring.measure(block, is_last=block is blocks[-1])
     return measuring.positions
@@ -113,11 +114,12 @@ class _Measuring:
         batches: Sequence[tuple[int, int]],
         latest: int,
         checkpoint: StreamCheckpoint,
+        n_writers: int,
         positions: BlockPositions,
     ) -> None:
         self.model, self.inputs, self.batches, self.latest = model, inputs, batches, latest
-        self.checkpoint, self.positions = checkpoint, positions
-        self.n_outputs, self.n_writers = n_outputs_of(model, inputs[:1]), 1
+        self.checkpoint, self.n_writers, self.positions = checkpoint, n_writers, positions
+        self.n_outputs = n_outputs_of(model, inputs[:1])
         self.residuals: dict[int, Vectors] = {}  # by the first text of the batch
 
     def measure(self, block: BlockWriting, *, is_last: bool) -> None:
