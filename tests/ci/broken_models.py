@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 Break = Callable[[Path], object]
 DEEP = "[" * 100_000
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
 
 
 def change(**fields: Any) -> Break:
@@ -38,14 +38,10 @@ def tensors(edit: Callable[[dict[str, Any]], object]) -> Break:
     return apply
 
 
-def listed(weight_map: Any, content: str = "") -> Break:
-    """Replace the weights by an index, or by other content in its file."""
-
-    def apply(folder: Path) -> None:
-        (folder / WEIGHTS).unlink()
-        (folder / INDEX).write_text(content or json.dumps({"weight_map": weight_map}))
-
-    return apply
+def break_index(folder: Path) -> None:
+    """Replace the weights by an index that is no JSON."""
+    (folder / WEIGHTS).unlink()
+    (folder / "model.safetensors.index.json").write_text(DEEP)
 
 
 def cut(folder: Path) -> None:
@@ -58,10 +54,6 @@ ROWS: dict[str, tuple[Break, str]] = {
     "config with an unknown type": (change(model_type="\x1b[31mred"), r"\x1b[31mred"),
     "config with an unknown activation": (change(hidden_act="swoosh"), "(KeyError)"),
     "a layer too many": (change(num_hidden_layers=3), "lacks weights, such as model.layers.2."),
-    "code of its own": (
-        change(auto_map={"AutoModelForCausalLM": "own.Own"}),
-        "needs remote code (own.Own), which is refused",
-    ),
     "an encoder": (
         change(model_type="bert", architectures=["BertForMaskedLM"]),
         "is a BertForMaskedLM, not a causal decoder",
@@ -84,11 +76,7 @@ ROWS: dict[str, tuple[Break, str]] = {
         tensors(lambda t: t.update({"model.norm.weight": t["model.norm.weight"][:41].clone()})),
         "has weights of other shapes than its config.json has, such as model.norm.weight",
     ),
-    "index of no JSON": (listed(None, DEEP), "is no valid index of safetensors files: "),
-    "index of an absent file": (
-        listed({"model.norm.weight": "a.safetensors"}),
-        "lacks a.safetensors, which its model.safetensors.index.json lists",
-    ),
+    "index of no JSON": (break_index, "is no valid index of safetensors files: "),
     "quantised weights": (
         change(quantization_config={"quant_method": "own"}),
         "is quantised (own), and its weights cannot be read as plain numbers",

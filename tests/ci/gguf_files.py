@@ -72,10 +72,10 @@ def write_gguf(
     return path
 
 
-def tiny_llama(hidden_size: int = 42, *, biases: bool = False) -> LlamaForCausalLM:
-    """Return a random Llama, by default without the biases that transformers drops."""
+def tiny_llama(hidden_size: int = 42) -> LlamaForCausalLM:
+    """Return a random Llama without the biases that transformers drops."""
     config = CONFIGS["llama"]()
-    config.attention_bias, config.mlp_bias, config.hidden_size = biases, False, hidden_size
+    config.attention_bias, config.mlp_bias, config.hidden_size = False, False, hidden_size
     return randomised(config, seed=1)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import pytest
 from support.command_line import run_command
 from support.finished_runs import WITHOUT_REPLICATES
 
-from nope_probe import attention, compare
+from nope_probe import compare
 from nope_probe.cli import find_commands
-from nope_probe.errors import UserError
 from nope_probe.run.folder import Run, read_run, write_run
-from nope_probe.studies.compare import Settings, columns_of
+from nope_probe.studies.compare import columns_of
 from tests.support.manifests import manifest_of
 
 SIZES = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--bos", "never"]
@@ -89,23 +87,3 @@ def test_two_runs_of_any_command_are_compared(
     names = ["table", *(column for column in rows if column in columns_of(name))]
     names = [column for column in names if column not in ("value", "difference")]
     assert not rows.duplicated([*names, "number"]).any()
-
-
-def test_two_runs_of_unlike_commands_are_refused(pairs: dict[str, list[Path]]) -> None:
-    for (one, (first, _)), (other, (second, _)) in combinations(pairs.items(), 2):
-        message = f"are of different commands, {one} and {other}"
-        for command in (other, one):
-            if command in OTHERS:
-                message = f"is of {command}: runs of ablate"
-        with pytest.raises(UserError, match=message):
-            Settings(runs=(first, second)).validate()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_runs_without_maps_are_compared_at_one_length(
-    pairs: dict[str, list[Path]], tiny: Callable[[str], Any], tmp_path: Path
-) -> None:
-    flags = [*RUNS["attention"], "--seq-len", 13, "--out", tmp_path / "longer"]
-    run_command(attention, "--model", tiny("llama").folder, *flags)
-    with pytest.raises(UserError, match="sequences of different lengths, 11 and 13"):
-        Settings(runs=(pairs["attention"][0], tmp_path / "longer")).validate()

@@ -157,14 +157,3 @@ def test_contradicting_device_flags_are_one_line(
 ) -> None:
     given = [*SMALL, "--device-map", "auto", *flags]
     assert refused(capfd, tmp_path, ablate, *given).startswith(message)
-
-
-def test_a_device_map_in_several_processes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    launch = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
-    for name, value in launch.items():
-        monkeypatch.setenv(name, str(value))
-    given = [*SMALL, "--device-map", "auto", "--batch-size", "3"]
-    said = refused(capfd, tmp_path, ablate, *given)
-    assert said.startswith("--device-map gives one process all GPUs")

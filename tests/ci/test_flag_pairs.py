@@ -51,13 +51,10 @@ GOOD: dict[str, tuple[str, ...]] = {
     "mean_seqs": ("32",),
     "batch_size": ("3", "64"),
     "confirm": ("0", "2"),
-    "d_model": ("9",),
     "data": ("random", "gaussian", "SHORT"),
     "bos": ("auto", "always", "never", "a"),
     "device": ("cpu", "auto"),
-    "figure": ("figure1", "figure8"),
     "folds": ("4", "6"),
-    "heads": ("L0H1",),
     "image": ("image.svg",),
     "in_heads": ("L0H1",),
     "kept_positions": ("0",),
@@ -67,9 +64,6 @@ GOOD: dict[str, tuple[str, ...]] = {
     "max_len": ("32",),
     "measures": ("loss in-context", "copy position"),
     "model": ("nope-tiny", "parameter-free-rope"),
-    "models": ("MODEL nope-tiny",),
-    "n_layers": ("3",),
-    "n_samples": ("40",),
     "n_seqs": ("13",),
     "out": ("here",),
     "prefix": ("5",),
@@ -84,7 +78,6 @@ GOOD: dict[str, tuple[str, ...]] = {
     "seq_len": ("21", "24"),
     "skip_keys": ("0", "2"),
     "steps": ("2",),
-    "target_se": ("0.05",),
     "tokens": ("TOKENS.npy",),
     "text": ("other",),
     "text_file": ("TEXT.txt",),
@@ -152,11 +145,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def line_of(command: str, chosen: dict[str, Words], desk: Path) -> list[str]:
     """Return the words of a line: the base, with the chosen flags in the place of its own."""
     base = {
-        name: words if name in ("runs", "figure") else (flag_of(name), *words)
+        name: words if name == "runs" else (flag_of(name), *words)
         for name, words in ((name, tuple(value.split())) for name, value in BASE[command].items())
     }
-    if "target_se" in chosen:  # takes no number of samples
-        base.pop("n_samples")
     files = {path.name: str(path) for path in desk.iterdir()}
     files |= {path.stem: str(path) for path in desk.glob("*.jsonl")}
     files |= {f"runs/{name}": str(desk / "runs" / name) for name in ("one", "two")}

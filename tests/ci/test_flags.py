@@ -235,9 +235,6 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     names_a_writer = any("position[L1" in name for name in chosen.get("--remove", ()))
     if names_a_writer and command != "behaviour":
         small = {**small, "--layers": "2"}
-    if "--target-se" in chosen:
-        small = {name: size for name, size in small.items() if name != "--n-samples"}
-        small["--target-se"] = "0.05"
     if reads_text:
         chosen = {"--data": (PACKED if "--pack" in chosen else TEXT,), **chosen}
     small = {**small, **(OF_WHY if "--why" in chosen else {})}

@@ -26,7 +26,6 @@ from nope_probe import (
     ablated,
     behaviour,
     capture_scores,
-    compare,
     figures,
     load,
     read_run,
@@ -145,20 +144,6 @@ def test_losses_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> None:
     with zero_mlps(hybrid), torch.inference_mode():
         expected = float(hybrid.hf(tokens, labels=tokens).loss)
     assert table.loc[("loss", "mlp"), "value"] == pytest.approx(expected, rel=NETWORK)
-
-
-def test_runs_are_paired_by_the_numbers_of_their_layers(
-    scored: Path, run_of: Any, tmp_path: Path
-) -> None:
-    first = run_of(ablate, "first", ["--remove", "none", "--layers", 2])
-    assert read_run(first).manifest.layers == (1,)
-    out = tmp_path / "out"
-    run_command(compare, scored, first, "--labels", "a", "b", "--out", out)
-    run = read_run(out)
-    table = run.tables["differences"]
-    assert set(table["layer"]) == {1}
-    assert table["difference"].abs().max() == 0
-    assert (table["method"] == "paired").any()
 
 
 def test_the_functions_of_notebooks_number_layers_too(hybrid: Tiny) -> None:

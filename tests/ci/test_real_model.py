@@ -1,18 +1,14 @@
 """Real language models from the package index, SmolLM2-135M-Instruct and Gemma 3 270M."""
 
 from functools import cache
-from pathlib import Path
-from shutil import copy
 
 import pytest
 import torch
-from support.command_line import refused
 from support.decoder_errors import map_error
 from support.tiny_models import Tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nope_probe import (
-    ablate,
     capture_attention,
     load,
     run_ablations,
@@ -23,7 +19,6 @@ from nope_probe import (
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import FETCHED
 
-FILE = FETCHED["smollm2-135m"]
 FIRST = {"smollm2-135m": 4, "gemma-3-270m": 6}  # layers; Gemma's L5 is its first without a window
 
 
@@ -132,23 +127,3 @@ def test_it_knows_the_capital_of_france() -> None:
     assert loaded.tokenizer.decode(following) == " Paris"
     assert loaded.info.gguf.file_type == "MOSTLY_Q4_1"
     assert loaded.info.gguf.tensor_types == {"Q4_1": 210, "F32": 61, "Q8_0": 1}
-
-
-def test_half_of_the_file_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    half = tmp_path / "half.gguf"
-    with FILE.open("rb") as file:
-        half.write_bytes(file.read(FILE.stat().st_size // 2))
-    line = refused(capfd, tmp_path / "runs", ablate, "--model", half)
-    assert "half.gguf is broken or not whole, download it again" in line
-
-
-def test_the_file_under_another_architecture_is_refused(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    other = Path(copy(FILE, tmp_path / "other.gguf"))
-    with other.open("r+b") as file:
-        place = file.read(4096).index(b"llama")  # the value of general.architecture
-        file.seek(place)
-        file.write(b"rwkv6")
-    line = refused(capfd, tmp_path / "runs", ablate, "--model", other)
-    assert "does not read the architecture rwkv6 from GGUF" in line

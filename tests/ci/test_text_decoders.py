@@ -11,7 +11,7 @@ import transformers
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, distance, randomise, tokens
 
-from nope_probe import ablated, capture_losses, load, run_attention
+from nope_probe import ablated, capture_losses, load
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.text_decoder import text_config_of
 
@@ -152,14 +152,6 @@ def plain_text(hf: Any) -> Any:
     text.model.load_state_dict(hf.model.language_model.state_dict())
     text.lm_head.load_state_dict(hf.lm_head.state_dict())
     return text.eval()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_folder_is_run_by_a_command(tmp_path: Path) -> None:
-    multimodal("Gemma3").save_pretrained(tmp_path / "model")
-    run = run_attention(str(tmp_path / "model"), data="random", n_seqs=8, seq_len=8, folds=4)
-    assert len(run.tables["attention"]) == 3 * 4
-    assert "the text decoder of a Gemma3" in run.manifest.model.architecture
 
 
 def test_a_model_that_feeds_its_decoder_otherwise_has_no_text_decoder() -> None:

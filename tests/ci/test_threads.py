@@ -25,7 +25,6 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.names import CHECKPOINTS
 
-ModelOf = Callable[[str], tuple[Any, str]]
 ModelsOf = Callable[[str], tuple[Any, PreTrainedModel]]
 # Of joint projections, position embeddings, frequencies of the length, windows and soft caps.
 KINDS = ["hooked", "gpt2", "phi3-longrope", "gemma2", "own"]
@@ -99,21 +98,6 @@ def test_eight_captures_in_two_threads_equal_plain_transformers(
             assert_same(measured, plain_maps(hf, tokens), NETWORK)
     assert hooks_left(model) == []
     assert model(batch(0)).equal(before)
-
-
-@pytest.mark.parametrize("kind", KINDS[::2])
-def test_plain_passes_during_captures_are_intact_and_not_read(
-    models_of: ModelsOf, kind: str
-) -> None:
-    model, hf = models_of(kind)
-    expected, logits = plain_maps(hf, batch(0)), hf(batch(1, 7)).logits.detach()
-    means = calibrate(model, batch(0)).means["w_o"]
-    with passes_go_on(lambda _: model(batch(1, 7))) as outputs:
-        for _ in range(5):
-            assert_same(capture_scores(model, batch(0), batch_size=3).mean, expected, NETWORK)
-            assert_same(calibrate(model, batch(0), batch_size=3).means["w_o"], means, NETWORK)
-    for _, output in outputs:
-        assert_same(output, logits, NETWORK)
 
 
 def test_two_passes_of_unequal_batches_are_embedded_at_once(models_of: ModelsOf) -> None:

@@ -1,6 +1,5 @@
 """Heads are measured where attention makes its angles itself; bands need the rotation."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,8 @@ from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same
 
-from nope_probe import head_scores, load
+from nope_probe import head_scores, load, run_ablations
 from nope_probe.errors import UserError
-from nope_probe.studies.ablate import Settings
-from nope_probe.studies.ablate_run import run
 
 FAMILIES = ["gptj", "codegen", "recurrent_gemma", "nanochat", "hunyuan_v1_dense"]
 
@@ -31,21 +28,9 @@ def test_heads_are_measured_as_by_plain_transformers(name: str, tmp_path: Path) 
         assert_same(of_layer["previous_token"], before, NETWORK)
 
 
-def settings_of(folder: Path, place: Path) -> Settings:
-    """Return the settings of a small run of all layers, into `run` of a place."""
-    return Settings(
-        model=str(folder),
-        data="random",
-        layers="all",
-        n_seqs=8,
-        seq_len=13,
-        out=place / "run",
-    )
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bands_of_an_unknown_rotation_are_refused_in_a_line(name: str, tmp_path: Path) -> None:
     tiny = write_decoder(name, tmp_path)
-    settings = replace(settings_of(tiny.folder, tmp_path), remove=(), bands=2)
+    options = {"data": "random", "layers": "all", "n_seqs": 8, "seq_len": 13, "remove": ()}
     with pytest.raises(UserError, match="--bands: RoPE's pairs of coordinates were not recognised"):
-        run(settings)
+        run_ablations(str(tiny.folder), bands=2, **options)
