@@ -188,14 +188,6 @@ def test_attention_that_ignores_the_text_is_positional() -> None:
     assert abs(jackknife(found.others_content).value) < 1e-9
 
 
-def test_the_share_is_of_both_rows_and_that_of_the_others_stands_next_to_it(scores: Tensor) -> None:
-    found = split(scores, torch.arange(37) % N_FOLDS)
-    first, rest, others, content = (float(getattr(found, part).values[0]) for part in PARTS)
-    whole = first + rest + others + content
-    assert found.positional_share.value == pytest.approx((first + others) / whole)
-    assert found.others_share.value == pytest.approx(others / (others + content))
-
-
 def test_the_bounds_are_the_mean_weights_and_each_folds_weights_read_with_the_others(
     scores: Tensor,
 ) -> None:

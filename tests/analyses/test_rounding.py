@@ -97,12 +97,6 @@ def test_what_float32_attention_does_not_see_is_no_pattern_however_small_the_sco
     assert measures.amplitude.value == pytest.approx(amplitude if is_pattern else 0, rel=1e-4)
 
 
-def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
-    digits = maps(ripple(0.5 * RMS * ROUNDING))
-    measures = measure(digits)[0]
-    assert is_zero(measures.non_relative)
-
-
 @pytest.mark.parametrize("times", [0.9, 1.1])
 def test_a_positional_part_within_rounding_is_none(times: float) -> None:
     amplitude = times * RMS * ROUNDING * 2**0.5  # of two score maps

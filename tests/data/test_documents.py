@@ -28,16 +28,6 @@ PLAIN = tokenizer()
 TEXTS = [f"{i} " + "the quick brown fox " * (1 + i % 7) for i in range(211)]
 
 
-def test_text_files_of_every_kind_give_the_same_documents(tmp_path: Path) -> None:
-    rows = pd.DataFrame({"n": [1, 2], "text": ["one: é", "two"]})
-    rows.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
-    rows.to_parquet(tmp_path / "a.parquet")
-    (tmp_path / "a.txt").write_text("one: é", encoding="utf-8")
-    assert documents(str(tmp_path / "a.jsonl")) == ["one: é", "two"]
-    assert documents(str(tmp_path / "a.parquet")) == ["one: é", "two"]
-    assert documents(str(tmp_path / "a.txt")) == ["one: é"]
-
-
 MARK = "\ufeff"
 
 

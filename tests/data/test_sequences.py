@@ -158,13 +158,6 @@ def test_prose_is_the_language_reference_of_this_python() -> None:
     assert f"Python {python_version()}" in note
 
 
-def test_bos_always_without_a_bos_token_is_an_error(text: str) -> None:
-    without = tokenizer()
-    without.bos_token = None
-    with pytest.raises(UserError, match="--bos always: the model's tokenizer has no BOS token"):
-        sequences(text, tokenizer=without, n_seqs=5, seq_len=17, bos="always")
-
-
 def test_sequences_at_the_start_are_the_first_tokens_of_long_enough_documents(
     text: str,
 ) -> None:

@@ -12,7 +12,6 @@ from nope_probe.analyses.pattern_rows import (
     score_distance_sums,
 )
 from nope_probe.maps.centred import diagonal_normalised, row_centred
-from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows, choose_rows
@@ -20,8 +19,6 @@ from nope_probe.maps.rows import MapRows, choose_rows
 N, FOLDS = 37, 5
 QUERIES = choose_rows(N, 13)
 ROWS = MapRows(QUERIES, N)
-COUNTS = torch.tensor([3, 7, 2, 5, 11])
-WEIGHTS = fold_weights(len(COUNTS), COUNTS)
 
 
 def folds(window: int = N) -> torch.Tensor:
@@ -102,10 +99,6 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
     distance = QUERIES[:, None] - torch.arange(N)
     of_distance = [normalised[distance == d].nansum().abs() for d in range(N)]
     assert max(map(float, of_distance)) < 1e-9
-    pattern = LayerMaps.of(rows[None], None, QUERIES, 2).pattern
-    means = bin_means(pattern, score_distance_sums, offset_bins(N - 3))[0]
-    kept = (distance == 3) & (torch.arange(N) >= 2)
-    assert float(means[2]) == pytest.approx(float(rows[kept].mean()))
 
 
 def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> None:

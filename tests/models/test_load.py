@@ -105,13 +105,6 @@ def test_the_papers_checkpoint_is_loaded_with_rope_off(
     assert distance(unrotated.model(llama.tokens), expected) <= NETWORK
 
 
-@pytest.mark.parametrize("name", ["nope-tiny", "parameter-free", "folder"])
-def test_a_revision_of_a_model_that_is_not_on_the_hub_is_refused(name: str, tiny: ByName) -> None:
-    name = str(tiny("llama").folder) if name == "folder" else name
-    with pytest.raises(UserError, match=r"is for models on the Hub, and .* is not there"):
-        load(name, revision="x")
-
-
 @pytest.mark.parametrize("tokens_left", [("eos_token",), ()])
 def test_a_tokenizer_keeps_the_special_tokens_that_it_has_on_disk(
     tokens_left: tuple[str, ...], tiny: ByName, tmp_path: Path

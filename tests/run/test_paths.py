@@ -49,12 +49,3 @@ def test_what_was_made_for_nothing_is_removed_and_what_was_there_stays(tmp_path:
     with locked(folder):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(UserError, match=r"cannot write to .*file/run: Not a directory"),
-        locked(tmp_path / "file" / "run"),
-    ):
-        pass

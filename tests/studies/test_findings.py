@@ -11,19 +11,12 @@ from nope_probe.studies.tidy import preferred_keys
 Estimate = tuple[float, float, float]
 CLEAR = (0.9, 0.8, 1.0)
 MINUS = (-0.5, -0.7, -0.3)
-SMALL = (0.05, 0.02, 0.08)
 NOISY = (0.3, -0.1, 0.7)
 NONE = (np.nan, np.nan, np.nan)
 
 
 def cells(column: str, estimate: Estimate) -> dict[str, float]:
     return dict(zip((column, f"{column}_low", f"{column}_high"), estimate, strict=True))
-
-
-def shares(*given: tuple[int, str, Estimate]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"layer": layer, "term": term, **cells("share", numbers)} for layer, term, numbers in given
-    )
 
 
 @pytest.mark.parametrize(

@@ -157,17 +157,6 @@ def test_the_controlled_mean_is_unbiased():
     assert z[:, below].abs().mean() < 1.2  # 0.8 if the standard errors are right
 
 
-@pytest.mark.parametrize("rope", [False, True])
-def test_the_chunk_size_changes_nothing_but_summation_order(rope):
-    runs = [
-        simulate_scores(
-            model(rope=rope), alpha=0.3, seq_len=N, n_samples=150, chunk_size=size
-        ).controlled
-        for size in (64, 37)
-    ]
-    assert_same(runs[0].folds, runs[1].folds)
-
-
 @pytest.mark.parametrize(("target", "control_variate"), [(2e-3, True), (1e-2, False)])
 def test_a_target_error_is_reached_in_every_layer_without_many_more_samples(
     target: float, control_variate: bool

@@ -16,7 +16,6 @@ from nope_probe import (
     load,
     run_ablations,
     run_trace,
-    sequences,
 )
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import as_inputs
@@ -63,14 +62,6 @@ def test_every_capture_takes_a_text(shipped: LoadedModel, ids: list[int]) -> Non
     assert all(one.nan_to_num().equal(other.nan_to_num()) for one, other in same)
     text, expected = (calibrate(model, given).means for given in (TEXT, tokens))
     assert all(text[name].equal(expected[name]) for name in expected)
-
-
-def test_sequences_bring_their_documents(shipped: LoadedModel) -> None:
-    data = sequences([TEXT * 2, TEXT * 3], tokenizer=shipped.tokenizer, seq_len=7)
-    assert data.documents is not None
-    n_first = int((data.documents == 0).sum())
-    counts = capture_scores(shipped.model, data).counts
-    assert sorted(counts.tolist()) == sorted([n_first, len(data) - n_first])
 
 
 @pytest.mark.usefixtures("unenforced")
@@ -121,11 +112,6 @@ def test_a_hooked_transformer_ends_at_its_context_and_a_bridge_with_rope_does_no
         return
     with pytest.raises(UserError, match=r"have \d+ tokens, .* context is 256"):
         as_inputs(shipped.model, given)
-
-
-def test_a_model_without_tokenizer_takes_no_text() -> None:
-    with pytest.raises(UserError, match="no tokenizer, so it takes tokens or vectors"):
-        as_inputs(load("parameter-free", n_layers=1).model, TEXT)
 
 
 def test_a_name_in_place_of_a_model_is_an_error_that_says_what_to_pass(unenforced: None) -> None:

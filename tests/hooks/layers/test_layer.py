@@ -165,14 +165,6 @@ def test_a_run_takes_tokens_or_their_embeddings_and_ends_when_a_hook_stops_it(
     assert distance(kept[1], kept[0]) <= NETWORK
 
 
-def test_the_hooks_folder_imports_under_one_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pathlib import Path
-
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
-    with pytest.raises(ImportError, match=r"import nope_probe\.hooks"):
-        __import__("hooks")
-
-
 def test_the_scale_of_gpt2_can_fall_with_the_layers_index(tmp_path: Path) -> None:
     """As in Mistral's GPT-2 models: scores of block l are over l + 1 too."""
     config = CONFIGS["gpt2"]()

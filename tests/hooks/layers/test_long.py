@@ -1,18 +1,15 @@
 """Masks and attention of long sequences, a block of queries at a time."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support.command_line import refused, run_command
 from support.decoders import write_decoder
 from support.rounding import NETWORK
 from support.tiny_models import tokens
 
-from nope_probe import ablate, load
+from nope_probe import load
 from nope_probe.hooks.layers import attention as module
 from nope_probe.hooks.layers.attention import AttentionMask
 from nope_probe.hooks.layers.model import attention_read, run_blocks, run_forward
@@ -46,15 +43,3 @@ def test_rows_of_a_mask_are_those_of_all_its_cells(
     assert torch.equal(mask.rows(rows), mask.rows()[..., rows, :])
     assert int(mask.rows(rows)[0, 0, 0].sum()) == sees
     assert torch.equal(mask.of_queries(slice(7, 19)).rows(), mask.rows()[..., 7:19, :])
-
-
-def test_a_run_beyond_the_context_ends_where_it_is_asked_for(tmp_path: Path, capfd: Any) -> None:
-    flags = ["--data", "random", "--n-seqs", "8", "--layers", "1", "--folds", "4"]
-    for model in ("rope-tiny", str(write_decoder("llama", tmp_path).folder)):
-        out = tmp_path / f"run-{len(model)}"
-        asked = ["--model", model, "--seq-len", "271", *flags, "--out", str(out)]
-        line = refused(capfd, tmp_path, ablate, *asked)
-        assert "take --beyond-context" in line
-        run_command(ablate, "--remove", "none", *asked, "--beyond-context")
-        settings = json.loads((out / "manifest.json").read_text())["settings"]
-        assert (settings["seq_len"], settings["beyond_context"]) == (271, True)

@@ -61,15 +61,6 @@ def test_vectors_enter_the_first_block_as_they_are_whatever_is_added_to_embeddin
     assert distance(output, plain_output(hf, EMBEDDINGS[name](x, hf))) <= NETWORK
 
 
-def test_the_output_of_the_last_block_on_tokens_is_that_of_transformers(
-    bridge: ByName, tiny: ByName
-) -> None:
-    hf, tokens = tiny("gpt2").hf, tiny("gpt2").tokens
-    with torch.inference_mode():
-        output = run_blocks(bridge("gpt2"), tokens)
-    assert distance(output, plain_output(hf, hf.transformer.wte(tokens))) <= NETWORK
-
-
 def test_a_hook_at_the_first_block_reads_the_vectors_and_may_replace_them(
     bridge: ByName, tiny: ByName
 ) -> None:

@@ -108,8 +108,3 @@ def test_a_band_that_scores_do_not_have_is_refused(
 ):
     with pytest.raises(error, match=message):
         capture_scores(model_of(spec)[0], tokens(5, 5), band=band, n_folds=5)
-
-
-def test_soft_capped_scores_have_no_bands(bridge: ByName):
-    with pytest.raises(NotImplementedError, match="soft-capped"):
-        capture_bands(bridge("gemma2"), tokens(5, 5), [[(0, 5)]], n_folds=5)

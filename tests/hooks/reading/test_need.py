@@ -135,14 +135,6 @@ def test_need_of_a_head_is_that_of_its_rotation_alone(spec: str, model_of: Model
     assert abs(need.mean[0, 3] - expected) < BOUND
 
 
-def test_need_does_not_depend_on_the_batch_size(bridge: ByName) -> None:
-    one, seven = (
-        capture_need(bridge("mistral"), inputs(), "mask+rope", batch_size=size).folds
-        for size in (1, 7)
-    )
-    assert (one - seven).abs().max() < BOUND
-
-
 def test_what_no_head_can_lose_alone_is_refused_with_what_it_can(bridge: ByName) -> None:
     model = bridge("llama")
     for removed, message in (

@@ -131,18 +131,6 @@ def test_maps_do_not_depend_on_batch_size_folds_and_processes_whatever_is_remove
     assert_same(result.per_head.double().mean(2), result.folds, size=size)
 
 
-@FEW
-@given(st.permutations(range(N_SEQS)))
-def test_the_mean_map_does_not_depend_on_the_order_of_the_sequences(
-    model: Any, tokens: Tensor, order: list[int]
-):
-    result, expected = (
-        capture_scores(model, item, batch_size=4, n_folds=3).mean
-        for item in (tokens[order], tokens)
-    )
-    assert_same(result, expected)
-
-
 def test_stages_are_those_of_the_first_block_by_default(model: Any, tokens: Tensor):
     by_default, first, second = (
         capture_stages(model, tokens[:4], n_folds=1, stages=["a", "g"], **layer)

@@ -4,30 +4,19 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from support.decoders import write_decoder
 from support.edited_model import (
     rectangular_identity,
 )
 from support.hooked_runs import hooked_run
-from support.tiny_models import ByName, distance, tokens
+from support.tiny_models import ByName, distance
 
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.models.load import load
 
 HEADS = [1, 3]  # of six query heads, of which three share a key head
-
-
-def test_a_mean_map_hides_what_a_head_without_mask_sees(bridge: ByName) -> None:
-    model = bridge("llama")
-    with ablated(model, Ablation(remove=["mask"], heads={0: [0]})):
-        maps = capture_scores(model, tokens(8), n_folds=4, per_head=True)
-    later = torch.ones(11, 11, dtype=torch.bool).triu(1)
-    assert maps.mean[:, later].isnan().all()
-    assert maps.mean[:, ~later].isfinite().all()
 
 
 @pytest.mark.parametrize("n_heads", [4, 6])  # 4 * 11 values are no multiple of 6 coordinates

@@ -40,24 +40,6 @@ def test_outputs_that_a_model_clips_in_place_are_clipped_alike(name: str, tmp_pa
                 assert largest_error(hooked_run(model, tiny.tokens), expected) <= NETWORK
 
 
-def test_queries_are_constant_where_w_q_is_removed_and_nothing_else_is_said(
-    bridge: ByName, tiny: ByName
-) -> None:
-    model, inputs = bridge("llama"), tiny("llama").tokens
-    point = layers_of(model)[1].point("attn.q.hook_out")
-    written: list[torch.Tensor] = []
-
-    def keep(q: torch.Tensor, hook: object) -> None:
-        written.append(q.clone())
-
-    with hooks_attached([(point, keep)]), torch.no_grad():
-        model(inputs)
-        with ablated(model, "w_q", tokens=inputs):
-            model(inputs)
-    intact, replaced = (q.flatten(0, 1).flatten(1) for q in (written[0], written[-1]))
-    assert_same(replaced, intact.mean(0).expand_as(replaced), rounding(len(intact)))
-
-
 def test_one_token_that_is_clipped_leaves_the_constant_as_it_is(tmp_path: Path) -> None:
     tiny = write_decoder("olmo", tmp_path, clip_qkv=0.5)
     model: Any = load(str(tiny.folder)).model

@@ -181,23 +181,6 @@ def test_other_lengths_padding_and_other_calibrations_are_refused(bridge: Bridge
             model(text, attention_mask=mask)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"remove": ["position[MLP1]", "mlp"]}, "share the output"),
-        ({"remove": ["position[ATTN1]", "position[L1H0]"]}, "share the output"),
-        ({"remove": ["position[L1H0]"], "layers": [1]}, "takes no layers"),
-        ({"remove": ["position[L1H0]"], "heads": {1: [0]}}, "has no heads"),
-        ({"remove": ["position[head]"]}, "unknown component"),
-    ],
-)
-def test_what_an_ablation_of_position_does_not_combine_with(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        Ablation(**options)
-
-
 def test_it_combines_with_other_removals(bridge: BridgeOf, tiny: TinyOf) -> None:
     """Two heads of a block, mask and RoPE: what the heads wrote is that of the intact model."""
     model, hf, text = bridge("llama"), tiny("llama").hf, tokens()
