@@ -149,21 +149,3 @@ def test_leaving_a_fold_out_is_the_mean_over_the_sequences_of_the_others(
         leave_one_out(folds, fold_weights(len(sizes), counts)), torch.stack(truth)
     )
     assert float(fold_weights(len(sizes), counts).sum()) == pytest.approx(1)
-
-
-@given(SEEDS, st.lists(st.integers(1, 9), min_size=4, max_size=6))
-def test_inner_products_are_weighted_sums_over_pairs_of_different_folds(
-    seed: int, sizes: list[int]
-):
-    n_folds, counts = len(sizes), torch.tensor(sizes)
-    x, y = randn(seed, 2, n_folds, 5), randn(seed + 1, 3, n_folds, 5)
-    sums = ProductSums()
-    sums.add(x, y)
-    result = sums.products(5, fold_weights(n_folds, counts))
-    for out in (None, *range(n_folds)):
-        pairs = [
-            (a, b) for a in range(n_folds) for b in range(n_folds) if a != b and out not in (a, b)
-        ]
-        weight = sum(sizes[a] * sizes[b] for a, b in pairs)
-        total = sum(sizes[a] * sizes[b] * x[:, a] @ y[:, b].T / 5 for a, b in pairs)
-        torch.testing.assert_close(result[0 if out is None else 1 + out], total / weight)

@@ -12,7 +12,6 @@ from support.dense_patterns import estimates
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, along, jackknife, rms, share
 from nope_probe.analyses.positions import (
     TERMS,
-    clock,
     direct_part,
     position_terms,
     term_maps,
@@ -406,15 +405,6 @@ def test_the_norms_term_is_its_keys_before_all_queries_and_its_queries_before_th
     assert term.part.value == pytest.approx(part, abs=1e-9)
     assert term.size.value == pytest.approx(float(maps[kept].square().mean().sqrt()), rel=1e-9)
     assert "norm" not in position_terms(replace(reader, sums=sums_of(q, k, rope())))
-
-
-def test_a_clock_lies_on_a_line_where_keys_differ_in_one_direction() -> None:
-    k = torch.zeros(N_FOLDS, N_POS, 1, D_HEAD, dtype=torch.float64)
-    k[..., 2] = torch.linspace(0, 3, N_POS, dtype=torch.float64)[None, :, None]
-    dial = clock(Reader(sums=sums_of(torch.ones_like(k), k), counts=EQUAL))
-    assert float(dial.explained[0]) == pytest.approx(1)
-    assert torch.allclose(dial.whole[:, 0].abs(), (k[0, :, 0, 2] - 1.5).abs())
-    assert torch.allclose(dial.writers["embed"], dial.whole)
 
 
 def test_four_folds_are_too_few() -> None:

@@ -23,19 +23,6 @@ def checkpoint(out: Path, **about: object) -> RunCheckpoint:
     return RunCheckpoint(out / ".run.unfinished", about=about)
 
 
-def test_the_next_process_finds_the_finished_parts(tmp_path: Path) -> None:
-    with checkpoint(tmp_path) as first:
-        assert "score/mask" not in first
-        first.save("score/mask", MAPS)
-        assert "score/mask" in first
-    with checkpoint(tmp_path) as second:
-        assert "score/mask" in second
-        assert "score/rope" not in second
-        maps = second.load("score/mask")
-        assert maps.keys() == MAPS.keys()
-        assert all(torch.equal(maps[name], MAPS[name]) for name in MAPS)
-
-
 def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path) -> None:
     computed = []
 

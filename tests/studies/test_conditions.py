@@ -1,12 +1,12 @@
 """The conditions of a plan, and the scores that stop a run."""
 
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.edited_model import subsets
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
@@ -57,10 +57,6 @@ def measured(
     return plan.maps(run_passes(plan.passes(engine, shuffled)))
 
 
-def powerset(names: list[str]) -> list[tuple[str, ...]]:
-    return [members for size in range(len(names) + 1) for members in combinations(names, size)]
-
-
 @pytest.mark.parametrize(
     ("has", "encodings"),
     [
@@ -78,7 +74,7 @@ def test_a_plan_removes_sources_in_all_combinations_and_weights_alone(
     assert list(plan.sources) == sources
     conditions = [condition for condition, _ in plan.rows]
     assert conditions[0] == INTACT
-    of_sources = {frozenset(item) for item in powerset(sources)}
+    of_sources = {frozenset(item) for item in subsets(sources)}
     plain = {condition for condition, by in plan.rows if by == "none"}
     assert plain == {*of_sources, frozenset({"written"})}
     assert conditions[1:3] == [{"mask"}, {"written"}]

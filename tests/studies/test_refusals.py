@@ -49,15 +49,6 @@ def test_a_block_of_a_hybrid_that_does_not_attend_is_refused(
     assert line.endswith("does not attend; L1, L3 do")
 
 
-def test_weights_that_are_no_matrices_are_named_before_a_pass(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_decoder("deepseek_v3", tmp_path).folder
-    asked = [*SMALL, "--model", folder, "--remove", "w_q"]
-    line = refused(capfd, tmp_path / "here", ablate, *asked)
-    assert re.search(r"w_q of L0 cannot be removed: .*name removals without it", line)
-
-
 LATENT = (
     "Not removed by default: {} (it is no separate matrix (as in multi-head latent attention))."
 )

@@ -28,9 +28,8 @@ from nope_probe.studies.engine import Engine
 from nope_probe.studies.head_scores import captured_induction
 from tests.support.manifests import manifest_of
 
-N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
+N_POS, N_HEADS = 13, 6
 SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
-WEIGHTS = np.array([6, 6, 6, 6, 5]) / N_SEQS  # of the folds
 BELOW = np.tril(np.ones((N_POS, N_POS), bool))
 
 
@@ -79,44 +78,9 @@ def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.nd
             )
 
 
-def test_standard_errors_come_from_the_variance_between_folds(done: Path, truth: np.ndarray):
-    per_seq = truth.mean(2)
-    folds = np.stack([per_seq[:, fold::N_FOLDS].mean(1) for fold in range(N_FOLDS)])
-    squares = (folds - per_seq.mean(1)) ** 2  # of folds of 6, 6, 6, 6 and 5 sequences
-    odds = WEIGHTS / (1 - WEIGHTS)
-    se = (np.einsum("f,f...->...", odds, squares) / N_FOLDS) ** 0.5
-    seen = load_file(done / "maps.safetensors")["se/intact"]
-    assert_same(seen[:, BELOW], se[:, BELOW], MEASURE)
-
-
-def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray):
-    pattern, heads = pd.read_csv(done / "pattern.csv"), pd.read_csv(done / "head_pattern.csv")
-    assert list(pattern["layer"]) == [0, 1]
-    rows = heads[["layer", "head"]].to_numpy().tolist()
-    assert rows == [[layer, head] for layer in (0, 1) for head in range(N_HEADS)]
-    for name in ("amplitude", "locality", "first_key", "induction"):
-        assert (heads[f"{name}_low"] <= heads[name]).all()
-        assert (heads[name] <= heads[f"{name}_high"]).all()
-    for name in ("first_key", "previous_token", "induction"):
-        assert heads[name].between(0, 1).all()
-    folds = np.stack([truth[1, fold::N_FOLDS, 3].mean(0) for fold in range(N_FOLDS)])
-    rows = [folds[:, i, 1:i] for i in range(2, N_POS)]  # the keys after the first
-    centred = np.concatenate([row - row.mean(-1, keepdims=True) for row in rows], -1)
-    gram = centred @ centred.T / centred.shape[-1]
-    pairs = np.outer(WEIGHTS, WEIGHTS) * (1 - np.eye(N_FOLDS))
-    square = (gram * pairs).sum() / pairs.sum()
-    amplitude = np.sign(square) * np.abs(square) ** 0.5
-    seen = heads.set_index(["layer", "head"]).loc[(1, 3), "amplitude"]
-    assert seen == pytest.approx(amplitude, rel=MEASURE)
-
-
 def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
     """Return plain transformers' attention, [layer, seq, head, query, key]."""
     return plain_scores(hf, inputs).nan_to_num(nan=-torch.inf).softmax(-1).numpy()
-
-
-def first_key(result: np.ndarray) -> np.ndarray:
-    return result[..., 1:, 0].mean((1, -1)).ravel()
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -277,14 +277,6 @@ def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_n
     assert lead.table is None
 
 
-def test_the_strongest_of_many_readers_clears_the_noise_of_all_of_them() -> None:
-    faint = {"size": 0.01, "size_low": 0.002, "size_high": 0.0142}
-    one = traced.terms_table().query("layer == 2").assign(**faint)
-    assert sentence(one).startswith("At 48 tokens, L1H0")
-    others = [one.assign(layer=layer, size=0.0, size_low=-0.01) for layer in range(3, 26)]
-    assert sentence(pd.concat([one, *others])) == page.NO_PATTERN
-
-
 def test_the_strongest_writers_of_the_strongest_readers_are_shown_with_both_sides() -> None:
     whole, of_layer = traced.terms_table().query("layer == 2"), traced.writers_table()
     terms = [whole.assign(head=head, size=whole["size"] * (head + 1)) for head in range(40)]

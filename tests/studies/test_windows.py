@@ -1,8 +1,7 @@
 """Commands on sequences that are longer than a layer's sliding window of 5 positions."""
 
 import json
-from collections.abc import Callable, Sequence
-from itertools import combinations
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from support.command_line import run_command
 from support.decoders import write_decoder
+from support.edited_model import subsets
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same
 
@@ -23,10 +23,6 @@ TERMS = (
     *("mask_x_rope", "mask_x_window", "rope_x_window", "mask_x_rope_x_window"),
 )
 KINDS = ("pattern", "term")  # of maps that are patterns
-
-
-def powerset(names: Sequence[str]) -> list[tuple[str, ...]]:
-    return [members for size in range(len(names) + 1) for members in combinations(names, size)]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +65,7 @@ def test_the_window_is_a_source_and_its_terms_are_differences_of_plain_models(
     row, key = torch.arange(23)[:, None], torch.arange(23)
     kept = (key < row) & (row - key < 5)
     patterns = {}
-    for removed in powerset(["mask", "rope", "window"]):
+    for removed in subsets(["mask", "rope", "window"]):
         without = " and ".join(name for name in ("mask", "window", "rope") if name in removed)
         layers = plain_attention(tiny("mistral").hf, tokens, without=without or None)
         seen = torch.stack([layer.map for layer in layers.values()]).where(kept, torch.nan)
@@ -79,7 +75,7 @@ def test_the_window_is_a_source_and_its_terms_are_differences_of_plain_models(
         parts = [] if term == "without_sources" else term.split("_x_")
         expected = sum(
             (-1) ** (len(parts) - len(present)) * patterns[_without(present)]
-            for present in powerset(parts)
+            for present in subsets(parts)
         )
         result = torch.from_numpy(study.maps[f"term/{term}"]).double()
         assert (result - expected).nan_to_num().abs().max() <= NETWORK * scale, term

@@ -1,6 +1,5 @@
 """Who writes into queries and keys, against plain transformers and a model built by hand."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.plain_states import per_fold, plain_states
 from support.rounding import NETWORK
-from support.tiny_models import N_POS, distance, tokens
+from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 from support.traced import bos_reader
 
 from nope_probe import Ablation, ablated, load
@@ -20,10 +19,6 @@ from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.maps.rows import choose_rows
 from nope_probe.studies.tables import term_table, writer_table
-
-ModelOf = Callable[[str], tuple[Any, str]]
-TinyOf = Callable[[str], Any]
-BridgeOf = Callable[[str], Any]
 
 N_FOLDS = 5
 SPECS = [
@@ -87,7 +82,7 @@ def test_in_half_precision_the_writers_and_their_parts_are_those_of_float32_with
 
 
 def test_parts_that_do_not_add_up_are_refused_in_the_first_batch(
-    bridge: BridgeOf, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    bridge: ByName, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batches = bridge("llama"), []
     monkeypatch.setattr("nope_probe.hooks.reading.readers.MOST_ERROR", 1e-9)
@@ -103,7 +98,7 @@ def test_parts_that_do_not_add_up_are_refused_in_the_first_batch(
 
 @pytest.mark.parametrize("per_head", [False, True])
 def test_shared_key_heads_that_are_replaced_one_by_one_have_no_parts(
-    per_head: bool, bridge: BridgeOf, inputs: torch.Tensor
+    per_head: bool, bridge: ByName, inputs: torch.Tensor
 ) -> None:
     model = bridge("llama")
     error = pytest.raises(NotImplementedError, match=r"the keys of L1 are not those of its W_K: q")
@@ -113,7 +108,7 @@ def test_shared_key_heads_that_are_replaced_one_by_one_have_no_parts(
 
 @pytest.mark.parametrize("name", ["llama", "smollm3"])
 def test_mean_queries_and_keys_are_those_before_rope(
-    name: str, tiny: TinyOf, bridge: BridgeOf, inputs: torch.Tensor
+    name: str, tiny: ByName, bridge: ByName, inputs: torch.Tensor
 ) -> None:
     sums = capture_positions(bridge(name), inputs, n_folds=N_FOLDS, per_head=True)
     for layer, states in enumerate(plain_states(tiny(name).hf, inputs, rope=False)):
@@ -122,9 +117,7 @@ def test_mean_queries_and_keys_are_those_before_rope(
         assert distance(reader.k, per_fold(states.k, N_FOLDS)) <= NETWORK
 
 
-def test_a_mean_over_heads_needs_only_sums_of_queries(
-    bridge: BridgeOf, inputs: torch.Tensor
-) -> None:
+def test_a_mean_over_heads_needs_only_sums_of_queries(bridge: ByName, inputs: torch.Tensor) -> None:
     over_heads, by_head = (
         capture_positions(bridge("qwen3"), inputs, n_folds=N_FOLDS, per_head=per_head).readers[1]
         for per_head in (False, True)
@@ -169,7 +162,7 @@ def first_block(
 
 @pytest.mark.parametrize(("name", "factor"), [("llama", 1.0), ("granite", 0.37)])
 def test_what_a_writer_brings_is_its_output_through_norm_and_projection(
-    name: str, factor: float, tiny: TinyOf, tmp_path: Path
+    name: str, factor: float, tiny: ByName, tmp_path: Path
 ) -> None:
     """Outputs of plain transformers, normed by hand; Granite multiplies what blocks add."""
     given = tiny("llama")
@@ -191,7 +184,7 @@ def test_what_a_writer_brings_is_its_output_through_norm_and_projection(
 
 @pytest.mark.parametrize("n_pos", [N_POS, 131])
 def test_a_head_brings_from_the_first_key_its_weight_times_its_value(
-    n_pos: int, tiny: TinyOf, bridge: BridgeOf
+    n_pos: int, tiny: ByName, bridge: ByName
 ) -> None:
     hf, inputs = tiny("llama").hf, tokens(3, n_pos, seed=7)
     attn, reader = hf.model.layers[0].self_attn, hf.model.layers[1].self_attn
@@ -216,7 +209,7 @@ def test_a_head_brings_from_the_first_key_its_weight_times_its_value(
 
 
 def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
-    bridge: BridgeOf, inputs: torch.Tensor
+    bridge: ByName, inputs: torch.Tensor
 ) -> None:
     model = bridge("qwen3")
     whole, pieces = (
@@ -234,7 +227,7 @@ def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
 
 @pytest.mark.parametrize(("name", "per_head"), [("llama", True), ("smollm3", False)])
 def test_without_writers_queries_keys_and_scores_stay(
-    name: str, per_head: bool, bridge: BridgeOf, inputs: torch.Tensor
+    name: str, per_head: bool, bridge: ByName, inputs: torch.Tensor
 ) -> None:
     whole, plain = (
         capture_positions(
@@ -292,7 +285,7 @@ def test_scores_and_alibi_are_those_of_plain_transformers(
 
 
 def test_scores_that_hooks_change_have_no_terms_and_scores_that_they_read_have(
-    bridge: BridgeOf, inputs: torch.Tensor
+    bridge: ByName, inputs: torch.Tensor
 ) -> None:
     model, kept = bridge("llama"), []
     point = layers_of(model)[1].point("attn.hook_attn_scores")
@@ -307,7 +300,7 @@ def test_scores_that_hooks_change_have_no_terms_and_scores_that_they_read_have(
 
 
 def test_readers_are_sorted_and_the_first_token_is_noticed_if_all_begin_alike(
-    bridge: BridgeOf, inputs: torch.Tensor
+    bridge: ByName, inputs: torch.Tensor
 ) -> None:
     model = bridge("llama")
     sums = capture_positions(model, inputs, n_folds=N_FOLDS, layers=[1, 0])
@@ -354,7 +347,7 @@ def test_a_clock_built_by_hand_is_written_by_the_heads_that_see_bos_fade(
     ("name", "per_head"), [("llama", False), ("qwen3", False), ("qwen3", True)]
 )
 def test_norms_multiply_the_mean_residual_stream_by_their_mean_scale_at_each_position(
-    name: str, per_head: bool, tiny: TinyOf, bridge: BridgeOf, inputs: torch.Tensor
+    name: str, per_head: bool, tiny: ByName, bridge: ByName, inputs: torch.Tensor
 ) -> None:
     hf = tiny(name).hf
     block, kept = hf.model.layers[1], {}

@@ -1,6 +1,6 @@
 """The position that a component writes is taken away, against hooks on plain transformers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,13 @@ from support.decoders import write_decoder
 from support.edited_model import Outputs, attention, blocks, edited, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK
-from support.tiny_models import N_POS, distance, tokens
+from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
 from nope_probe import load
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.removals import Ablation
-
-ModelOf = Callable[[str], tuple[Any, str]]
-TinyOf = Callable[[str], Any]
-BridgeOf = Callable[[str], Any]
 
 SPECS = [
     *("bridge:llama", "bridge:phi3", "bridge:gpt2", "bridge:gemma2", "bridge:neox"),
@@ -103,7 +99,7 @@ def edited_run(hf: Any, writer: str, text: torch.Tensor, skip: int = 0) -> Outpu
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_model_equals_plain_transformers_whose_outputs_lose_the_same_vectors(
-    spec: str, model_of: ModelOf, tiny: TinyOf
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     hf, text = tiny(name).hf, tokens(13, seed=7)
@@ -159,13 +155,13 @@ def test_vectors_that_enter_a_model_lose_their_position(spec: str, model_of: Mod
 
 @pytest.mark.parametrize("bad", ["L9H0", "MLP9", "pos_embed", "BLOCK0"])
 def test_a_writer_that_a_model_does_not_have_is_named_beside_those_that_it_has(
-    bad: str, bridge: BridgeOf
+    bad: str, bridge: ByName
 ) -> None:
     with pytest.raises(ValueError, match=f"{bad} .* embed, L0H0 to L1H5, MLP0 to MLP1, ATTN0 to"):
         calibrate(bridge("llama"), tokens(), writers=["MLP0", bad])
 
 
-def test_other_lengths_padding_and_other_calibrations_are_refused(bridge: BridgeOf) -> None:
+def test_other_lengths_padding_and_other_calibrations_are_refused(bridge: ByName) -> None:
     model, text = bridge("llama"), tokens()
     removed = Ablation(remove=["position[MLP0]"])
     with pytest.raises(ValueError, match="position of MLP0 has to be measured first"):
@@ -181,7 +177,7 @@ def test_other_lengths_padding_and_other_calibrations_are_refused(bridge: Bridge
             model(text, attention_mask=mask)
 
 
-def test_it_combines_with_other_removals(bridge: BridgeOf, tiny: TinyOf) -> None:
+def test_it_combines_with_other_removals(bridge: ByName, tiny: ByName) -> None:
     """Two heads of a block, mask and RoPE: what the heads wrote is that of the intact model."""
     model, hf, text = bridge("llama"), tiny("llama").hf, tokens()
     calibration = calibrate(model, text, writers=["L0H0", "L0H3"])
