@@ -295,12 +295,19 @@ def test_queries_of_fewer_than_8_keys_are_left_out(scores: Tensor) -> None:
     assert not split(changed, fold_of).information.values.equal(before.information.values)
 
 
-def test_fewer_than_3_folds_are_refused(scores: Tensor) -> None:
-    two = torch.ones(2, N, N).double()
-    rows = torch.ones(2, N).double()
-    with pytest.raises(ValueError, match="at least 3 folds"):
-        split_head(
-            maps_of({"weights": two, "information": rows, "others": rows}, torch.tensor([1, 1])),
-            place=0,
-            head=0,
+def test_fewer_than_3_folds_are_refused() -> None:
+    """Equal weights on the keys that a query sees have no information, of three folds too."""
+    uniform_weights = (CAUSAL / CAUSAL.sum(-1, keepdim=True)).double()
+    of_three, of_two = (
+        maps_of(
+            {
+                "weights": uniform_weights.expand(n_folds, -1, -1),
+                **dict.fromkeys(("information", "others"), torch.zeros(n_folds, N).double()),
+            },
+            torch.ones(n_folds).long(),
         )
+        for n_folds in (3, 2)
+    )
+    assert split_head(of_three, place=0, head=0).others_position.values[0].abs() < 1e-12
+    with pytest.raises(ValueError, match="at least 3 folds"):
+        split_head(of_two, place=0, head=0)

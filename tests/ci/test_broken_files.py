@@ -58,7 +58,6 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], str]] = {
     "another kind": ("a.csv", ROW, "expected a .txt, .jsonl or .parquet file, or the folder of"),
     "blank text": ("a.txt", b"\xef\xbb\xbf \n", "a.txt is empty"),
     "NUL bytes": ("a.txt", b"abc\0", "is not text: it holds NUL bytes"),
-    "a document of 11 MB": ("a.txt", "word " * 2_200_000, "a document of 11,000,000 characters"),
     "one JSON list": ("a.jsonl", f"[{ROW.strip()}]", "(line 1) is no valid jsonl file: it is no"),
     "a row cut short": ("a.jsonl", ROW + '{"text": "a', "(line 2) is no valid jsonl file: "),
     "a deep row": ("a.jsonl", f'{ROW}{{"text": {DEEP}', "(line 2) is no valid jsonl file: "),

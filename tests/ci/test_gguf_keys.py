@@ -14,7 +14,6 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from nope_probe.errors import UserError
 from nope_probe.models.context import configured_context
-from nope_probe.models.gguf_keys import complete_fields
 from nope_probe.models.load import load
 
 EPSILON = 0.03  # large enough to show in logits
@@ -201,16 +200,6 @@ def test_a_key_that_the_configuration_cannot_hold_is_refused_by_name(
 def as_float32(value: Any) -> Any:
     """Return a value as a file of float32 has it."""
     return torch.tensor(value).item() if isinstance(value, float) else value
-
-
-@pytest.mark.parametrize(("n_layers", "scalar"), [(26, 256), (46, 144)])
-def test_gemma_2_of_27_billion_divides_scores_by_the_width_of_its_heads(
-    n_layers: int, scalar: int
-) -> None:
-    """llama.cpp takes d_model / n_heads for Gemma 2 27B, and d_head for the others."""
-    sizes = {"hidden_size": 4608, "num_attention_heads": 32, "head_dim": 256}
-    stated = {"model_type": "gemma2", "num_hidden_layers": n_layers, **sizes}
-    assert complete_fields("a file", {}, stated)["query_pre_attn_scalar"] == scalar
 
 
 @pytest.mark.parametrize("name", ["blk.1.attn_q_norm.weight", "blk.0.attn_post_norm.weight"])

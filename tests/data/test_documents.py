@@ -168,6 +168,17 @@ def test_a_lone_surrogate_is_named_by_its_row_and_place_and_a_pair_is_read(tmp_p
         documents(str(tmp_path / "rows.parquet"))
 
 
+def test_a_document_is_as_long_as_a_tokenizer_takes_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_sets, "MOST_CHARACTERS", 7)
+    (tmp_path / "a.txt").write_text("1234567")
+    assert documents(str(tmp_path / "a.txt")) == ["1234567"]
+    (tmp_path / "a.txt").write_text("12345678")
+    with pytest.raises(UserError, match=r"a\.txt holds a document of 8 characters, more than 7"):
+        documents(str(tmp_path / "a.txt"))
+
+
 def test_a_lone_surrogate_of_a_text_in_memory_is_named_by_its_index() -> None:
     texts = [*TEXTS[:70], "ab\ud83d"]
     with pytest.raises(UserError, match=r"texts\[70\] holds U\+D83D at position 2"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
@@ -177,6 +178,21 @@ def test_pickled_weights_are_refused_with_the_command_that_converts_them(
     monkeypatch.setattr("sys.argv", ["-c", *arguments[2:]])
     exec(arguments[1], {})
     assert distance(load(str(folder)).model(tokens(5)), expected) <= NETWORK
+
+
+def test_an_adapter_in_the_folder_is_part_of_the_weights_or_refused(folder: Path) -> None:
+    """tests/ci/test_adapters.py has adapters of every kind."""
+    base, lora = plain(folder), LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    intact = base(tokens(5)).logits
+    adapted = get_peft_model(base, lora).eval()
+    adapted.save_pretrained(str(folder))
+    loaded = load(folder)
+    assert distance(loaded.model(tokens(5)), adapted(tokens(5)).logits) <= NETWORK
+    assert distance(loaded.model(tokens(5)), intact) > 0.01
+    prompts = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    get_peft_model(plain(folder), prompts).save_pretrained(str(folder))
+    with pytest.raises(UserError, match="an adapter of the kind PROMPT_TUNING, which adds no"):
+        load(folder)
 
 
 def test_a_configuration_that_names_no_class_is_that_of_its_type(tmp_path: Path) -> None:
