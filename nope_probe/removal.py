@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, pairwise, product
+from itertools import combinations, product
 from typing import Literal, get_args
 
 from nope_probe.errors import UserError
@@ -548,22 +548,6 @@ def validate_components(wanted: Condition, has: Collection[str]) -> None:
     lacking = [name for name in wanted.ordered if name.kind in {*COMPONENTS} - {*has}]
     if lacking:
         raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
-
-
-def equal_bands(n_pairs: int, n_bands: int) -> tuple[Component, ...]:
-    """Return bands that divide all pairs as equally as possible.
-
-    Raises:
-        UserError: for more bands than pairs, or no band.
-
-    Example:
-        >>> equal_bands(8, 3)
-        ('rope[0:2]', 'rope[2:5]', 'rope[5:8]')
-    """
-    if not 1 <= n_bands <= n_pairs:
-        raise UserError(f"expected from 1 to {n_pairs} bands for {n_pairs} pairs, got {n_bands}")
-    ends = [n_pairs * band // n_bands for band in range(n_bands + 1)]
-    return tuple(Component(f"rope[{a}:{b}]") for a, b in pairwise(ends))
 
 
 def parts_of(name: str) -> tuple[str, list[str]]:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, along, jackknife, rms, share
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, along, jackknife, rms
 from nope_probe.analyses.pattern_rows import beyond_rounding, mean_squares
 from nope_probe.maps.estimates import Estimates, ProductSums, leave_one_out
 from nope_probe.maps.layers import Pattern, Question
@@ -104,10 +104,6 @@ class ContrastGram(Generic[Name]):
         if self.means is None:
             return rms(self._square(contrast))
         return jackknife(self.mean(contrast))
-
-    def share(self, term: Mapping[Name, float], whole: Mapping[Name, float]) -> Interval:
-        """Return <term, whole> / <whole, whole>; undefined where the whole is within its noise."""
-        return share(self.product(term, whole), self._square(whole))
 
     def kept(self, name: Name, intact: Name) -> Estimates | None:
         """Return <P(c), P> / sqrt(<P, P>), how much of the intact pattern is there, nats.

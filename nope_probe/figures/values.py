@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.figures.intervals import interval_of, interval_text
-from nope_probe.figures.names import row_name, words
+from nope_probe.figures.names import row_name
 from nope_probe.figures.style import (
     BLANK,
     GUIDE,
@@ -26,8 +24,8 @@ from nope_probe.removal import INTACT, SOURCES, Condition
 def head_values(table: pd.DataFrame) -> go.Figure:
     """Draw each head's value without a source against its value in the intact model, nats.
 
-    A panel for each source, and for all of them together, of the lead and of what is kept of the
-    pattern. On the diagonal nothing is lost; on the zero line all is lost.
+    A panel for each source or band of RoPE, and for all sources together, of the lead and of what
+    is kept of the pattern. On the diagonal nothing is lost; on the zero line all is lost.
 
     Args:
         table: `head_pattern.csv`: layer, head, removed, and lead and kept with their bounds, nats.
@@ -35,20 +33,20 @@ def head_values(table: pd.DataFrame) -> go.Figure:
     of_heads = with_readers(table).set_index("reader").groupby("removed", sort=False)
     heads = {str(removed): rows for removed, rows in of_heads}
     intact = heads.pop(INTACT.name)
-    sources = [name for name in heads if {*Condition.parse(name)} <= {*SOURCES}]
-    single = [name for name in sources if len(Condition.parse(name)) == 1]
-    shown = [*single, *sources[-1:]] if len(single) > 1 else single
+    several = [name for name in heads if len(Condition.parse(name)) > 1]
+    together = [name for name in several if Condition.parse(name) <= {*SOURCES}]
+    shown = [*(name for name in heads if name not in several), *together[-1:]]
     panels, lines = dict[str, list[PlotlyTrace]](), list[tuple[float, float]]()
     for name, title in QUESTIONS.items():
         known = intact[intact[name].notna()]
         for condition in shown if len(known) else ():
             left = heads[condition].loc[known.index]
-            panels[f"{title}, {row_name(condition, among=sources)}"] = [_points(name, known, left)]
+            panels[f"{title}, {row_name(condition, among=heads)}"] = [_points(name, known, left)]
             lines.append(padded_range([*known[name], *left[name]]) or (0.0, 1.0))
     figure = draw_panels(
         "Each head's value without a source",
         panels,
-        columns=max(1, len(shown)),
+        columns=max(1, min(len(shown), 4)),
         panel=300,
         x_title="intact, nats",
         y_title="without it, nats",
@@ -87,15 +85,3 @@ def _points(name: str, intact: pd.DataFrame, left: pd.DataFrame) -> PlotlyTrace:
         },
         showlegend=False,
     )
-
-
-def band_label(name: str, wavelengths: Mapping[str, tuple[float, float]]) -> str:
-    """Return a band of RoPE by its wavelengths in tokens, or by its name where they are unknown.
-
-    Example:
-        >>> band_label("rope[0:2]", {"rope[0:2]": (6.283, 9.004)}), band_label("rope_high", {})
-        ('6.3–9', 'rope_high')
-    """
-    if name not in wavelengths:
-        return words(name)
-    return "–".join(f"{float(f'{x:.2g}'):,g}" for x in dict.fromkeys(wavelengths[name]))

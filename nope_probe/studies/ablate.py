@@ -19,7 +19,6 @@ from nope_probe.figures.words import (
     MEASURES,
     NUMBERS,
     QUESTIONS,
-    SHARE,
     Column,
     View,
 )
@@ -27,7 +26,7 @@ from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.removal import INTACT, WRITTEN, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Report, Section, explorer_section
-from nope_probe.run.flags import Bounds, Mistakes
+from nope_probe.run.flags import Mistakes
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 from nope_probe.studies.tidy import sections
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from nope_probe.run.folder import Run
 
 _arg = tyro.conf.arg
-MOST_BANDS = 128  # rotary pairs of the widest heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +46,9 @@ class Settings(RemovingSettings):
     With the default settings, the shipped model takes about 10 seconds on two cores.
 
     Attributes:
-        bands: Also remove each of so many bands of RoPE's pairs in turn. Without --remove, no
-            weights are removed then. With --remove none, split the maps into so many bands.
         replacement: What a removed weight is replaced by; several are shown side by side.
-        per_head: Also measure each head without each source and band; with --remove none keep each
-            head's map, and measure its attention.
+        per_head: Also measure each head without each source; with --remove none keep each head's
+            map, and measure its attention.
     """
 
     command = "ablate"
@@ -69,7 +65,6 @@ class Settings(RemovingSettings):
             "sources alone; `none` to map the intact model alone. By default w_q w_k w_q+w_k w_o."
         ),
     ] = None
-    bands: Annotated[int, Bounds(0, MOST_BANDS)] = 0
     replacement: tuple[Replacement, ...] = ("mean",)  # type: ignore[assignment]
     per_head: bool = False
 
@@ -77,7 +72,7 @@ class Settings(RemovingSettings):
     def removed_names(self) -> tuple[str, ...] | None:
         """What is removed, as `make_plan` takes it."""
         if self.remove is None:
-            return ("sources",) if self.bands else None
+            return None
         return self.remove if self.removes else ()
 
     @property
@@ -87,11 +82,11 @@ class Settings(RemovingSettings):
 
     @property
     def named(self) -> Sequence[Condition]:
-        """What is removed by name besides sources and bands, one condition at a time."""
+        """What is removed by name besides the sources, one condition at a time."""
         return [parse_removed(name) for name in self.removed_names or () if name != "sources"]
 
     def wrong_removals(self) -> Mistakes:
-        """Yield what can be wrong besides sources and bands, where it is named."""
+        """Yield what can be wrong with what is removed besides the sources, where it is named."""
         if self.removed_names is not None:
             yield from self.wrong_conditions(self.named)
 
@@ -117,9 +112,6 @@ COLUMNS = {
         signed=True,
     ),
     "mean": Column("mean score", "The mean over all queries and keys at a distance.", "nats"),
-    "share": Column(
-        "share", "The band's part of the pattern; a layer's add up to 1.", SHARE, signed=True
-    ),
     "edge_contrast": Column(
         "edge contrast",
         "The mean of the first 5% of the keys less that of the others, of scores less the mean of "
@@ -129,13 +121,6 @@ COLUMNS = {
     ),
     "offset": Column("distance i - j", "From query to key.", "tokens"),
     "last_offset": Column("last distance", "The last distance of a row's mean.", "tokens"),
-    "n_pairs": Column("pairs", "How many rotary pairs the band has."),
-    "first_pair": Column("first pair", "Its first rotary pair, from 0."),
-    "last_pair": Column("last pair", "Its last rotary pair."),
-    **{
-        f"{name}_wavelength": Column(f"{name} wavelength", "Of the band's pairs.", "tokens")
-        for name in ("shortest", "longest")
-    },
     "loss": Column("loss", "The mean loss on the run's texts.", "nats"),
     "cost": Column(
         "cost", "The loss on the run's texts, less the intact model's.", "nats", signed=True
@@ -177,18 +162,6 @@ CONTROL = View(
     "null permutes each text's positions: what it changes is noise. What the mask adds is paired: "
     "above zero, the non-relative part is larger with the mask.",
 )
-BANDS = View(
-    table="terms",
-    title="The pattern by RoPE band",
-    y=("size",),
-    x="term",
-    by=(),
-    panels="layer",
-    across=4,
-    same_scale=True,
-    caption="A score is a sum over RoPE's pairs, so its map is a sum over bands: the strength "
-    "of each band's pattern. Bands can cancel; their shares add up to 100%.",
-)
 BY_DISTANCE = View(
     table="offsets",
     title="Scores by distance",
@@ -201,17 +174,6 @@ BY_DISTANCE = View(
     names={"score": "scores", "pattern": "positional pattern"},
     caption="The mean over all queries and keys at each distance, of the scores and of the "
     "positional pattern. Shaded: 95% intervals.",
-)
-WITHOUT_BANDS = View(
-    table="head_pattern",
-    title="Heads without each band of RoPE",
-    y=("lead", "kept"),
-    x="removed",
-    by=("reader",),
-    kind="cells",
-    across=2,
-    caption="Each row is a head: its lead, and how much of its pattern is there, without the band, "
-    "which its wavelengths in tokens name.",
 )
 HEADS = tuple(
     View(
@@ -226,7 +188,7 @@ HEADS = tuple(
     )
     for name in (*HEAD_MEASURES, *ATTENTION)
 )
-VIEWS = (THREE_NUMBERS, SHAPE, CONTROL, BANDS, BY_DISTANCE, WITHOUT_BANDS, *HEADS)
+VIEWS = (THREE_NUMBERS, SHAPE, CONTROL, BY_DISTANCE, *HEADS)
 
 
 def report(run: Run, explorer: Explorer | None = None) -> Report:
@@ -241,7 +203,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
 
     manifest = run.manifest
     if not manifest.results.get("positional_sources"):
-        views = [BANDS, BY_DISTANCE, replace(SHAPE, folded=False), *HEADS]
+        views = [BY_DISTANCE, replace(SHAPE, folded=False), *HEADS]
         return Report(
             title=f"The attention scores of {manifest.model_name} by position",
             headline=page.headline_of_intact(run),
@@ -276,9 +238,6 @@ def removal_sections(run: Run) -> Iterator[Section]:
     yield page.maker_section(run)
     if "head_pattern" in tables:
         yield page.head_section(tables["head_pattern"], COLUMNS)
-        bands, names = page.without_bands(run)
-        view = replace(WITHOUT_BANDS, names=names)
-        yield from sections([view], {view.table: bands}, COLUMNS)
     yield from sections([THREE_NUMBERS], tables, COLUMNS)
     yield replace(page.term_section(run), columns=COLUMNS)
     shown = [INTACT.name, *sources, Condition(sources).name]

@@ -18,7 +18,7 @@ from nope_probe.figures.intervals import bound_columns, excludes_zero, interval_
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, phrase, row_name, short, varying_name
 from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
-from nope_probe.figures.values import band_label, head_values
+from nope_probe.figures.values import head_values
 from nope_probe.figures.words import (
     MEASURES,
     NO_PATTERN,
@@ -416,14 +416,6 @@ def head_section(table: pd.DataFrame, columns: Columns) -> Section:
         table=table,
         columns=columns,
     )
-
-
-def without_bands(run: Run) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Return the rows of heads without a band of RoPE, and what each band is called."""
-    table, ends = run.tables["head_pattern"], run.manifest.results.get("wavelengths") or {}
-    is_band = [not {*Condition.parse(name)} <= {*SOURCES} for name in table["removed"]]
-    rows = with_readers(table[is_band])
-    return rows, {name: band_label(name, ends) for name in rows["removed"].unique()}
 
 
 def intact_map_sections(run: Run) -> Iterator[Section]:

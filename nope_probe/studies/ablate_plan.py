@@ -11,20 +11,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attribution import conditions_of
-from nope_probe.analyses.splits import Band, make_bands
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Inputs, numbered_layers
+from nope_probe.hooks.layers.model import Inputs
 from nope_probe.hooks.reading.accumulators import Cut
 from nope_probe.hooks.reading.attention import AttentionAccumulator
-from nope_probe.hooks.reading.batch_readings import attended, read_rotations
-from nope_probe.hooks.reading.capture import LossAccumulator, capture_bands
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.batch_readings import attended
+from nope_probe.hooks.reading.capture import LossAccumulator
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import Estimates
-from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.info import LoadedModel
@@ -209,7 +205,6 @@ def make_plan(
     has: Sequence[str],
     remove: Sequence[str] | None = None,
     *,
-    bands: Sequence[str] = (),
     left_out: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Plan:
@@ -221,7 +216,6 @@ def make_plan(
             RoPE, positions of writers and unions of these; None for written position, W_Q, W_K,
             both, and W_O;
             `["sources"]` for the sources alone; `[]` for the intact model alone.
-        bands: bands of RoPE that are removed in turn as well.
         left_out: components that are no source, and removed only where they are named, and why.
         options: further attributes of the plan.
 
@@ -240,7 +234,7 @@ def make_plan(
         remove = [name for name in DEFAULT_REMOVED if {*name.split(UNION)} <= there]
     else:  # weights are named
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
-    named = [parse_removed(name) for name in (*remove, *bands) if name != "sources"]
+    named = [parse_removed(name) for name in remove if name != "sources"]
     return Plan(
         sources=() if is_intact else sources,
         removed=tuple(c for c in dict.fromkeys(named) if not c <= {*sources}),
@@ -317,30 +311,3 @@ def read_scores(
     maps = engine.scores(key, ablation, layers=layers, per_head=per_head, also=also)
     means = [of.totals["losses"].cpu().mean(1) / counts for of in losses]
     return Reading(maps, heads, weights, *means)
-
-
-def capture_band_folds(
-    engine: Engine, stream: StreamCheckpoint | None, *, bands: Sequence[Sequence[Band]]
-) -> State:
-    """Return the fold maps of bands of RoPE, `folds` [fold, layer, band, row, key_pos], nats."""
-    groups = [[band.coordinates for band in of_layer] for of_layer in bands]
-    return {"folds": engine.by_fold(capture_bands, stream, groups=groups)}
-
-
-def bands_of_layers(
-    model: HookedModel, inputs: Inputs, layers: Sequence[int], n_bands: int
-) -> list[list[Band]]:
-    """Return the bands of the first layers that attend, from their rotations.
-
-    Raises:
-        UserError: if no layer has RoPE, if scores are soft-capped, or for too many bands.
-    """
-    blocks = numbered_layers(model, layers)
-    capped = [f"L{layer.index}" for layer in blocks if layer.soft_cap is not None]
-    if capped:
-        raise UserError(f"--bands: the scores of {capped[0]} are soft-capped, so they are no sum")
-    try:
-        rotations = read_rotations(model, inputs[:1], len(blocks))
-        return make_bands(rotations, blocks[0].d_head, n_bands, layers)
-    except (NotImplementedError, ValueError) as error:
-        raise UserError(f"--bands: {error}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -30,13 +29,10 @@ from nope_probe.analyses.pattern import (
     edge_contrast,
     query_stride,
 )
-from nope_probe.analyses.splits import Band
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import Given
-from nope_probe.hooks.removing.components import named_bands, wavelengths_of
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.estimates import Estimates
-from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.removal import INTACT, NO_REPLACEMENT
@@ -53,14 +49,11 @@ from nope_probe.studies.ablate_plan import (
     Plan,
     Reading,
     Row,
-    bands_of_layers,
-    capture_band_folds,
     name_of,
     plan_of,
     read_scores,
 )
 from nope_probe.studies.ablate_tables import (
-    bands_table,
     controls_table,
     head_pattern_table,
     heads_table,
@@ -90,16 +83,12 @@ class Ablate(Study[Settings]):
         super().__init__(session)
         settings, loaded, self.inputs = self.settings, session.loaded, session.sequences()
         self.engine, layers = Engine.of(session), settings.layers_with_maps(loaded.info)
-        bands, tokens, removes = settings.bands, self.inputs.inputs, settings.removes
-        is_split = bands and not removes
-        self.bands = bands_of_layers(loaded.model, tokens, layers, bands) if is_split else []
         self.plan = plan_of(
             loaded,
-            tokens,
+            self.inputs.inputs,
             settings.removed_names,
             ablations=settings.ablations,
             layers=layers,
-            bands=named_bands(loaded.model, bands) if bands and removes else (),
             heads="sources" if settings.per_head else "nowhere",
             losses=self.inputs.kind == "text"
             and settings.depth_in(loaded.info) == loaded.info.depth,
@@ -125,9 +114,6 @@ class Ablate(Study[Settings]):
             copies, n_tokens = self._copies()
             induction = partial(captured_induction, layers=layers, n_tokens=n_tokens)
             yield Pass(key="induction", engine=copies, read=partial(captured, induction))
-        if self.bands:
-            bands = partial(capture_band_folds, bands=self.bands)
-            yield Pass(key="bands", engine=engine, read=partial(captured, bands))
 
     def _copies(self) -> tuple[Engine, int]:
         """Return the engine on n random tokens twice, on which induction is measured, and n."""
@@ -182,20 +168,16 @@ class Ablate(Study[Settings]):
             for x in reading.maps.values()
         )
         tables = {**run.tables, "pattern": pattern.join(contrasts)}
-        band_maps = results["bands"]["folds"] if self.bands else None
-        if band_maps is not None:
-            tables["terms"] = bands_table(reading.maps, band_maps, self.bands)
         if self.settings.per_head:
             fold_of = self.engine.fold_of, self._copies()[0].fold_of
             tables["head_pattern"] = heads_table(reading, results["induction"], *fold_of)
-        maps = intact_maps(reading.maps, self.bands, band_maps)
+        maps = intact_maps(reading.maps)
         run = replace(run, tables=tables, arrays={**run.arrays, "maps": maps})
         return with_page(self.session, run, report)
 
     def _manifest(self, intact: Layers, results: Results) -> Manifest:
         """Return the manifest, given the maps of the intact model."""
         session, plan, calibration = self.session, self.plan, results.get(CALIBRATION)
-        removed = chain.from_iterable(plan.removed)
         return replace(
             session.manifest_of(self.inputs),
             query_stride=query_stride(len(next(iter(intact.values())).queries)),
@@ -208,7 +190,6 @@ class Ablate(Study[Settings]):
                 "positional_sources": plan.sources,
                 "left_out": dict(plan.left_out),
                 "massive_outputs": self.massive_outputs(),
-                "wavelengths": wavelengths_of(session.loaded.model, removed),
                 "gains": {} if calibration is None else calibration.gains,
             },
         )
@@ -259,18 +240,13 @@ def write_maps(path: Path, plan: Plan, maps: Maps, n_bytes: int = MAPS_BYTES) ->
             write(QUERIES, (0,), first.queries.float().numpy())
 
 
-def intact_maps(
-    layers: Layers,
-    bands: Sequence[Sequence[Band]],
-    band_maps: Float[Tensor, "fold layer band row key_pos"] | None,
-) -> dict[str, np.ndarray]:
+def intact_maps(layers: Layers) -> dict[str, np.ndarray]:
     """Return the maps of a run that removes nothing, float32, in nats, NaN where masked.
 
     `score/intact`, `se/intact` (its standard error, from folds), `pattern/intact` (whose first
     column holds the lead) and `normalised/intact` (less each diagonal's mean, the paper's Figure 5)
-    are [layer, row, key_pos]; so is `band/<band>` of each band. `score_per_head/intact` is [layer,
-    head, row, key_pos]. If some queries have no rows, `query_positions` are the queries of the
-    rows.
+    are [layer, row, key_pos]. `score_per_head/intact` is [layer, head, row, key_pos]. If some
+    queries have no rows, `query_positions` are the queries of the rows.
     """
     first, of_layers = next(iter(layers.values())), layers.values()
     where, means = first.folds.where, [layer.mean() for layer in of_layers]
@@ -286,10 +262,6 @@ def intact_maps(
         arrays["score_per_head/intact"] = head_means(layers)
     if len(where.queries) < where.n:
         arrays[QUERIES] = where.queries
-    if band_maps is not None:
-        of_bands = pooled(band_maps, first.counts).unbind(1)
-        names = [f"band/{band.name}" for band in bands[0]]
-        arrays |= dict(zip(names, of_bands, strict=True))
     return {name: array.float().numpy() for name, array in arrays.items()}
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, starmap
+from itertools import chain
 
 import pandas as pd
-from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit, split_attention
@@ -35,16 +34,13 @@ from nope_probe.analyses.pattern_rows import (
     pattern_distance_sums,
     score_distance_sums,
 )
-from nope_probe.analyses.splits import Band, split_bands
 from nope_probe.analyses.verdicts import mostly_lost
-from nope_probe.errors import UserError
 from nope_probe.figures.intervals import interval_of
 from nope_probe.figures.words import HEAD_MEASURES, NUMBERS
-from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.reading.attention import attention_maps
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import State
-from nope_probe.maps.maps import Layers, heads_of
+from nope_probe.maps.maps import heads_of
 from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition
 from nope_probe.run.folder import REPLICATES
 from nope_probe.studies.ablate_plan import (
@@ -68,7 +64,6 @@ from nope_probe.studies.tables import (
     mean_columns,
 )
 
-ADDS_UP = 1e-3  # relative error, for scores in half precision
 UNMASKED_ROW: Row = (MASK, NO_REPLACEMENT)
 
 
@@ -175,43 +170,8 @@ def terms_table(plan: Plan, grams: Sequence[Grams[Row]]) -> pd.DataFrame:
     )
 
 
-def bands_table(
-    layers: Layers,
-    band_maps: Float[Tensor, "fold layer band row key_pos"],
-    bands: Sequence[Sequence[Band]],
-) -> pd.DataFrame:
-    """Return each band as a term of its layer's pattern, with its pairs and wavelengths (tokens).
-
-    `size` is its amplitude, nats, and `share` its share of the pattern. `first_pair` and
-    `last_pair` count from 0. The unrotated rest has no pairs and no wavelengths.
-
-    Raises:
-        UserError: naming the first layer whose scores are not q.k, the sum of its bands.
-    """
-    for (number, layer), of_layer in zip(layers.items(), band_maps.unbind(1), strict=True):
-        scores, added = layer.folds.maps, of_layer.sum(1)
-        visible = ~scores[0].isnan()
-        if not relative_error(added[:, visible], scores[:, visible]) < ADDS_UP:
-            raise UserError(f"--bands: the scores of L{number} are not q.k, so they have no bands")
-    patterns = (maps.pattern for maps in layers.values())
-    parts = starmap(split_bands, zip(patterns, band_maps.unbind(1), bands, strict=True))
-    rows = [
-        {
-            **{"layer": part.band.layer, "of": "pattern", "term": part.band.name},
-            **interval_columns(size=part.amplitude, share=part.share),
-            "n_pairs": len(part.band.pairs),
-            "first_pair": min(part.band.pairs, default=None),
-            "last_pair": max(part.band.pairs, default=None),
-            "shortest_wavelength": min(part.band.wavelengths, default=None),
-            "longest_wavelength": max(part.band.wavelengths, default=None),
-        }
-        for part in chain.from_iterable(parts)
-    ]
-    return pd.DataFrame(rows).astype({"first_pair": "Int64", "last_pair": "Int64"})
-
-
 def head_pattern_table(plan: Plan, maps: Maps) -> pd.DataFrame:
-    """Return lead, amplitude and kept of each head without sources and bands, nats."""
+    """Return lead, amplitude and kept of each head without sources, nats."""
     rows = [row for row in maps if plan.keeps_heads(row[0])]
     heads = {row: heads_of(maps[row]) for row in rows}
     return pd.DataFrame(

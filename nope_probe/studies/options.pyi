@@ -76,12 +76,9 @@ class AblateOptions(RunOptions, total=False):
     kept_positions: int
     """How many first tokens keep what blocks write, where `written` is removed; 0 takes the first
     token's mark too. [1]"""
-    bands: int
-    """Also remove each of so many bands of RoPE's pairs in turn. Without --remove, no weights are
-    removed then. With --remove none, split the maps into so many bands. [0]"""
     per_head: bool
-    """Also measure each head without each source and band; with --remove none keep each head's map,
-    and measure its attention. [False]"""
+    """Also measure each head without each source; with --remove none keep each head's map, and
+    measure its attention. [False]"""
 
 class AttentionOptions(RunOptions, total=False):
     data: str | None

@@ -178,7 +178,7 @@ def test_conditions_are_compared_on_the_keys_that_all_of_them_see() -> None:
     v, u = patterns(without, kept), patterns(intact, kept)
     both = shared_patterns([LayerMaps.of(without), LayerMaps.of(intact)])
     gram = ContrastGram.of(dict(zip("vu", both, strict=True)))
-    assert gram.share({"v": 1.0}, {"u": 1.0}).value == pytest.approx(
-        between_folds(v, u) / between_folds(u, u)
+    assert float(gram.product({"v": 1.0}, {"u": 1.0}).values[0]) == pytest.approx(
+        between_folds(v, u)
     )
     assert gram.size({"v": 1.0}).value == pytest.approx(between_folds(v, v) ** 0.5)

@@ -25,28 +25,8 @@ COMPONENTS = [
         "has no rope_high; it has mask",
     ),
     (
-        f"ablate {RANDOM} --model {{smollm3-nope}} --bands 2",
-        "--bands divides RoPE, and the model has",
-    ),
-    (
         f"ablate {RANDOM} --model {{llama}} --remove rope[4:6]",
         "no band rope[4:6]: the model rotates 5",
-    ),
-    (
-        f"ablate {RANDOM} --model {{llama}} --bands 6",
-        "expected from 1 to 5 bands for 5 pairs, got 6",
-    ),
-    (
-        f"ablate {RANDOM} --model {{llama}} --bands 6 --remove none",
-        "--bands: expected from 1 to 5 bands (rotary pairs), got 6",
-    ),
-    (
-        f"ablate {RANDOM} --model {{smollm3-nope}} --bands 2 --remove none",
-        "--bands: no layer has RoPE",
-    ),
-    (
-        f"ablate {RANDOM} --model {{gemma2}} --bands 2 --remove none",
-        "--bands: the scores of L0 are soft-capped",
     ),
 ]
 PLACES = [

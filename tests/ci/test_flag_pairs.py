@@ -44,7 +44,6 @@ BASE: dict[str, dict[str, str]] = {n: MAPPED for n in find_commands()} | {
 GOOD: dict[str, tuple[str, ...]] = {
     "adapter": ("ADAPTER",),
     "alpha": ("0.3",),
-    "bands": ("2",),
     "by": ("others", "induction positional"),
     "draws": ("3",),
     "k": ("1 2",),

@@ -91,7 +91,7 @@ ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bo
 ablate --data short.jsonl --pack --remove qk --replacement random mean --gain norm
 ablate --remove rope_low w_q --data prose --bos .. --no-pack --no-shuffle --skip-keys 0
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run --no-per-head
-ablate --bands 2 --remove w_q --per-head
+ablate --remove rope[0:2] w_q --per-head
 ablate --remove content --in-heads L0H1
 ablate --in-heads L0H1
 ablate --remove written+rope --kept-positions 0
@@ -133,7 +133,7 @@ attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no
     --remove rope --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 ablate --remove none --model llama-3.1-8b --revision main --data my.jsonl --windows start
     --bos never --shuffle --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3
-    --bands 3 --no-per-head --beyond-context --allow-unused --query-rows 5
+    --no-per-head --beyond-context --allow-unused --query-rows 5
     --out runs/s --image s.svg --verbose
 ablate --remove none --model models/qwen3-8b --device-map sequential --data short.jsonl --pack
     --per-head
@@ -225,7 +225,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         small = {name: size for name, size in small.items() if name != "--layers"}
     elif command == "behaviour" and "--layers" in chosen:
         small = {**small, "--layers": "1"}
-    if command == "ablate" and not {"--remove", "--bands", "--alpha"} & {*chosen} and groups:
+    if command == "ablate" and not {"--remove", "--alpha"} & {*chosen} and groups:
         chosen["--remove"] = ("w_q",)
     if command == "behaviour" and "--measures" not in chosen:
         if not groups or "--trained-len" in chosen:

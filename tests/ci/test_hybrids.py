@@ -16,7 +16,7 @@ from support.command_line import refused, run_command
 from support.decoder_errors import zero_mlps
 from support.decoders import write_decoder
 from support.plain_attention import plain_attention
-from support.rounding import NETWORK, assert_same
+from support.rounding import NETWORK
 from support.tiny_models import Tiny, distance
 from support.tiny_models import tokens as random_tokens
 
@@ -72,7 +72,7 @@ def run_of(
 
 @pytest.fixture(scope="module")
 def scored(run_of: Any) -> Path:
-    return run_of(ablate, "scores", ["--remove", "none", "--per-head", "--bands", 2])
+    return run_of(ablate, "scores", ["--remove", "none", "--per-head"])
 
 
 def tokens_of(out: Path) -> torch.Tensor:
@@ -116,8 +116,6 @@ def assert_plain(
 def test_score_maps_are_plain_transformers_own(scored: Path, hybrid: Tiny) -> None:
     run = read_run(scored)
     assert_plain(run.maps["score/intact"], hybrid, tokens_of(scored))
-    bands = sum(run.maps[name] for name in run.maps if name.startswith("band/"))
-    assert_same(bands, run.maps["score/intact"])
     assert [*run.manifest.layers] == ATTENDING
     assert_layers_are_numbered(scored, report)
 

@@ -15,7 +15,7 @@ LINES = {
     "ablate": TWINS[0],
     "rope": TWINS[1],
     "noise": "ablate --data random --remove sources",
-    "intact": "ablate --model rope-tiny --remove none --per-head --bands 2",
+    "intact": "ablate --model rope-tiny --remove none --per-head",
     "circuit": "circuit --remove mask mlp",
     "attention": "attention --model rope-tiny --remove rope --text 'a b' --why L1H3 --steps 2",
     "trace": "trace --model nope-tiny --layers 3 --confirm 2",

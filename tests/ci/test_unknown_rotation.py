@@ -1,4 +1,4 @@
-"""Heads are measured where attention makes its angles itself; bands need the rotation."""
+"""Heads are measured where attention makes its angles itself."""
 
 from pathlib import Path
 
@@ -8,8 +8,7 @@ from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same
 
-from nope_probe import head_scores, load, run_ablations
-from nope_probe.errors import UserError
+from nope_probe import head_scores, load
 
 FAMILIES = ["gptj", "codegen", "recurrent_gemma", "nanochat", "hunyuan_v1_dense"]
 
@@ -26,11 +25,3 @@ def test_heads_are_measured_as_by_plain_transformers(name: str, tmp_path: Path) 
         assert_same(of_layer["first_key"], weights[:, 1:, 0].mean(-1), NETWORK)
         before = weights.diagonal(-1, dim1=-2, dim2=-1)[:, 1:].mean(-1)
         assert_same(of_layer["previous_token"], before, NETWORK)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_bands_of_an_unknown_rotation_are_refused_in_a_line(name: str, tmp_path: Path) -> None:
-    tiny = write_decoder(name, tmp_path)
-    options = {"data": "random", "layers": "all", "n_seqs": 8, "seq_len": 13, "remove": ()}
-    with pytest.raises(UserError, match="--bands: RoPE's pairs of coordinates were not recognised"):
-        run_ablations(str(tiny.folder), bands=2, **options)

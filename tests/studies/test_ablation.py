@@ -197,7 +197,7 @@ def test_a_files_name_does_not_say_what_its_tokens_are(tmp_path: Path):
 REMOVED = {
     "one half": ["--remove", "rope_high"],
     "pairs by number": ["--remove", "rope[0:3]", "rope[3:8]+w_q"],
-    "bands": ["--bands", "2", "--remove", "qk", "--replacement", "zero", "mean"],
+    "bands": ["--remove", "rope[0:8]", "rope[8:16]", "qk", "--replacement", "zero", "mean"],
     "a union": ["--remove", "w_q+mlp"],
     "sources": ["--remove", "sources"],
 }

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from safetensors.torch import load_file
@@ -13,7 +12,6 @@ from support.tiny_models import ByName
 
 from nope_probe import Ablation, ablate, ablated, capture_scores, load
 from nope_probe.analyses.attribution import attribute_heads
-from nope_probe.run.folder import read_run
 
 N, N_SEQS, FOLDS, N_HEADS, N_PAIRS = 13, 97, 5, 6, 5
 SMALL = f"--n-seqs {N_SEQS} --seq-len {N} --folds {FOLDS} --batch-size 31 --data random --layers 2"
@@ -24,7 +22,7 @@ PLACES = ["layer", "head"]
 @pytest.fixture(scope="module")
 def run(tiny: ByName, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "heads"
-    run_command(ablate, *of_llama(tiny), "--per-head", "--bands", 2, "--out", out)
+    run_command(ablate, *of_llama(tiny), "--per-head", "--remove", *BANDS, "--out", out)
     return out
 
 
@@ -52,14 +50,3 @@ def test_the_values_of_a_head_are_those_of_its_maps_without_each_source_and_band
                 seen = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
                 expected = getattr(values, name).ends
                 assert seen == pytest.approx(expected, rel=MEASURE, abs=MEASURE, nan_ok=True)
-
-
-def test_the_page_names_heads_and_bands_by_their_wavelengths(run: Path) -> None:
-    finished = read_run(run)
-    wavelengths = finished.manifest.results["wavelengths"]
-    page = (run / "report.html").read_text()
-    assert "Heads without each source" in page
-    assert "Heads without each band of RoPE" in page
-    assert [*wavelengths] == [*BANDS]
-    turns = [2 * np.pi * 10_000 ** (pair / N_PAIRS) for pair in range(N_PAIRS)]
-    assert wavelengths["rope[2:5]"] == pytest.approx([turns[2], turns[4]], rel=1e-5)

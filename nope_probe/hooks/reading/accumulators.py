@@ -1,4 +1,4 @@
-"""Running sums over sequences of one block's tensors: scores, Gram maps of stages, heads, bands.
+"""Running sums over sequences of one block's tensors: scores, Gram maps of stages, heads.
 
 The stages (a) to (i) of the paper's Figure 3 follow one block from its normed input to the next
 block's attention scores. A stage says where to read a letter: the block (this or the next), the
@@ -31,8 +31,6 @@ from nope_probe.hooks.layers.hook_points import Attachment, HookPoint
 from nope_probe.maps.folds import FoldSum, State, head_products, product_parts, sum_parts
 from nope_probe.maps.rows import GROUP_ROWS, QueryPositions, RowGroup, join_groups
 from nope_probe.stages import Letter
-
-Groups = Sequence[Sequence[int]]  # the coordinates of each group, of one layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,37 +428,3 @@ class HeadAccumulator(MapAccumulator):
         sums = (self.totals.pop(f"{self.total}{group.name}").cpu() for group in self.groups)
         n_seqs = self.cut.counts[:, None, None, None]
         return self.joined(total.div_(n_seqs.to(total)) for total in sums)
-
-
-class BandAccumulator(MapAccumulator):
-    """Sums one layer's scores per fold and group of coordinates, over heads and sequences."""
-
-    reads_attention = True
-
-    def __init__(self, layer: Layer, cut: Cut, coordinates: Groups) -> None:
-        super().__init__(layer, cut)
-        self.coordinates = coordinates
-
-    def read(self, attention: Attention) -> None:
-        """Add one batch's scores."""
-        self.see(attention.mask)
-        k, scale = attention.k, attention.scale / attention.n_heads
-        q = sum_query_groups(attention.q, k.shape[2]) * scale
-        parts = dict[str, list[FoldSum]]()
-        for index, chosen in enumerate(map(list, self.coordinates)):
-            if chosen:
-                rows, keys = q[..., chosen].flatten(2), k[..., chosen].flatten(2)
-                parts |= self.products(f"{index}/", rows, keys)
-        self.add(**parts)
-
-    def fold_means(self) -> Float[Tensor, "fold band row key_pos"]:
-        """Return the mean map of each fold and group, nats; NaN where the model masks.
-
-        A group without coordinates adds nothing to a score.
-        """
-        bands = [
-            self.joined(self.means(f"{index}/")) if chosen else None
-            for index, chosen in enumerate(self.coordinates)
-        ]
-        zeros = next(0 * band for band in bands if band is not None)
-        return torch.stack([zeros if band is None else band for band in bands], 1)

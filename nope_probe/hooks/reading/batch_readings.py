@@ -1,4 +1,4 @@
-"""Readings of blocks on a short batch: rotations, hidden keys, and attention to chosen keys.
+"""Readings of blocks on a short batch: hidden keys, and attention to chosen keys.
 
 Attention to a chosen key per query is read without a map of n x n weights per head.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Inputs, read_attention, traits_of
+from nope_probe.hooks.layers.model import Inputs, read_attention
 from nope_probe.maps.rotation import NO_ROTATION, Rotation
 
 ROWS = 128  # queries whose scores are in memory at once
@@ -35,24 +35,6 @@ def window_hides(model: HookedModel, inputs: Inputs, n_layers: int) -> bool:
         return bool((~attention.visible_to_all).tril().any())
 
     return any(read_attention(model, inputs, hides, n_layers=n_layers))
-
-
-def read_rotations(model: HookedModel, inputs: Inputs, n_layers: int) -> list[Rotation]:
-    """Return the rotation of each of the first blocks in a pass, at positions 0 and 1.
-
-    All positions are run, because some models' angles depend on the number of positions.
-
-    Args:
-        model: a HookedTransformer or TransformerBridge.
-        inputs: tokens, or vectors.
-        n_layers: how many blocks are read.
-    """
-    traits = traits_of(model)
-
-    def read(layer: Layer, attention: Attention) -> Rotation:
-        return rotation_of(attention, traits[layer.index].rotary).among(slice(2))
-
-    return read_attention(model, inputs, read, n_layers=n_layers)
 
 
 def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> RowWeights:

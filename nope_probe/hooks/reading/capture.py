@@ -33,10 +33,8 @@ from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.reading.accumulators import (
     STAGES,
     Accumulator,
-    BandAccumulator,
     Cut,
     GramAccumulator,
-    Groups,
     HeadAccumulator,
     ScoreAccumulator,
     available,
@@ -334,45 +332,3 @@ class LossAccumulator(Accumulator):
         """Add the losses of a batch."""
         losses = token_losses(logits, tokens[:, self.first :])
         self.add(losses=list(zip(self.fold_of.tolist(), losses, strict=True)))
-
-
-def capture_bands(
-    model: HookedModel,
-    inputs: Inputs,
-    groups: Sequence[Groups],
-    *,
-    batch_size: int = 32,
-    n_folds: int | None = None,
-    documents: Int[Tensor, " seq"] | None = None,
-    query_rows: int | None = None,
-    checkpoint: StreamCheckpoint | None = None,
-) -> Float[Tensor, "fold layer band row key_pos"]:
-    """Average the scores of the first layers by groups of coordinates, over sequences and heads.
-
-    Args:
-        model: a HookedTransformer or TransformerBridge.
-        inputs: token sequences of equal length, or input vectors.
-        groups: for every layer read, the coordinates of each group. A layer's groups share no
-            coordinate; groups that hold all coordinates have maps that add up to the map.
-        batch_size: sequences per forward pass.
-        n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
-            many as there are sequences (documents) if these are fewer.
-        documents: the document of each sequence; a document's sequences share a fold.
-        query_rows: how many rows the maps have; see `capture_scores`.
-        checkpoint: deals out batches to processes and saves sums; see `stream`.
-
-    Raises:
-        NotImplementedError: for soft-capped scores, which are no sum over coordinates.
-    """
-    layers = layers_of(model)[: len(groups)]
-    capped = [layer.index for layer in layers if layer.soft_cap is not None]
-    if capped:
-        raise NotImplementedError(f"the scores of L{capped[0]} are soft-capped: they are no sum")
-    fold_of = folds_of(len(inputs), n_folds, documents)
-    cut = Cut(counts=fold_of.bincount(), queries=chosen_rows(inputs.shape[1], query_rows))
-    accumulators = [
-        BandAccumulator(layer, cut, of_layer)
-        for layer, of_layer in zip(layers, groups, strict=True)
-    ]
-    stream(model, inputs, accumulators, fold_of, batch_size, checkpoint)
-    return torch.stack([accumulator.fold_means() for accumulator in accumulators], 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import ClassVar, get_args
@@ -47,7 +47,6 @@ from nope_probe.removal import (
     Condition,
     Projection,
     Writer,
-    equal_bands,
 )
 
 
@@ -516,32 +515,3 @@ def block_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None
     """Return for each block that attends the angle per position of its rotary pairs, or None."""
     rotaries = [traits.rotary for traits in traits_of(model).values()]
     return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries)
-
-
-def named_bands(model: HookedModel, n_bands: int) -> tuple[Component, ...]:
-    """Return the names of equal bands of a model's rotary pairs.
-
-    Raises:
-        UserError: for a model without RoPE, or more bands than pairs.
-    """
-    pairs = [len(angles) for angles in block_frequencies(model) if angles is not None]
-    if not pairs:
-        has = ", ".join(components(model))
-        raise UserError(f"--bands divides RoPE, and the model has none; it has {has}")
-    if not min(pairs):
-        raise UserError("--bands: RoPE's pairs of coordinates were not recognised")
-    return equal_bands(min(pairs), n_bands)
-
-
-def wavelengths_of(
-    model: HookedModel, names: Iterable[Component]
-) -> dict[str, tuple[float, float]]:
-    """Return the shortest and the longest wavelength of bands `rope[a:b]`, in tokens, by name.
-
-    There are none where the layers of a model rotate at different frequencies.
-    """
-    known = [2 * torch.pi / angles for angles in block_frequencies(model) if angles is not None]
-    if not known or any(not torch.equal(known[0], other) for other in known):
-        return {}
-    bands = {name: name.pairs for name in names if name.pairs is not None}
-    return {name: (float(known[0][a]), float(known[0][b - 1])) for name, (a, b) in bands.items()}

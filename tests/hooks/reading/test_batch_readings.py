@@ -1,4 +1,4 @@
-"""What one pass reads of every block: attention to chosen keys, rotations."""
+"""What one pass reads of every block: attention to chosen keys."""
 
 from typing import Any
 from weakref import ref
@@ -12,7 +12,6 @@ from support.tiny_models import ByName, tokens
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, read_attention
 from nope_probe.hooks.reading.batch_readings import (
-    read_rotations,
     weights_on,
 )
 
@@ -43,21 +42,6 @@ def test_weights_are_those_of_plain_transformers(
         assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:phi3", "bridge:smollm3", "hooked:llama"])
-@pytest.mark.parametrize("n_layers", [1, 2])
-def test_rotations_are_those_of_the_first_two_positions(
-    spec: str, n_layers: int, model_of: ByName, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    rotations = read_rotations(model, tokens(1, 11), n_layers)
-    assert len(rotations) == n_layers
-    turned = torch.outer(torch.arange(2.0), tiny(name).hf.model.rotary_emb.inv_freq).cos()
-    for layer, actual in enumerate(rotations):
-        expected = turned[:, :0] if (name, layer) == ("smollm3", 1) else turned
-        assert torch.allclose(actual.cos.float(), expected)
-        assert actual.cos.untyped_storage().nbytes() == actual.cos.nbytes
-
-
 def test_no_scores_are_kept_when_the_next_block_runs(bridge: ByName) -> None:
     model, before, alive = bridge("llama"), [], []
 
@@ -67,5 +51,5 @@ def test_no_scores_are_kept_when_the_next_block_runs(bridge: ByName) -> None:
 
     points = [layer.point("attn.hook_attn_scores") for layer in layers_of(model)]
     with hooks_attached([(point, watch) for point in points]):
-        read_rotations(model, tokens(1, 11), 2)
+        read_attention(model, INPUTS, lambda _, attention: weights_on(attention, KEYS))
     assert alive == [0, 0]

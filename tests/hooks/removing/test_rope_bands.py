@@ -18,7 +18,7 @@ from nope_probe.hooks.removing.components import block_frequencies
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.rotation import Rotation
 from nope_probe.models.load import load
-from nope_probe.removal import Component, equal_bands
+from nope_probe.removal import Component
 from nope_probe.run.session import fingerprint
 
 
@@ -66,13 +66,6 @@ def test_a_band_that_does_not_exist_is_an_error(
     error = pytest.raises(ValueError, match=f"^{re.escape(message)}")
     with error, ablated(model_of(spec)[0], Ablation(remove=[band])):
         pass
-
-
-def test_bands_are_as_equal_as_possible_and_no_more_than_pairs() -> None:
-    assert equal_bands(5, 2) == ("rope[0:2]", "rope[2:5]")
-    for n_bands in (0, 6):
-        with pytest.raises(ValueError, match="from 1 to 5 bands for 5 pairs"):
-            equal_bands(5, n_bands)
 
 
 # Frequencies that depend on the length: LongRoPE's long factors beyond 16 tokens, and dynamic NTK,
