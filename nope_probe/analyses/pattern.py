@@ -24,7 +24,6 @@ from nope_probe.analyses.jackknife import UNDEFINED, ByLayer, Interval, jackknif
 from nope_probe.analyses.pattern_rows import (
     PatternSums,
     beyond_rounding,
-    distance_sums,
     mean_squares,
 )
 from nope_probe.errors import closed_choices
@@ -189,30 +188,6 @@ def validated_cells(
     if not known[maps.visible.rows(start, start + scores.shape[1])].all():
         raise ValueError("a score map has a non-finite cell below the diagonal")
     return known
-
-
-def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:
-    """Return the edge contrast of the scores of each fold, nats (the paper's Figures 4 and 5).
-
-    It is the mean, over the first 5% of the kept keys, of the scores less the mean of each
-    diagonal, less the mean over the other kept keys. Softmax does not see all of it.
-    """
-    maps, cells = pattern.maps, pattern.cells
-    sums = torch.zeros(pattern.n_folds, maps.n, dtype=torch.float64)
-    counts = torch.zeros(maps.n, dtype=torch.float64)
-    first, total = torch.zeros(2, pattern.n_folds, dtype=torch.float64)
-    for block in pattern.blocks():
-        known = validated_cells(block.scores, block.start, maps)
-        sums += distance_sums(block.scores.where(known, 0.0), block.start, maps.n)
-        counts += distance_sums(known.double(), block.start, maps.n)
-        kept = cells.rows(block.start, block.start + block.scores.shape[1])
-        scores = block.scores.where(kept, 0.0)
-        first += scores[..., : cells.edge].sum((1, 2))
-        total += scores.sum((1, 2))
-    n_first, n_others = cells.first_by_distance, cells.by_distance - cells.first_by_distance
-    contrast = first / n_first.sum() - (total - first) / n_others.sum()
-    weights = n_first / n_first.sum() - n_others / n_others.sum()
-    return contrast - (sums / counts.clamp_min(1)) @ weights
 
 
 def query_stride(n_rows: int) -> int:

@@ -7,7 +7,7 @@ cells.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -20,7 +20,6 @@ from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.rows import MapRows, QueryPositions
 
 AnyRows: TypeAlias = Float[Tensor, "*map row key_pos"]
-EDGE = 0.05  # share of the kept keys
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,17 +102,6 @@ class KeptCells:
         counts = n_rows.flip(0).cumsum(0).flip(0)  # a query of k keys has the distances 1 to k
         counts[0] = 0
         return counts
-
-    @property
-    def edge(self) -> int:
-        """The key after the first 5% of kept keys, which are one key at least."""
-        return self.skip_keys + max(1, round(EDGE * (self.n - self.skip_keys)))
-
-    @cached_property
-    def first_by_distance(self) -> Float[Tensor, " distance"]:
-        """The number of kept cells at each distance with a key among the first 5%."""
-        others = replace(self, first=self.first.clamp_min(self.edge))
-        return self.by_distance - others.by_distance
 
     def rows(self, start: int, stop: int) -> Bool[Tensor, "row key_pos"]:
         """Return the kept cells of the queries start to stop - 1 and the keys before stop."""

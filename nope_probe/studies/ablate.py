@@ -112,13 +112,6 @@ COLUMNS = {
         signed=True,
     ),
     "mean": Column("mean score", "The mean over all queries and keys at a distance.", "nats"),
-    "edge_contrast": Column(
-        "edge contrast",
-        "The mean of the first 5% of the keys less that of the others, of scores less the mean of "
-        "their diagonal.",
-        "nats",
-        signed=True,
-    ),
     "offset": Column("distance i - j", "From query to key.", "tokens"),
     "last_offset": Column("last distance", "The last distance of a row's mean.", "tokens"),
     "loss": Column("loss", "The mean loss on the run's texts.", "nats"),

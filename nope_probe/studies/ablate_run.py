@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -22,17 +21,14 @@ from nope_probe.analyses.attribution import (
 )
 from nope_probe.analyses.contrasts import contrast_grams, contrast_map, source_terms
 from nope_probe.analyses.jackknife import (
-    jackknife,
     standard_error,
 )
 from nope_probe.analyses.pattern import (
-    edge_contrast,
     query_stride,
 )
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import Given
 from nope_probe.maps.centred import diagonal_normalised
-from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.removal import INTACT, NO_REPLACEMENT
@@ -68,7 +64,6 @@ from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_optio
 from nope_probe.studies.head_scores import captured_induction, random_copies
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
-from nope_probe.studies.tables import interval_columns
 
 if TYPE_CHECKING:
     from nope_probe.studies.options import AblateOptions as Options
@@ -161,13 +156,7 @@ class Ablate(Study[Settings]):
         """Return the run of a model from which nothing is removed."""
         reading: Reading = results[f"score/{INTACT.name}"]
         pattern = pattern_table({INTACT_ROW: reading.maps}, self.plan.layers)
-        contrasts = pd.DataFrame(
-            interval_columns(
-                edge_contrast=jackknife(Estimates.of_means(edge_contrast(x.pattern), x.weights))
-            )
-            for x in reading.maps.values()
-        )
-        tables = {**run.tables, "pattern": pattern.join(contrasts)}
+        tables = {**run.tables, "pattern": pattern}
         if self.settings.per_head:
             fold_of = self.engine.fold_of, self._copies()[0].fold_of
             tables["head_pattern"] = heads_table(reading, results["induction"], *fold_of)

@@ -19,11 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.parameter_free.theory import second_layer_scores, theory_scores
-from nope_probe.analyses.pattern import edge_contrast
 from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.figures.intervals import interval_of, interval_text
-from nope_probe.maps.centred import pattern_rms, row_centred
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.centred import diagonal_normalised, pattern_rms, row_centred
+from nope_probe.maps.layers import LayerMaps, Pattern
 from nope_probe.run.folder import Run
 from nope_probe.stages import ParameterFreeSpec
 from reproduce_settings import FIGURES
@@ -31,6 +30,7 @@ from reproduce_settings import FIGURES
 ModelMaps = Float[Tensor, "layer query_pos key_pos"]
 PerLayer = Float[Tensor, " layer"]
 NEAR_ZERO = 0.1  # share of the diagonal
+EDGE = 0.05  # share of the keys
 LISTED = 6  # of more layers only the extremes are named
 
 
@@ -292,6 +292,20 @@ def non_relative_sizes(maps: ModelMaps) -> PerLayer:
     """Return each layer's RMS of the non-relative part, the rest of a(i) + f(i - j), nats."""
     pattern = row_centred(maps)
     return (pattern - relative_part(pattern)).square().nanmean(dim=(1, 2)).sqrt()
+
+
+def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:
+    """Return the edge contrast of the scores of each fold, nats (Figures 4 and 5).
+
+    It is the mean, over the first 5% of the kept keys (one at least), of the scores less the mean
+    of each diagonal, less the mean over the other kept keys. Softmax does not see all of it.
+    """
+    folds, cells = pattern.maps.folds, pattern.cells
+    scores = diagonal_normalised(folds.maps.double(), folds.where)
+    n_first = max(1, round(EDGE * (cells.n - cells.skip_keys)))
+    is_first = torch.arange(cells.n) < cells.skip_keys + n_first
+    first, others = (scores[:, cells.mask & of].mean(1) for of in (is_first, ~is_first))
+    return first - others
 
 
 def off_diagonal_ratio(values: Float[np.ndarray, "query_pos key_pos"]) -> float:

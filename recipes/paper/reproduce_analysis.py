@@ -15,7 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
+from safetensors.torch import load_file
 
+from nope_probe.analyses.jackknife import jackknife
+from nope_probe.maps.estimates import Estimates
+from nope_probe.maps.fold_rows import PackedFolds
+from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.rows import MapRows
 from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Headline, Link, Listing, Section, page
 from nope_probe.run.folder import Run, read_run
@@ -24,7 +31,7 @@ from nope_probe.run.paths import atomic_write
 from nope_probe.run.processes import program
 from nope_probe.run.session import Session, versions
 from nope_probe.studies.page import PlainConsole, print_headline
-from paper_claims import Claim, PanelCounts, Reproduction, claims_of
+from paper_claims import Claim, PanelCounts, Reproduction, claims_of, edge_contrast
 from published_panels import agreements, pairs_of, verdict
 from reproduce_page import report, verdict_mark
 from reproduce_settings import FIGURES, Settings, title_of
@@ -58,7 +65,7 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
         folders: its finished experiments by name.
     """
     settings, figure = session.settings, session.settings.figure
-    runs = {name: read_run(folder) for name, folder in folders.items()}
+    runs = {name: experiment(folder) for name, folder in folders.items()}
     claims, pairs = claims_of(figure, runs), pairs_of(figure, runs)
     agreement = agreements(pairs)
     sentence = "" if agreement.empty else verdict(agreement)
@@ -88,6 +95,28 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
         tables={"claims": pd.DataFrame(map(asdict, claims)), "panels": agreement},
     )
     return replace(run, page=report(run, pairs).html(manifest))
+
+
+def experiment(folder: Path) -> Run:
+    """Return a finished experiment; `pattern` of a language model has its edge contrast, nats."""
+    run = read_run(folder)
+    if run.manifest.kind != "ablate":
+        return run
+    packed = load_file(folder / "folds.safetensors")["score/intact"]
+    queries = None if run.query_positions is None else torch.from_numpy(run.query_positions)
+    rows = MapRows.of_cells(packed.shape[-1], queries)
+    counts, skip_keys = torch.tensor(run.manifest.fold_sizes), run.manifest.skip_keys
+    layers = [
+        LayerMaps(folds=PackedFolds(cells, rows), counts=counts, skip_keys=skip_keys)
+        for cells in packed.unbind(1)
+    ]
+    contrasts = pd.DataFrame(
+        jackknife(Estimates.of_means(edge_contrast(layer.pattern), layer.weights)).columns(
+            "edge_contrast"
+        )
+        for layer in layers
+    )
+    return replace(run, tables={**run.tables, "pattern": run.tables["pattern"].join(contrasts)})
 
 
 def notes_of(settings: Settings) -> list[str]:

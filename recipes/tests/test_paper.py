@@ -17,6 +17,7 @@ from support.command_line import refused, run_command
 
 import reproduce
 from nope_probe.analyses.parameter_free.theory import theory_scores
+from nope_probe.maps.layers import LayerMaps
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.stages import ParameterFreeSpec
@@ -24,6 +25,7 @@ from nope_probe.studies.ablate import Settings as AblateSettings
 from paper_claims import (
     Claim,
     Reproduction,
+    edge_contrast,
     figure3,
     figure6,
     figure7,
@@ -129,6 +131,20 @@ def claims(
     maps = {"score/intact": score, "normalised/intact": square, "se/intact": square * 0.01}
     run = Run(arrays={"maps": maps}, tables={"pattern": rows})
     return list(score_claims(run, ("score", "normalised")))
+
+
+@pytest.mark.parametrize(("skip", "n_first"), [(0, 2), (3, 2), (13, 1)])
+def test_the_edge_contrast_is_of_the_first_twentieth_of_the_keys_less_the_diagonals_means(
+    skip: int, n_first: int
+) -> None:
+    n, folds = 41, np.random.default_rng(3).normal(size=(2, 41, 41))
+    pattern = LayerMaps.of(torch.from_numpy(folds), skip_keys=skip).pattern
+    for scores, contrast in zip(folds, edge_contrast(pattern).tolist(), strict=True):
+        means = [np.diagonal(scores, -distance).mean() for distance in range(n)]
+        rest = {(i, j): scores[i, j] - means[i - j] for i in range(n) for j in range(skip, i)}
+        first = [value for (_, j), value in rest.items() if j < skip + n_first]
+        others = [value for (_, j), value in rest.items() if j >= skip + n_first]
+        assert contrast == pytest.approx(np.mean(first) - np.mean(others), abs=1e-12)
 
 
 def test_evidence_names_the_layers_with_their_numbers_and_intervals() -> None:

@@ -13,9 +13,7 @@ from nope_probe.analyses.pattern import (
 )
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import (
-    KeptCells,
     diagonal_normalised,
-    first_visible_keys,
     kept_cells,
     row_centred,
 )
@@ -74,17 +72,6 @@ def test_diagonal_means_are_over_the_cells_that_hold_a_number():
     torch.testing.assert_close(diagonal_normalised(masked), truth, equal_nan=True)
     masked[1, 1], truth[1, 1] = NAN, NAN  # the diagonal's mean stays 4
     torch.testing.assert_close(diagonal_normalised(masked), truth, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("n", "skip_keys", "n_first"),
-    [(5, 0, 1), (29, 0, 1), (31, 0, 2), (36, 0, 2), (37, 3, 2), (49, 0, 2), (53, 2, 3)],
-)
-def test_the_first_twentieth_of_the_keys_is_rounded_to_the_nearest(
-    n: int, skip_keys: int, n_first: int
-) -> None:
-    first = first_visible_keys(torch.zeros(n, n, dtype=torch.float64))
-    assert KeptCells.of(first, skip_keys).edge == skip_keys + n_first
 
 
 def with_trend(seed: int, n: int) -> Tensor:

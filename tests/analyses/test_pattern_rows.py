@@ -2,18 +2,16 @@
 
 import pytest
 import torch
-from support.dense_patterns import edge_contrast as dense_edge_contrast
 from support.dense_patterns import estimates
 from support.fold_products import fold_products
 
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import jackknife, mean_intervals
-from nope_probe.analyses.pattern import edge_contrast
 from nope_probe.analyses.pattern_rows import bin_means, offset_bins, score_distance_sums
-from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
+from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.estimates import fold_weights, leave_one_out
-from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
+from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.maps.rows import MapRows
@@ -72,20 +70,6 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
     expected_size = jackknife(estimates(means, COUNTS))
     for end in ("value", "low", "high"):
         assert getattr(size, end) == pytest.approx(getattr(expected_size, end), rel=1e-9)
-
-
-@pytest.mark.parametrize("skip", [0, 3])
-def test_the_edge_contrast_is_that_of_whole_maps_less_the_means_of_their_diagonals(
-    skip: int,
-) -> None:
-    scores = folds(1)
-    diagonal = diagonal_normalised(leave_one_out(scores, WEIGHTS))
-    for kept in (TensorFolds(scores, ROWS), PackedFolds(ROWS.pack(scores), ROWS)):
-        pattern = LayerMaps(folds=kept, counts=COUNTS, skip_keys=skip).pattern
-        contrast = leave_one_out(edge_contrast(pattern), WEIGHTS)
-        torch.testing.assert_close(
-            contrast, dense_edge_contrast(diagonal, skip), rtol=1e-10, atol=1e-12
-        )
 
 
 def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:

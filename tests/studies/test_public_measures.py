@@ -137,7 +137,7 @@ def test_differences_are_those_of_the_command(
 ) -> None:
     run_command(compare, *f"{runs['rope']} {runs['nope']} --out {tmp_path / 'run'}".split())
     written = pd.read_csv(tmp_path / "run" / "differences.csv")
-    of_measures = (written["table"] == "pattern") & (written["number"] != "edge_contrast")
+    of_measures = written["table"] == "pattern"
     written = written[of_measures]
     other = capture_scores(load("nope-tiny", n_layers=2).model, data, n_folds=5)
     table = difference(intact, other)
