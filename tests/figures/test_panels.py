@@ -9,7 +9,7 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.figures.maps import export
-from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool
+from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool, pool_with_leads
 from nope_probe.figures.style import axis, place_panels
 
 
@@ -98,8 +98,12 @@ def test_a_cell_of_a_pooled_map_is_the_mean_of_the_rows_in_it() -> None:
     cells = np.random.default_rng(3).normal(size=(len(queries), 37))
     rows = np.where(np.arange(37) <= queries[:, None], cells, np.nan)
     pooled = pool(RowMaps(values=rows[None], queries=queries), 8)
-    assert pooled.block == 5
+    with_leads = pool_with_leads(RowMaps(values=rows[None], queries=queries, skip_keys=1), 8)
+    assert pooled.block == with_leads.block == 5
+    assert with_leads.leads is not None
     for block in range(8):
-        inside = rows[queries // 5 == block][:, 5:10]
-        expected = np.nanmean(inside) if np.isfinite(inside).any() else np.nan
-        assert pooled.values[0, block, 1] == pytest.approx(expected, nan_ok=True, rel=1e-6)
+        inside = rows[queries // 5 == block]
+        leads, others = inside[:, 0], inside[:, 5:10]
+        for found, cells in ((with_leads.leads, leads), (pooled.values[..., 1], others)):
+            expected = np.nanmean(cells) if np.isfinite(cells).any() else np.nan
+            assert found[0, block] == pytest.approx(expected, nan_ok=True, rel=1e-6)

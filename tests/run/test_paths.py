@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nope_probe.errors import UserError
-from nope_probe.run.paths import clear, locked
+from nope_probe.run.paths import clear, locked, output_folder
 
 
 def lock_and_wait(folder: Path) -> int:
@@ -36,6 +36,17 @@ def test_a_locked_folder_names_the_process_until_it_is_killed(tmp_path: Path) ->
     with locked(folder):  # what is gone does not block
         pass
     assert sorted(path.name for path in folder.iterdir()) == ["kept", "lock"]
+
+
+def test_the_folder_of_a_run_is_where_its_name_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to("here")
+    monkeypatch.chdir(tmp_path / "here")
+    for name, place in (("../link", "here"), (".", "here"), ("x/..", "here"), ("../new", "new")):
+        assert output_folder(Path(name)).resolve() == tmp_path / place
+        assert output_folder(Path(name)).name == place
 
 
 def test_what_was_made_for_nothing_is_removed_and_what_was_there_stays(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import pytest
 
 from nope_probe.figures.intervals import bound_columns, numbers_as_text
+from nope_probe.figures.style import DIVERGING
 from nope_probe.figures.views import draw
 from nope_probe.figures.words import NO_PATTERN, SHARE, WITHIN, Column, View
 from nope_probe.studies.tidy import brief, sections
@@ -153,10 +154,15 @@ def test_cells_are_blank_without_a_row_and_in_colours_around_zero():
     assert cells.customdata[1, 1].tolist() == [1.75, 2.5]
     assert (cells.x, cells.y) == ((0, 1), (0, 5))
     assert (dots.x, dots.y) == ((1,), (0,))
-    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-3.0, 3.0)
+    titles_of_axes = figure.layout.xaxis.title.text, figure.layout.yaxis.title.text
+    assert titles_of_axes == ("head", "layer")
+    colours = figure.layout.coloraxis
+    assert (colours.cmin, colours.cmax) == (-3.0, 3.0)
+    assert colours.colorscale == tuple(DIVERGING)
     weights = table({"weight": [0.5, 0.25]}, layer=[0, 0], head=[0, 1])
     bounded = draw(replace(view, y=("weight",), marked=""), weights, COLUMNS).layout.coloraxis
     assert (bounded.cmin, bounded.cmax, bounded.colorbar.tickformat) == (0.0, 1.0, ".0%")
+    assert bounded.colorscale[0] != colours.colorscale[0]
 
 
 def test_a_number_is_shown_as_its_column_is_declared_whatever_its_name():
