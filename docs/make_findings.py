@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 
@@ -25,7 +26,18 @@ from make_long_sequences import markdown
 from PIL import Image
 from plotly.subplots import make_subplots
 
-from nope_probe import figures, read_run
+from nope_probe import (
+    Ablation,
+    ScoreMaps,
+    ablated,
+    attribute,
+    calibrate,
+    capture_scores,
+    figures,
+    load,
+    read_run,
+    sequences,
+)
 from nope_probe.analyses.verdicts import kinds_of
 from nope_probe.figures.intervals import interval_text
 from nope_probe.run.folder import Run
@@ -38,19 +50,22 @@ WORTH = "--remove rope written rope+written --measures loss"
 TWINS = ("nope-tiny", "rope-tiny")
 LENGTHS = {32: 64, 128: 16, 512: 8}  # tokens, and how many sequences
 LEAST = "--remove rope --least --k 30 60 100 150 200 --draws 3"
+GEMMA_LEAST = "--remove rope --least --k 8 16 27 40 53 --draws 3"  # of 72 heads, as many parts
 COMMANDS = {
     "code": f"{ALL_LAYERS} 96",
     "prose": f"{ALL_LAYERS} 48 --data prose",
     "im_start": f'{ALL_LAYERS} 48 --bos "<|im_start|>"',
     "endoftext": f'{ALL_LAYERS} 48 --bos "<|endoftext|>"',
     "gemma": f"ablate {GEMMA} --layers all --n-seqs 96",
-    "code 256": f"{ALL_LAYERS} 16 --seq-len 256 --remove written",
+    "gemma never": f"ablate {GEMMA} --layers all --n-seqs 48 --bos never",
+    "gemma turn": f'ablate {GEMMA} --layers all --n-seqs 48 --bos "<start_of_turn>"',
+    **{f"code {n}": f"{ALL_LAYERS} 16 --seq-len {n} --remove written" for n in (256, 512)},
     "no mark code": f"{ALL_LAYERS} 48 {NO_MARK}",
     "no mark gemma": f"ablate {GEMMA} --layers all --n-seqs 48 {NO_MARK}",
     **{f"no mark {model}": f"ablate --model {model} {NO_MARK}" for model in TWINS},
     "worth code": f"behaviour {SMOLLM2} {WORTH} copy --n-seqs 64 --seq-len 64",
     "worth prose": f"behaviour {SMOLLM2} {WORTH} --n-seqs 64 --seq-len 64 --data prose",
-    "worth gemma": f"behaviour {GEMMA} {WORTH} --n-seqs 48 --seq-len 64",
+    "worth gemma": f"behaviour {GEMMA} {WORTH} copy --n-seqs 48 --seq-len 64",
     "worth nope-tiny": "behaviour --model nope-tiny --remove written --measures loss copy "
     "--n-seqs 256 --seq-len 96",
     "worth rope-tiny": f"behaviour --model rope-tiny {WORTH} copy --n-seqs 256 --seq-len 96",
@@ -58,15 +73,19 @@ COMMANDS = {
     **{model: f"ablate --model {model}" for model in TWINS},
     "first layers": f"ablate {SMOLLM2} --n-seqs 96 --remove sources",
     "attention": f"attention {SMOLLM2} --n-seqs 384 --seq-len 64 --text "
-    '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
+    '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter." '
+    "--why L18H6 --query 14 --steps 2",
+    "attention gemma": f"attention {GEMMA} --n-seqs 96 --seq-len 64",
     "attention prose": f"attention {SMOLLM2} --n-seqs 96 --seq-len 64 --data prose",
     "trace": f"trace {SMOLLM2} --layers 6",
     **{f"trace {model}": f"trace --model {model} --seq-len 96 --n-seqs 512" for model in TWINS},
     "effects": "trace --model nope-tiny --seq-len 96 --n-seqs 512 --reader L1",
     "behaviour": f"behaviour {SMOLLM2} --measures loss copy --remove mask rope --n-seqs 32 "
     "--seq-len 128",
-    "heads": f"heads {SMOLLM2} --remove rope --by others --k 1 5 --draws 4 --n-seqs 32 "
-    "--seq-len 128",
+    **{
+        run: f"heads {model} --remove rope --by others --k 1 5 --draws 4 --n-seqs 32 --seq-len 128"
+        for run, model in (("heads", SMOLLM2), ("heads gemma", GEMMA))
+    },
     "content": f"heads {SMOLLM2} --remove content --by positional others "
     "--k 60 100 136 --draws 3 --n-seqs 24",
     "content least": f"heads {SMOLLM2} --remove content --by others --least "
@@ -75,6 +94,7 @@ COMMANDS = {
         f"need {n}": f"heads {SMOLLM2} {LEAST} --seq-len {n} --n-seqs {of_n} --mean-seqs {of_n}"
         for n, of_n in LENGTHS.items()
     },
+    "need gemma": f"heads {GEMMA} {GEMMA_LEAST} --seq-len 128 --n-seqs 16 --mean-seqs 16",
     "need prose": f"heads {SMOLLM2} --remove rope --least --k 60 100 150 --draws 3 --seq-len 128 "
     "--n-seqs 8 --mean-seqs 8 --data prose --by FOLDER/need-128/order.csv",
     **{
@@ -91,7 +111,7 @@ NUMBERS = {
     "non_relative": "not a function of distance",
 }
 COUNTS = ("layers", "below_half")
-MEANS = (*NUMBERS, *(f"{name}_{count}" for name in NUMBERS for count in COUNTS), "cost")
+MEANS = (*NUMBERS, *(f"{name}_{count}" for name in NUMBERS for count in COUNTS), "cost", "loss")
 OVER_LAYERS = ("over_layers", ("removed", "replacement"), MEANS)
 EFFECTS = ("effects", ("of", "writer"), ("predicted", "held", "direct", "total"))
 TRACED = [
@@ -103,7 +123,8 @@ COSTS = [("tests", ("order", "measure", "k"), ("cost",))]
 NEED = [("tests", ("measure", "k"), ("cost", "chance"))]
 STORED_OF = {
     **{run: [OVER_LAYERS] for run in COMMANDS if run.startswith(("code", "no mark"))},
-    **{run: [OVER_LAYERS] for run in ("prose", "im_start", "endoftext", "gemma")},
+    **{run: [OVER_LAYERS] for run in ("prose", "im_start", "endoftext")},
+    **{run: [OVER_LAYERS] for run in COMMANDS if run.startswith("gemma")},
     "free": [VALUES],
     **{run: [VALUES, OVER_LAYERS] for run in TWINS},
     "trace": TRACED,
@@ -116,6 +137,7 @@ STORED_OF = {
         if run.startswith(("behaviour", "worth"))
     },
     "heads": COSTS,
+    "heads gemma": COSTS,
     "content": COSTS,
     "content least": COSTS,
     **{run: NEED for run in COMMANDS if run.startswith(("need", "layers"))},
@@ -123,12 +145,15 @@ STORED_OF = {
 STORED, IMAGES = Path(__file__).parent / "findings.csv", Path(__file__).parent / "images"
 CHECKPOINTS = Path(__file__).parent.parent / "nope_probe" / "checkpoints"
 TEXTS = {
-    "code": "Python source, any token first",
-    "prose": "English prose, any token first",
-    "im_start": "the token im_start first",
-    "endoftext": "the token endoftext first",
-    "gemma": "Gemma 3, code, its BOS first",
+    "code": "SmolLM2: any",
+    "prose": "any, prose",
+    "im_start": "im_start",
+    "endoftext": "endoftext",
+    "gemma never": "Gemma 3: any",
+    "gemma turn": "start_of_turn",
+    "gemma": "bos",
 }
+DRAWN = ("code", "prose", "im_start", "endoftext", "gemma")  # layer by layer
 CONDITIONS = {
     "intact none": "intact",
     "mask none": "without the mask",
@@ -154,7 +179,7 @@ WRITTEN = {
     "code": "SmolLM2, 64, code",
     "prose": "SmolLM2, 64, prose",
     "endoftext": "SmolLM2, 64, endoftext first",
-    "code 256": "SmolLM2, 256, code",
+    **{f"code {n}": f"SmolLM2, {n}, code" for n in (256, 512)},
     "gemma": "Gemma 3, 64, code",
 }
 WORTHS = {
@@ -182,14 +207,28 @@ QUANTITIES = {
     "copy_text_second": "second copy, text",
     "copy_random_second": "second copy, random",
 }
-HEADS_OF_KINDS = ((16, 0), (18, 6), (18, 8))
+HEADS_OF_KINDS = ((16, 0), (18, 6), (18, 8))  # of SmolLM2
+OF_FAMILIES = {"attention": "SmolLM2, 270 heads", "attention gemma": "Gemma 3, 72 heads"}
+KEYS = {"keys smollm2-135m": 24, "keys gemma-3-270m": 16}  # texts of `constant_keys`
+COUNTED = ("half", "fifth")
+ASKED = {  # what attention is about: its name in the table, and how it is written
+    "first_weight": ("weight of the first key", ".0%"),
+    "information": ("information above uniform, nats", ".2f"),
+    "first": ("of it: whether to look at the first key", ".2f"),
+    "others": ("of it: where to look among the other keys", ".2f"),
+    "others_position": ("of that: position, the same in every text", ".2f"),
+    "half": ("heads with half or more of that in position", ".0f"),
+    "fifth": ("heads with less than a fifth", ".0f"),
+    "positional_share": ("need of RoPE and position's share: rank correlation", "z.2f"),
+    "others_share": ("the same among the other keys", "z.2f"),
+}
 NEEDS = {  # the runs that order heads by need
     **{f"need {n}": f"code, {n} tokens" for n in LENGTHS},
     "attention": "code, 64 tokens",
     "attention prose": "prose, 64 tokens",
 }
 BOTH = ("mask+rope none", "w_q+w_k mean")  # rows that the README leaves out of small models
-NULLS = ("code", "prose", "endoftext", "code 256", "gemma", *TWINS)
+NULLS = (*(run for run in WRITTEN if run not in TWINS), *TWINS)
 ADDENDS = {
     "pattern/intact": "intact",
     "term/rope": "= RoPE",
@@ -204,24 +243,29 @@ SUMS = {
 COSTLY = {"copy_random": "second copy of random tokens", "text": "text"}
 
 
-def measure(folder: Path, names: Sequence[str] = tuple(COMMANDS)) -> pd.DataFrame:
+def measure(folder: Path, names: Sequence[str] = (*COMMANDS, *KEYS)) -> pd.DataFrame:
     """Return the estimates of runs that the pages show, a row each, in nats; draw the pictures."""
     runs = dict[str, Run]()
-    for name in names:
+    for name in [name for name in names if name not in KEYS]:
         if name.startswith("layers"):
             order_by_layers(folder)
         runs[name] = finished(folder / name.replace(" ", "-"), COMMANDS[name])
-    for name in [name for name in TEXTS if name in runs]:
+    for name in [name for name in DRAWN if name in runs]:
         image = IMAGES / f"layers_{name}.png"
         save_small(figures.draw(THREE_NUMBERS, runs[name].tables["pattern"], COLUMNS), image)
     for image, shown in SUMS.items():
         if {*shown} <= {*runs}:
             draw_sum([(title, layer, runs[run]) for run, (title, layer) in shown.items()], image)
-    of_kinds = [kinds(runs["attention"].tables["attention"])] if "attention" in runs else []
     return pd.concat(
         [
-            *of_kinds,
-            rank_correlations(runs),
+            *(
+                of_heads(name, runs[name].tables["attention"])
+                for name in OF_FAMILIES
+                if name in runs
+            ),
+            *([steps_back(runs["attention"])] if "attention" in runs else []),
+            *(constant_keys(name) for name in names if name in KEYS),
+            *([rank_correlations(runs)] if {*NEEDS} <= {*runs} else []),
             *(
                 null_means(name, run.tables["controls"])
                 for name, run in runs.items()
@@ -269,15 +313,90 @@ def rank_correlations(runs: Mapping[str, Run]) -> pd.DataFrame:
     return rows.assign(low=np.nan, high=np.nan)
 
 
-def kinds(table: pd.DataFrame) -> pd.DataFrame:
-    """Return how many heads are of each kind, their mean needs, and those of some heads."""
-    table = table.assign(name=kinds_of(table), heads=1)
+def of_heads(run: str, table: pd.DataFrame) -> pd.DataFrame:
+    """Return what the attention of a model's heads is about, and the needs of its kinds of heads.
+
+    Args:
+        run: the run's name.
+        table: its `attention.csv`.
+    """
+    table = table.assign(
+        name=kinds_of(table),
+        heads=1,
+        first=table["first_position"] + table["first_content"],
+        others=table["others_position"] + table["others_content"],
+        half=table["others_share"] >= 0.5,
+        fifth=table["others_share"] < 0.2,
+    )
+    of_all = table[[*ASKED]].mean()
+    of_all[[*COUNTED]] = table[[*COUNTED]].sum()
+    shares = table[["positional_share", "others_share"]]
+    of_all[[*shares]] = shares.corrwith(table["need_rope"], method="spearman")
     of_kinds = table.groupby("name").agg({"heads": "sum", "need_rope": "mean", "need_mask": "mean"})
-    some = table.set_index(["layer", "head"]).loc[[*HEADS_OF_KINDS]].reset_index()
-    some["name"] = [f"L{layer}H{head}" for layer, head in HEADS_OF_KINDS]
-    shown = pd.concat((of_kinds.reset_index(), some[["name", "need_rope", "need_mask"]]))
-    rows = shown.melt("name", var_name="measure").dropna(subset="value")
+    shown = [of_all.to_frame("all").T.rename_axis("name").reset_index(), of_kinds.reset_index()]
+    if run == "attention":
+        some = table.set_index(["layer", "head"]).loc[[*HEADS_OF_KINDS]]
+        some["name"] = [f"L{layer}H{head}" for layer, head in HEADS_OF_KINDS]
+        shown.append(some[["name", "need_rope", "need_mask"]])
+    rows = pd.concat(shown).melt("name", var_name="measure").dropna(subset="value")
+    return rows.assign(run=run, layer=pd.NA, low=np.nan, high=np.nan)
+
+
+def steps_back(run: Run) -> pd.DataFrame:
+    """Return what L16H0 wrote for L18H6 to look at: its term, what it moved, and the effect."""
+    steps = run.tables["why_steps"]
+    look = steps[(steps["step"] == 1) & steps["moved_from"].isna()]
+    of_writer = steps[(steps["step"] == 1) & (steps["writer"] == "L16H0")]
+    moved = of_writer.dropna(subset="moved_from").iloc[0]
+    parts = {
+        "score": look[~look["side"].isin(["mean", "other"])]["nats"].sum()
+        + of(look, writer="other writers")["nats"].item(),
+        "written": of(of_writer[of_writer["moved_from"].isna()], side="key")["nats"].item(),
+        "moved": moved["nats"],
+        "mean": of(of_writer, side="mean")["nats"].item(),
+        "effect": moved["effect"],
+    }
+    rows = pd.DataFrame({"name": "L18H6", "measure": [*parts], "value": [*parts.values()]})
     return rows.assign(run="attention", layer=pd.NA, low=np.nan, high=np.nan)
+
+
+def constant_keys(run: str) -> pd.DataFrame:
+    """Return the mean order with constant keys in all layers, and in the read layer alone.
+
+    The mean of a norm's output on queries and keys is shorter than its outputs: where a model has
+    such norms, their means take the place of their outputs too.
+    """
+    loaded = load(run.removeprefix("keys "))
+    texts = sequences(tokenizer=loaded.tokenizer, n_seqs=KEYS[run], seq_len=64)
+    calibration, intact = calibrate(loaded, texts), capture_scores(loaded, texts)
+
+    def order(removed: ScoreMaps) -> list[float]:
+        at = [intact.layers.index(layer) for layer in removed.layers]
+        before = replace(
+            intact, folds=intact.folds[:, at], visible=intact.visible[at], layers=removed.layers
+        )
+        values = attribute({(): before, "w_k": removed})
+        return [values[layer].conditions["w_k"].kept.value for layer in removed.layers]
+
+    def without(remove: str, layers: list[int] | None = None) -> list[float]:
+        with ablated(loaded, Ablation(remove=remove, layers=layers), calibration):
+            return order(capture_scores(loaded, texts, layers=layers))
+
+    orders = {
+        "w_k": without("w_k"),
+        "w_k here": [value for layer in intact.layers for value in without("w_k", [layer])],
+        "w_q+w_k": without("w_q+w_k"),
+    }
+    norms = [name for name in loaded.model.hook_dict if re.search(r"[qk]_norm.hook_out$", name)]
+    if norms:
+        _, outputs = loaded.model.run_with_cache(texts.inputs, names_filter=norms)
+        means = {name: outputs[name].mean((0, 2), keepdim=True) for name in norms}  # of each head
+        hooks = [(name, lambda x, hook: means[hook.name].expand_as(x)) for name in norms]
+        with loaded.model.hooks(fwd_hooks=hooks):
+            orders["norms"] = order(capture_scores(loaded, texts))
+    values = [np.nanmean(of_layers) for of_layers in orders.values()]
+    rows = pd.DataFrame({"run": run, "name": [*orders], "value": values})
+    return rows.assign(layer=pd.NA, measure="kept", low=np.nan, high=np.nan)
 
 
 def finished(folder: Path, command: str) -> Run:
@@ -398,6 +517,7 @@ def tables(stored: pd.DataFrame) -> list[str]:
     return [
         compact(families(stored)),
         *(over_layers(of(stored, run=run), MODELS[run][0]) for run in SHORTER),
+        keys_alone(stored),
         by_text(stored),
         *(of_models(stored, number) for number in ("kept", "lead")),
         compact(smaller(stored)),
@@ -406,12 +526,14 @@ def tables(stored: pd.DataFrame) -> list[str]:
         worth(stored),
         written(of(stored, run="trace")),
         losses(of(stored, run="behaviour")),
-        costs(of(stored, run="heads")),
+        asked(stored),
+        why(of(stored, run="attention", name="L18H6")),
+        costs(stored),
         content(stored),
         without_rope(stored),
         of_layers(stored),
         correlations(of(stored, run="rank correlation")),
-        needs_of_kinds(of(stored, run="attention")),
+        needs_of_kinds(stored),
         strengths(stored),
         terms(stored),
         writers(stored),
@@ -463,6 +585,23 @@ def over_layers(rows: pd.DataFrame, title: str) -> str:
     return markdown(f"{title}, nats", [*columns, "cost on text"], lines)
 
 
+def keys_alone(stored: pd.DataFrame) -> str:
+    """Return the table of the order with constant keys in all layers, and in one layer."""
+    columns = {
+        "w_k": "constant keys in all layers",
+        "w_k here": "in the read layer alone",
+        "w_q+w_k": "both constant",
+        "norms": "both after their norms",
+    }
+    lines = {
+        f"{model}, {KEYS[run]} texts": [
+            number_or_nothing(of(stored, run=run, name=name), "kept") for name in columns
+        ]
+        for run, model in zip(KEYS, ("SmolLM2", "Gemma 3"), strict=True)
+    }
+    return markdown("order of the other keys, nats", list(columns.values()), lines)
+
+
 def by_text(stored: pd.DataFrame) -> str:
     """Return the table of mean lead and order kept by text and first token."""
     lines = {
@@ -475,6 +614,9 @@ def by_text(stored: pd.DataFrame) -> str:
         ]
         for name, label in CONDITIONS.items()
     }
+    lines["loss of text, intact"] = [
+        number_or_nothing(of(stored, run=run, name="intact none"), "loss") for run in TEXTS
+    ]
     return markdown("lead, order; nats", list(TEXTS.values()), lines)
 
 
@@ -596,13 +738,41 @@ def losses(rows: pd.DataFrame) -> str:
     return markdown("nats", list(QUANTITIES.values()), lines)
 
 
-def costs(rows: pd.DataFrame) -> str:
+def asked(stored: pd.DataFrame) -> str:
+    """Return the table of what the attention of both families' heads is about."""
+    lines = {
+        title: [
+            number_or_nothing(of(stored, run=run, name="all"), measure, style)
+            for run in OF_FAMILIES
+        ]
+        for measure, (title, style) in ASKED.items()
+    }
+    return markdown("mean of all heads", list(OF_FAMILIES.values()), lines)
+
+
+def why(rows: pd.DataFrame) -> str:
+    """Return the table of why L18H6 looks at "field": terms and an effect of the writer L16H0."""
+    columns = {
+        "score": "score, less its row's mean",
+        "written": "written into the key by L16H0",
+        "moved": 'moved from the first " Whit"',
+        "mean": "less the mean over keys",
+        "effect": "effect of what it moved",
+    }
+    line = [number_or_nothing(rows, measure) for measure in columns]
+    return markdown("nats", list(columns.values()), {'L18H6, second " Whit" to "field"': line})
+
+
+def costs(stored: pd.DataFrame) -> str:
     """Return the table of what it costs to remove RoPE from the first heads."""
     lines = {
-        title: [estimate(of(rows, name=f"others {measure} {k}"), "cost") for k in (1, 5)]
+        f"{model}, {title}": [
+            estimate(of(stored, run=run, name=f"others {measure} {k}"), "cost") for k in (1, 5)
+        ]
+        for run, model in (("heads", "SmolLM2"), ("heads gemma", "Gemma 3"))
         for measure, title in COSTLY.items()
     }
-    return markdown("cost, nats", ["L16H0", "the first five heads"], lines)
+    return markdown("cost, nats", ["the first head", "the first five"], lines)
 
 
 def content(stored: pd.DataFrame) -> str:
@@ -623,15 +793,16 @@ def content(stored: pd.DataFrame) -> str:
 
 def without_rope(stored: pd.DataFrame) -> str:
     """Return the table of what it costs to remove RoPE from the heads that need it least."""
-    runs = {f"need {n}": f"code, {n} tokens" for n in LENGTHS} | {"need prose": "prose, 128 tokens"}
+    runs = {f"need {n}": f"code, {n} tokens" for n in LENGTHS}
+    runs |= {"need prose": "prose, 128 tokens", "need gemma": "of 72, Gemma 3, code, 128 tokens"}
     lines = {
-        f"{k} heads, {text}": [
+        f"{k} heads, {text}".replace("heads, of", "heads of"): [
             estimate(of(stored, run=run, name=f"{measure} {k}"), column, "+.2f")
             for measure in reversed(COSTLY)
             for column in ("cost", "chance")
         ]
         for run, text in runs.items()
-        for k in (60, 100, 150)
+        for k in ((16, 27, 40) if run == "need gemma" else (60, 100, 150))
     }
     columns = [f"{what}, {of_heads}" for what in ("text", "copies") for of_heads in ("", "random")]
     columns = [column.removesuffix(", ") for column in columns]
@@ -669,19 +840,25 @@ def correlations(rows: pd.DataFrame) -> str:
     return markdown("rank correlation", labels[:-1], lines)
 
 
-def needs_of_kinds(rows: pd.DataFrame) -> str:
+def needs_of_kinds(stored: pd.DataFrame) -> str:
     """Return the table of the kinds of heads: how many, and their mean need of RoPE and mask."""
     measures = {"heads": ("heads", ".0f"), "need_rope": ("need of RoPE", ".3f")}
     measures["need_mask"] = ("need of the mask", ".3f")
     names = ["sink", "order", "content", *(f"L{layer}H{head}" for layer, head in HEADS_OF_KINDS)]
     lines = {
         name: [
-            "".join(f"{number:{style}}" for number in of(rows, name=name, measure=measure)["value"])
+            number_or_nothing(of(stored, run=run, name=name), measure, style)
+            for run in OF_FAMILIES
             for measure, (_, style) in measures.items()
         ]
         for name in names
     }
-    return markdown("mean, nats", [title for title, _ in measures.values()], lines)
+    columns = [
+        f"{model.split(',')[0]}: {title}"
+        for model in OF_FAMILIES.values()
+        for title, _ in measures.values()
+    ]
+    return markdown("mean, nats", columns, lines)
 
 
 def strengths(stored: pd.DataFrame) -> str:
@@ -782,6 +959,7 @@ def main(*arguments: str) -> None:
         measured = measure(Path(folder).resolve(), names or tuple(COMMANDS))
         stored = pd.read_csv(STORED)
         rows = pd.concat([stored[~stored["run"].isin(measured["run"])], measured])
+        rows = rows.astype({"low": float, "high": float})
         rows.to_csv(STORED, index=False, float_format="%.5g")
         if any(name.startswith("need") for name in rows["run"]):
             draw_need(rows)

@@ -110,6 +110,27 @@ def test_findings_are_what_is_stored_with_the_commands_that_measured_it():
     assert {unsigned(text) for text in re.findall(ESTIMATE, prose)} <= told
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/findings.md"])
+def test_a_number_in_a_sentence_stands_in_a_table_too(page: str):
+    code = r"```.*?```|`[^`]*`|\d{4}\.\d{5}|Python \d\.\d+"
+    lines = re.sub(code, "", PAGES[page], flags=re.DOTALL).splitlines()
+    tables = "\n".join(make_findings.tables(pd.read_csv(make_findings.STORED)))
+    cells = [number.lstrip("+-") for number in re.findall(r"[+-]?\d+\.\d+", tables)]
+    said = {
+        number
+        for line in lines
+        if not line.startswith("|")
+        for number in re.findall(r"(?<![\d.])\d+\.\d+(?![\d.]|\w)", line)
+    }
+    rounded = {
+        f"{float(cell):.{places}f}"
+        for cell in cells
+        for places in range(len(cell.split(".")[1]) + 1)
+    }
+    assert len(said) > 5
+    assert said - rounded == set()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_links_and_images_of_a_page_exist(page: str):
     links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", PAGES[page])
