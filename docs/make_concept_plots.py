@@ -7,7 +7,13 @@ import torch
 from make_concept_images import OUT, TEXT
 from torch import Tensor
 
-from nope_probe.analyses.behaviour import Losses, Predictions, mean_interval, position_means
+from nope_probe.analyses.behaviour import (
+    Losses,
+    mean_interval,
+    parts_of,
+    position_means,
+    span_loss,
+)
 
 LEFT, TOP, WIDTH, HEIGHT, RIGHT = 54, 16, 380, 170, 150
 HIT, MISS = "#0969da", "#c4321f"
@@ -38,10 +44,8 @@ def losses() -> str:
 
 def loss_curve(values: Losses, name: str, colour: str) -> str:
     """Return the mean over documents with its band, and next to it the in-context gain."""
-    means, gain = (
-        position_means(values),
-        mean_interval(Predictions(losses=values).in_context_gain()),
-    )
+    parts, means = parts_of(N_TOKENS), position_means(values)
+    gain = mean_interval(span_loss(values, *parts["early"]) - span_loss(values, *parts["late"]))
     x = torch.arange(1, N_TOKENS) / N_TOKENS
     value, low, high = ((4.6 - curve) / 2.1 for curve in (means.value, means.low, means.high))
     band = points(torch.cat([x, x.flip(0)]), torch.cat([low, high.flip(0)]))

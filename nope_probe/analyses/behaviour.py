@@ -7,7 +7,7 @@ column t - 1 holds target t. A ridge regression decodes a position's index from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -107,78 +107,37 @@ def binned_means(losses: Losses, first: int, width: int = 1) -> tuple[list[int],
     return starts, position_means(torch.stack(spans, 1))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Predictions:
-    """The losses of a condition, from which its measures are read.
+def parts_of(
+    n_pos: int, *, prefix: int = 1, segment: int = 1, trained: int = 1
+) -> dict[str, tuple[int, int]]:
+    """Return the parts of a window whose losses are compared: the first target, and the one after.
 
-    Attributes:
-        losses: on the probe of a measure.
-        text: on the windows of text, which `rise` compares.
+    The sources of `early` and `late` take single tokens, the 50th and the 500th (arXiv 2209.11895).
+    A copy's first token is left out, because a model cannot know yet that the copy begins.
+
+    Args:
+        n_pos: tokens in a window.
         prefix: the first target after the prefix.
-        first: the first target that is compared.
-        segment: the length of the segment that is copied, in tokens; windows end in it twice.
+        segment: the length of the segment that is copied; windows end in it twice.
         trained: the trained context, in tokens; windows are longer.
-        distances: of the decoded from the true index, in positions, if they were measured.
+
+    Example:
+        >>> parts = parts_of(43)  # a tenth is 4
+        >>> parts["early"], parts["late"]
+        ((4, 8), (39, 43))
     """
-
-    losses: Losses
-    text: Float[Tensor, "document text_target"] | None = None
-    prefix: int = 1
-    first: int = 1
-    segment: int = 1
-    trained: int = 1
-    distances: Float[Tensor, "held_out layer"] | None = None
-
-    @property
-    def n(self) -> int:
-        """Tokens in a window."""
-        return self.losses.shape[1] + 1
-
-    def loss(self, first: int) -> PerDocument:
-        """Return the mean loss from a target on."""
-        return span_loss(self.losses, first)
-
-    def rise(self, first: int, left_out: int = 0) -> PerDocument:
-        """Return how much higher the loss is than on text, from a target of the text on.
-
-        Args:
-            first: the target.
-            left_out: how many first tokens of the text the probe leaves out.
-        """
-        assert self.text is not None
-        return span_loss(self.losses, first - left_out) - span_loss(self.text, first)
-
-    def in_context_gain(self) -> PerDocument:
-        """Return the gain from context: the loss early in the window less the loss late in it.
-
-        Early is the second tenth of the window, late the last tenth. The source takes single
-        tokens, the 50th and the 500th (arXiv 2209.11895).
-        """
-        tenth = self.n // 10
-        return span_loss(self.losses, tenth, 2 * tenth) - span_loss(self.losses, self.n - tenth)
-
-    def copy_cost(self) -> PerDocument:
-        """Return the loss of a segment's second copy less its first: negative if the model copies.
-
-        Each copy's first token is left out, because a model cannot know yet that the copy begins.
-        """
-        begin, end = self.n - 2 * self.segment + 1, self.n - self.segment
-        return self.second_copy() - span_loss(self.losses, begin, end)
-
-    def second_copy(self) -> PerDocument:
-        """Return the loss of a segment's second copy, without its first token."""
-        return span_loss(self.losses, self.n - self.segment + 1)
-
-    def extrapolation_cost(self) -> PerDocument:
-        """Return the loss beyond the trained context less the loss in its last quarter."""
-        trained = self.trained
-        within = span_loss(self.losses, trained - trained // 4, trained)
-        return span_loss(self.losses, trained) - within
-
-    def position_error(self) -> PerDocument:
-        """Return the distance of the decoded index, mean over layers."""
-        assert self.distances is not None
-        return self.distances.mean(1)
+    tenth = n_pos // 10
+    return {
+        "all": (1, n_pos),
+        "after_bos": (2, n_pos),
+        "suffix": (prefix, n_pos),
+        "early": (tenth, 2 * tenth),
+        "late": (n_pos - tenth, n_pos),
+        "first_copy": (n_pos - 2 * segment + 1, n_pos - segment),
+        "second_copy": (n_pos - segment + 1, n_pos),
+        "trained": (trained - trained // 4, trained),
+        "beyond": (trained, n_pos),
+    }
 
 
 def ridge(

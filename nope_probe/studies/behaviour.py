@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -36,14 +36,11 @@ from nope_probe.studies.tidy import brief, sections
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nope_probe.analyses.behaviour import PerDocument, Predictions
     from nope_probe.run.folder import Run
 
 _arg = tyro.conf.arg
 Measure = Literal["loss", "in-context", "copy", "order", "bos", "extrapolation", "position"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
-# How many tokens a window needs: a segment of 8 twice, two tenths of 2 tokens, ...
-SHORTEST = dict(zip(MEASURES, (8, 20, 17, 16, 8, 8, 8), strict=True))
 READ_BY = {"extrapolation": ("trained_len", "max_len"), "position": ("layers", "skip_keys")}
 EXTRAPOLATED, TIMES = Bounds(16, 2**20), 4  # the reach of extrapolation, in trained contexts
 _UNIONS = tuple(f"mask+{name}" for name in POSITION_ENCODINGS)
@@ -69,15 +66,14 @@ class Quantity(Column):
 
     Attributes:
         measure: the measure that it belongs to.
-        probe: the sequences whose losses it is read from, next to the text windows.
-        read: how it is read from these losses.
+        parts: a probe and a part of its windows (see `parts_of`), whose mean loss it is; less that
+            of a second part, if there is one.
         unmasked: why it means nothing without the mask; empty if it does.
     """
 
     unit: str = "nats"
     measure: Measure = "loss"
-    probe: str = "text"
-    read: Callable[[Predictions], PerDocument] = lambda at: at.loss(1)
+    parts: tuple[tuple[str, str], ...] = (("text", "all"),)
     unmasked: str = ""
 
 
@@ -86,72 +82,64 @@ QUANTITIES = {
     "loss_suffix": Quantity(
         "suffix loss",
         "Mean loss of the tokens after the prefix (bidirectional without the mask).",
-        read=lambda at: at.loss(at.prefix),
+        parts=(("text", "suffix"),),
     ),
     "in_context": Quantity(
         "in-context gain",
         "Loss early in the window (second tenth) less loss late (last tenth); lower is worse.",
         measure="in-context",
-        read=lambda at: at.in_context_gain(),
+        parts=(("text", "early"), ("text", "late")),
         unmasked=IN_SIGHT,
     ),
     "copy_text": Quantity(
         "copy, text",
         "A text segment twice: loss of the second copy less the first; below 0, it copies.",
         measure="copy",
-        probe="copy_text",
-        read=lambda at: at.copy_cost(),
+        parts=(("copy_text", "second_copy"), ("copy_text", "first_copy")),
         unmasked=FIRST_IN_SIGHT,
     ),
     "copy_text_second": Quantity(
         "second copy, text",
         "Loss of the second copy of a text segment.",
         measure="copy",
-        probe="copy_text",
-        read=lambda at: at.second_copy(),
+        parts=(("copy_text", "second_copy"),),
     ),
     "copy_random": Quantity(
         "copy, random",
         "Random tokens twice: loss of the second copy less the first; below 0, it copies.",
         measure="copy",
-        probe="copy_random",
-        read=lambda at: at.copy_cost(),
+        parts=(("copy_random", "second_copy"), ("copy_random", "first_copy")),
         unmasked=FIRST_IN_SIGHT,
     ),
     "copy_random_second": Quantity(
         "second copy, random",
         "Loss of the second copy of random tokens.",
         measure="copy",
-        probe="copy_random",
-        read=lambda at: at.second_copy(),
+        parts=(("copy_random", "second_copy"),),
     ),
     "order": Quantity(
         "order",
         "Rise of the suffix's loss when the prefix is shuffled; lower: needs it less.",
         measure="order",
-        probe="order",
-        read=lambda at: at.rise(at.prefix),
+        parts=(("order", "suffix"), ("text", "suffix")),
     ),
     "without_bos": Quantity(
         "without BOS",
         "Rise of the loss when the BOS token is left out; lower: needs it less.",
         measure="bos",
-        probe="without_bos",
-        read=lambda at: at.rise(at.first, left_out=1),
+        parts=(("without_bos", "all"), ("text", "after_bos")),
     ),
     "other_first": Quantity(
         "another first token",
         "Rise of the loss when a random token takes the place of BOS; lower: needs it less.",
         measure="bos",
-        probe="other_first",
-        read=lambda at: at.rise(at.first),
+        parts=(("other_first", "after_bos"), ("text", "after_bos")),
     ),
     "extrapolation": Quantity(
         "extrapolation",
         "Loss beyond the trained context less loss in its last quarter.",
         measure="extrapolation",
-        probe="long",
-        read=lambda at: at.extrapolation_cost(),
+        parts=(("long", "beyond"), ("long", "trained")),
     ),
     "position": Quantity(
         "position error",
@@ -159,7 +147,6 @@ QUANTITIES = {
         "layers and held-out documents.",
         "positions",
         measure="position",
-        read=lambda at: at.position_error(),
     ),
 }
 # Measures of the figure and of the first table, the most telling first.
@@ -262,7 +249,7 @@ class Settings(RemovingSettings):
             "`position` (rope written rope+written mask), the default; `sources` (rope mask "
             "mask+rope); `weights` (w_q w_k qk w_o ov mlp)."
         ),
-    ] = None
+    ] = ("position",)
     prefix: Annotated[int | None, Bounds(4, LARGEST)] = None
     replacement: tuple[Replacement, ...] = ("mean",)  # type: ignore[assignment]
     trained_len: Annotated[int | None, EXTRAPOLATED] = None
@@ -278,37 +265,28 @@ class Settings(RemovingSettings):
         """How many first tokens see each other where the mask is removed."""
         return self.seq_len // 2 if self.prefix is None else self.prefix
 
-    @property
-    def removals(self) -> tuple[str, ...]:
-        """The names of what is removed, groups too."""
-        if self.remove is not None:
-            return tuple(map(spelled, self.remove))
-        return ("position",)
-
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""
         yield not self.reads_text, ON_TEXT
         yield from super().mistakes()
-        names, n = self.measures, self.seq_len
-        different = len({*names}) == len(names) > 0
-        yield not different, "expected one or more different values of --measures"
-        lacks_bos = self.bos == "never" and "bos" in names and names != MEASURES
-        yield lacks_bos, "--bos never: the measure bos needs sequences that begin with BOS"
-        for name in names:
-            least = f"{name} needs windows of {SHORTEST[name]} tokens or more"
-            yield n < SHORTEST[name], f"{least}, got {self.length_of(n)}"
-        prefixes = f"expected a --prefix from 4 to {n - 4} of {n} tokens, got {self.prefix_len}"
-        yield not 4 <= self.prefix_len <= n - 4, prefixes
+        n, prefix = self.seq_len, self.prefix_len
+        yield not self.measures, "--measures needs a value"
+        prefixes = f"expected a --prefix from 4 to {n - 4} of {n} tokens, got {prefix}"
+        yield not 4 <= prefix <= n - 4, prefixes
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups of removals that are named."""
+        return {*map(spelled, self.remove)} & {*GROUPS}
 
     @property
     def named(self) -> Sequence[Condition]:
         """What is removed by name and not by that of a group, one condition at a time."""
-        names = (name for name in self.removals if name not in (INTACT.name, *GROUPS))
-        return [*map(parse_removed, names)]
+        return [parse_removed(name) for name in map(spelled, self.remove) if name not in GROUPS]
 
     def wrong_removals(self) -> Mistakes:
         """Yield what can be wrong with what is removed, where it is named: a model has groups."""
-        if self.remove is not None:
+        if not self.groups:
             yield from self.wrong_ablations(make_conditions(COMPONENTS, self))
 
     def wrong_ablations(self, conditions: Mapping[str, Ablation]) -> Mistakes:
@@ -358,11 +336,11 @@ def make_conditions(
     Raises:
         UserError: for a name that does not exist, or a condition that is named twice.
     """
-    names, single, ablations = settings.removals, settings.named, settings.ablations
-    grouped = {name for group in GROUPS if group in names for name in GROUPS[group]}
+    single, ablations = settings.named, settings.ablations
+    grouped = {name for group in settings.groups for name in GROUPS[group]}
     of_groups = [parse_removed(name) for name in REMOVED if name in grouped]
     if len({*single}) < len(single):
-        raise UserError(f"--remove names something twice: {' '.join(names)}")
+        raise UserError(f"--remove names something twice: {' '.join(settings.remove)}")
     of_blocks = WRITTEN if settings.heads_by_layer is None else INTACT
     removable, conditions = {*of_blocks, *has} - {*left_out}, {INTACT.name: ablations[0]}
     named = dict.fromkeys([*(c for c in of_groups if c <= removable), *single])
@@ -427,24 +405,17 @@ def headline(name: str, behaviour: pd.DataFrame, chance: float | None = None) ->
     if not measures:
         return Headline(sentence=f"No removal from {name} was measured: see its losses below.")
     about, first = QUANTITIES[measures[0]], known[known["measure"] == measures[0]]
-    of_sources = first[first["removed"].isin(SOURCES)]
-    largest = (of_sources if len(of_sources) else first).sort_values(
-        "difference", key=lambda values: -values.abs()
-    )
-    changes = list[str]()
-    cost = position_cost(behaviour)
-    if cost:
-        largest = largest[largest["removed"] == MASK.name]
-    for row in largest[: 2 if len(of_sources) else 1].to_dict("records"):
+    sentences, of_mask = [position_cost(behaviour)], first[first["removed"] == MASK.name]
+    largest = first.loc[first["difference"].abs().nlargest(1).index]
+    for row in (of_mask if sentences[0] or len(of_mask) else largest).to_dict("records"):
         change = interval_text(interval_of(row, "difference"), "+z.2f", f" {about.unit}")
         behind = " behind a bidirectional prefix" if row["removed"] == MASK.name else ""
-        whose = "" if changes else f" the {about.label} of {name}{behind} changes"
-        changes.append(f"without {phrase(row['removed'])},{whose} by {change}")
+        changed = f"the {about.label} of {name}{behind} changes by {change}"
+        sentences.append(f"Without {phrase(row['removed'])}, {changed}.")
     rows = behaviour[behaviour["measure"].isin(measures[:SHOWN])]
-    if len(of_sources):  # what position costs; the figure has the weights
+    if {*SOURCES} & {*first["removed"]}:  # what position costs; the figure has the weights
         of_position = {*SOURCES, *WRITTEN, *WRITTEN.null}
         rows = rows[[Condition.parse(removed) <= of_position for removed in rows["removed"]]]
-    sentences = [cost, f"{capitalised('; '.join(changes))}." if changes else ""]
     return Headline(
         sentence=" ".join(filter(None, sentences)),
         table=as_text(rows, measures[:SHOWN], chance)[:MOST_ROWS],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from math import log, nan
@@ -17,35 +17,34 @@ from torch import Tensor
 from nope_probe.analyses.behaviour import (
     Losses,
     PerDocument,
-    Predictions,
     binned_means,
     by_document,
     chance_distance,
     halves,
     index_targets,
     mean_interval,
+    parts_of,
     ridge,
+    span_loss,
 )
 from nope_probe.analyses.jackknife import UNDEFINED
 from nope_probe.data.windows import permuted
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import untrained
-from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, positions_of
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State
 from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.behaviour import (
-    MEASURES,
     ON_TEXT,
     QUANTITIES,
+    Quantity,
     Settings,
     make_conditions,
     report,
@@ -83,11 +82,8 @@ class Behaviour(Study[Settings]):
         settings, loaded, text = self.settings, session.loaded, session.sequences()
         if text.kind in ("random", "vectors"):
             raise UserError(ON_TEXT)
-        drawn = [name for name in DRAWN if name in settings.measures]
-        if loaded.tokenizer is None and drawn and settings.measures != MEASURES:
-            raise UserError(f"--measures {' '.join(drawn)}: {NO_TOKENS}")
         kept = irreplaceable(loaded.model)
-        self.left_out = kept if "weights" in settings.removals else {}
+        self.left_out = kept if "weights" in settings.groups else {}
         self.conditions = make_conditions(components(loaded.model), settings, kept)
         refuse(settings.wrong_ablations(self.conditions))
         validate_removable(loaded.model, [*self.conditions.values()])
@@ -99,7 +95,7 @@ class Behaviour(Study[Settings]):
             )
         self.text, self.skip = text, settings.skip_keys_of(text.kind)
         self.trained, self.longest = settings.lengths(loaded.info.n_ctx)
-        self.skipped = dict[str, str]()
+        self.skipped: dict[str, str] = {}
         self.probes = self._probes()
         if not {*settings.measures} - {*self.skipped}:
             reasons = "; ".join(f"{name}: {self.skipped[name]}" for name in settings.measures)
@@ -107,27 +103,28 @@ class Behaviour(Study[Settings]):
 
     def _probes(self) -> dict[str, Probe]:
         """Return the sequences that the measures need; `skipped` says which cannot be taken."""
-        settings, data, loaded = self.settings, self.text, self.session.loaded
+        settings, data, tokenizer = self.settings, self.text, self.session.loaded.tokenizer
         prefix, generator = settings.prefix_len, torch.Generator().manual_seed(settings.seed)
         text = Probe.of(data, prefix)
         shuffled = permuted(text.tokens, generator, int(data.bos), prefix)
         probes = {"text": text, "order": replace(text, tokens=shuffled)}
-        probes |= copies(data, loaded.tokenizer, settings.seed)
-        if loaded.tokenizer is None:
-            self.skipped |= dict.fromkeys(DRAWN, NO_TOKENS)
-        elif data.bos:
+        probes |= copies(data, tokenizer, settings.seed)
+        skipped = dict.fromkeys(DRAWN, NO_TOKENS) if tokenizer is None else {}
+        if not data.bos:
+            skipped["bos"] = "sequences begin without a BOS token"
+        elif tokenizer is not None:
             rest, drawn = text.tokens[:, 1:], probes["copy_random"].tokens[:, -1:]
             probes["without_bos"] = replace(text, tokens=rest, prefix=prefix - 1)
             probes["other_first"] = replace(text, tokens=torch.cat([drawn, rest], 1))
-        if not data.bos:
-            self.skipped["bos"] = "sequences begin without a BOS token"
         if "extrapolation" in settings.measures:
             try:
                 probes["long"] = self._long_windows()
             except UserError as error:
-                self.skipped["extrapolation"] = str(error)
-        taken = [about for about in QUANTITIES.values() if about.measure in settings.measures]
-        wanted = {"text", *(about.probe for about in taken)}
+                skipped["extrapolation"] = str(error)
+        self.skipped = {name: skipped[name] for name in settings.measures if name in skipped}
+        taken = {*settings.measures} - {*skipped}
+        of_taken = [about.parts for about in QUANTITIES.values() if about.measure in taken]
+        wanted = {"text", *(probe for parts in of_taken for probe, _ in parts)}
         return {name: probe for name, probe in probes.items() if name in wanted}
 
     def _long_windows(self) -> Probe:
@@ -139,7 +136,7 @@ class Behaviour(Study[Settings]):
         settings, trained, length = self.settings, self.trained, self.longest
         model = self.session.loaded.model
         n_positions = positions_of(model) or length
-        refusals = {
+        mistakes = {
             "positions are learned: there are none beyond the context": (
                 "pos_embed" in components(model)
             ),
@@ -153,32 +150,38 @@ class Behaviour(Study[Settings]):
             f"the prefix of {settings.prefix_len} tokens reaches into the last quarter of the "
             f"trained context of {trained}": settings.prefix_len > trained - trained // 4,
         }
-        for message, is_true in refusals.items():
-            if is_true:
-                raise UserError(message)
+        refuse((is_made, message) for message, is_made in mistakes.items())
         n_seqs = max(settings.folds, settings.n_seqs * settings.seq_len // length)
         longer = replace(settings, n_seqs=n_seqs, seq_len=length, beyond_context=True)
-        try:
-            return Probe.of(self.session.sequences("long", settings=longer), settings.prefix_len)
-        except UserError as error:
-            raise UserError(f"no windows of {length} tokens: {error}") from error
+        return Probe.of(self.session.sequences("long", settings=longer), settings.prefix_len)
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes of the losses, and of decoded positions."""
-        session, conditions = self.session, self.conditions
+        session, settings, conditions = self.session, self.settings, self.conditions
         yield from calibration(self.probes["text"].engine(session), [*conditions.values()])
         for name, probe in self.probes.items():
-            if self._measured_on(name):
-                read = partial(self._positions, name)
-                yield Pass(key=f"positions/{name}", engine=probe.engine(session), read=read)
+            yield from calibration(
+                probe.engine(session), self._measured_on(name), key=f"positions/{name}"
+            )
         for pass_ in costs(session, conditions, self.probes, self._losses):
             place = pass_.key.rpartition("/")[2]
             yield replace(pass_, engine=replace(pass_.engine, texts=self._texts(place)))
-        if "position" in self.settings.measures:
+        if "position" in settings.measures:
             of_sources = [name for name, of in conditions.items() if of.condition.are_sources]
-            drawn = partial(untrained, seed=self.settings.seed)
-            yield from self._decoding("distances", [*conditions], nullcontext)
-            yield from self._decoding("untrained", of_sources, drawn)
+            drawn = partial(untrained, seed=settings.seed)
+            for weights, names, inside in (
+                ("distances", [*conditions], nullcontext),
+                ("untrained", of_sources, drawn),
+            ):
+                for name in names:
+                    yield Pass(
+                        key=f"{weights}/{name}",
+                        engine=self.probes["text"].engine(session),
+                        read=self._distances,
+                        ablation=conditions[name],
+                        inside=inside,
+                        kind="decoding",
+                    )
 
     def _texts(self, probe: str) -> Tensor:
         """Return the texts, as long as a probe, whose mean is the position that blocks write."""
@@ -199,11 +202,6 @@ class Behaviour(Study[Settings]):
             or ("content" in ablation.condition and n > n_text)
         ]
 
-    def _positions(
-        self, probe: str, engine: Engine, key: str, ablation: Ablation | None
-    ) -> Calibration | None:
-        return engine.calibrated(key, self._measured_on(probe)).calibration
-
     def _losses(
         self, name: str, probe: str, engine: Engine, key: str, ablation: Ablation | None
     ) -> Losses:
@@ -220,23 +218,6 @@ class Behaviour(Study[Settings]):
         if not losses.isfinite().all():
             raise UserError(f"non-finite losses in condition {name} ({probe})")
         return by_document(losses, self.probes[probe].documents)
-
-    def _decoding(
-        self,
-        weights: str,
-        names: Sequence[str],
-        inside: Callable[[HookedModel], AbstractContextManager[object]],
-    ) -> Iterator[Pass]:
-        """Yield a pass for each condition that fits the index, and reads it in other documents."""
-        for name in names:
-            yield Pass(
-                key=f"{weights}/{name}",
-                engine=self.probes["text"].engine(self.session),
-                read=self._distances,
-                ablation=self.conditions[name],
-                inside=inside,
-                kind="decoding",
-            )
 
     def _distances(
         self, engine: Engine, key: str, ablation: Ablation | None
@@ -309,12 +290,10 @@ class Behaviour(Study[Settings]):
         `difference` is to the intact model on the same documents and targets, `beyond_null` of
         written position to its null. An empty value has a note that says why.
         """
-        about, reason = QUANTITIES[name], self.skipped.get(QUANTITIES[name].measure, "")
-        if about.measure not in self.settings.measures or not (
-            reason or about.probe in self.probes
-        ):
+        about = QUANTITIES[name]
+        if about.measure not in self.settings.measures:
             return
-        read = partial(self._read, name, results)
+        read, reason = partial(self._read, about, results), self.skipped.get(about.measure, "")
         if not reason and name in ("copy_text", "copy_random"):
             reason = "" if mean_interval(read(INTACT.name)).high < 0 else NO_COPY
         for condition, ablation in self.conditions.items():
@@ -337,29 +316,30 @@ class Behaviour(Study[Settings]):
             yield {"measure": name, **self._place(condition), **intervals, "note": note}
 
     def _read(
-        self, name: str, results: Results, condition: str, suffix_only: bool = False
+        self, about: Quantity, results: Results, condition: str, suffix_only: bool = False
     ) -> PerDocument:
         """Return a quantity in a condition, a number per document.
 
         Args:
-            name: the quantity.
+            about: the quantity.
             results: of all passes.
             condition: the condition.
             suffix_only: whether only targets after the prefix are scored.
         """
-        about, prefix = QUANTITIES[name], self.settings.prefix_len
-        distances = results.get(f"distances/{condition}")
-        return about.read(
-            Predictions(
-                losses=results[f"loss/{condition}/{about.probe}"],
-                text=results[f"loss/{condition}/text"],
-                prefix=prefix,
-                first=prefix if suffix_only else 2,  # the first token after BOS has none without it
+        if about.measure == "position":
+            return results[f"distances/{condition}"][..., 0].mean(1)
+        means = list[PerDocument]()
+        for name, part in about.parts:
+            probe, losses = self.probes[name], results[f"loss/{condition}/{name}"]
+            named = parts_of(
+                probe.tokens.shape[1],
+                prefix=probe.prefix or 1,
                 segment=self.text.segment,
                 trained=self.trained,
-                distances=None if distances is None else distances[..., 0],
             )
-        )
+            is_cut = suffix_only and part in ("all", "after_bos")
+            means.append(span_loss(losses, *named["suffix" if is_cut else part]))
+        return means[0] - means[1] if means[1:] else means[0]
 
     @property
     def _uniform(self) -> float:

@@ -93,19 +93,22 @@ class Pass:
         return dict.fromkeys((*self.positions, self.key), n_local)
 
 
-def calibration(engine: Engine, ablations: Sequence[Ablation]) -> Iterator[Pass]:
+def calibration(
+    engine: Engine, ablations: Sequence[Ablation], key: str = CALIBRATION
+) -> Iterator[Pass]:
     """Yield the pass that measures gains and means for those after it, if an ablation needs them.
 
     Args:
         engine: the model on the sequences that they are measured on.
         ablations: what is removed in the passes after it.
+        key: of the pass; the result of another than the default's calibrates no pass by itself.
     """
 
     def read(engine: Engine, key: str, ablation: Ablation | None) -> Calibration | None:
         return engine.calibrated(key, ablations).calibration
 
     if any(ablation.needs_intact for ablation in ablations):
-        yield Pass(key=CALIBRATION, engine=engine, read=read)
+        yield Pass(key=key, engine=engine, read=read)
 
 
 def captured(capture: Capture, engine: Engine, key: str, ablation: Ablation | None) -> State:

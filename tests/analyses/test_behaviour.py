@@ -6,13 +6,13 @@ import torch
 from scipy import stats
 
 from nope_probe.analyses.behaviour import (
-    Predictions,
     binned_means,
     by_document,
     chance_distance,
     halves,
     index_targets,
     mean_interval,
+    parts_of,
     position_means,
     ridge,
     span_loss,
@@ -33,20 +33,27 @@ def test_a_span_holds_the_targets_from_first_to_stop() -> None:
         span_loss(losses_of(7), 7)
 
 
-def test_the_in_context_gain_and_the_extrapolation_cost_compare_spans() -> None:
+def part_loss(n: int, part: str, **sizes: int) -> float:
+    return float(span_loss(losses_of(n), *parts_of(n, **sizes)[part]))
+
+
+def test_the_in_context_gain_and_the_extrapolation_cost_compare_tenths_and_the_last_quarter() -> (
+    None
+):
     # Of 43 tokens a tenth is 4: targets 4 to 7 (5.5) and 39 to 42 (40.5).
-    assert Predictions(losses=losses_of(43)).in_context_gain().tolist() == [5.5 - 40.5]
+    assert [part_loss(43, part) for part in ("early", "late")] == [5.5, 40.5]
     # Trained at 8: the last quarter's targets 6, 7 (6.5) against 8 to 11 (9.5).
-    assert Predictions(losses=losses_of(12), trained=8).extrapolation_cost().tolist() == [3.0]
+    assert [part_loss(12, part, trained=8) for part in ("trained", "beyond")] == [6.5, 9.5]
+    # All targets but the first; those after a prefix of 5 tokens.
+    assert [part_loss(12, part, prefix=5) for part in ("after_bos", "suffix")] == [6.5, 8.0]
 
 
 def test_a_copy_is_compared_token_by_token_without_its_first_one() -> None:
     # BOS, then 5 tokens twice: first copy 1 to 5, second 6 to 10. Targets 2..5 and 7..10.
-    with_bos, without = (Predictions(losses=losses_of(n), segment=5) for n in (11, 10))
-    assert with_bos.copy_cost().tolist() == [8.5 - 3.5]
-    assert with_bos.second_copy().tolist() == [8.5]
+    copies = ("first_copy", "second_copy")
+    assert [part_loss(11, part, segment=5) for part in copies] == [3.5, 8.5]
     # Without BOS 0 to 4 and 5 to 9. Targets 1..4 and 6..9.
-    assert without.copy_cost().tolist() == [7.5 - 2.5]
+    assert [part_loss(10, part, segment=5) for part in copies] == [2.5, 7.5]
 
 
 def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:

@@ -43,7 +43,7 @@ def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero(
     assert inversion(stages) == becomes
 
 
-def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:
+def test_the_cost_of_the_mask_is_told_first_and_the_table_shows_position_alone() -> None:
     rows = [
         {"measure": "loss_suffix", "removed": name, "replacement": "none", "value": 2.5}
         | {"value_low": 2.0, "value_high": 3.0, "note": ""}
@@ -57,8 +57,8 @@ def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:
     ]
     lead = behaviour.headline("m", pd.DataFrame(rows))
     assert lead.sentence == (
-        "Without RoPE, the suffix loss of m changes by +2.00 nats [+1.50, +2.50]; without the "
-        "causal mask, by +0.12 nats [+0.10, +0.15]."
+        "Without the causal mask, the suffix loss of m behind a bidirectional prefix changes by "
+        "+0.12 nats [+0.10, +0.15]."
     )
     assert lead.table["without"].tolist() == ["(intact)", "causal mask", "RoPE"]
     assert lead.table.iloc[2].tolist() == ["RoPE", "+2.00 [+1.50, +2.50]"]

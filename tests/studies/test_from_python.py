@@ -272,8 +272,8 @@ def test_a_model_without_a_tokenizer_has_all_measures_but_those_of_random_tokens
     assert all_measures.manifest.results["skipped"].items() >= {"copy": why, "bos": why}.items()
     taken = all_measures.tables["behaviour"].dropna(subset=["value"])["measure"]
     assert {*taken} == {"loss", "loss_suffix", "in_context", "order", "position"}
-    with pytest.raises(UserError, match=f"^--measures copy: {why}$"):
-        nope_probe.run_behaviour(model, text.inputs, measures=["loss", "copy"])
+    with pytest.raises(UserError, match=rf"^nothing to measure \(copy: {why}\)$"):
+        nope_probe.run_behaviour(model, text.inputs, measures=["copy"])
 
 
 def test_a_run_of_a_model_in_memory_is_described(loaded: Any, text: Sequences) -> None:
