@@ -5,33 +5,30 @@ from __future__ import annotations
 import io
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
-from contextvars import ContextVar
-from dataclasses import field, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
 from textwrap import TextWrapper
 from types import ModuleType
-from typing import Annotated, Any, NoReturn, TypeVar, get_args
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 from docstring_parser.google import parse as parse_docstring
 
 from nope_probe.errors import UserError, line_of, printable
-from nope_probe.files import JsonObject
-from nope_probe.run.flags import CommandSettings, flag_of, hints_of, takes_several
-from nope_probe.run.paths import validate_image_place
+from nope_probe.files import JsonObject, validate_image_name, validate_kaleido
+from nope_probe.run.flags import CommandSettings, flag_of, hints_of
 from nope_probe.run.processes import (
     HEAD_START,
     Signals,
@@ -45,35 +42,40 @@ from nope_probe.run.processes import (
 from nope_probe.run.settings import place_of
 
 Settings = TypeVar("Settings", bound=CommandSettings)
-FEW = 3  # commands that an error names
 GROUP = "_group"  # at the end of the names of groups of flags
-_subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
-IMAGE_HELP = (
-    "Draw the first figure of the page into this .pdf, .png or .svg file too (needs Chrome)."
-)
-VERBOSE_HELP = "Print all tables, and how to read them; without it, the result alone."
-DRY_RUN_HELP = "Print the passes, their memory and, after a timed batch of each kind, their time."
-# Flags on what is shown, which do not identify a run: a name, a type with its help, and a default.
-SHOWING: Mapping[str, tuple[str, Any, Any]] = {
-    "image": ("image", Annotated[Path | None, tyro.conf.arg(help=IMAGE_HELP)], None),
-    "verbose": ("verbose", Annotated[bool, tyro.conf.arg(help=VERBOSE_HELP)], False),
-    "dry_run": ("dry_run", Annotated[bool, tyro.conf.arg(help=DRY_RUN_HELP)], False),
-}
 
 
-def parse(settings: type[Settings], showing: Sequence[str] = ()) -> tuple[Settings, JsonObject]:
+@dataclass(frozen=True, kw_only=True)
+class Showing:
+    """Flags on what is shown, which do not identify a run.
+
+    Attributes:
+        image: Draw the first figure of the page into this .pdf, .png or .svg file too (needs
+            Chrome).
+        verbose: Print all tables, and how to read them; without it, the result alone.
+        dry_run: Print the passes, their memory and, after a timed batch of each kind, their time.
+    """
+
+    image: Path | None = None
+    verbose: bool = False
+    dry_run: bool = False
+
+
+def parse(
+    settings: type[Settings], showing: Sequence[str] = (), subcommand: str = ""
+) -> tuple[Settings, JsonObject]:
     """Return the settings on the command line, and the values of further flags by name.
 
     Args:
         settings: a dataclass, whose docstring is the help.
         showing: the flags on what is shown.
+        subcommand: the name that was typed before the flags, if one was.
 
     Raises:
         UserError: for an image that cannot be drawn at that path.
     """
-    subcommand = _subcommand.get()
-    typed = " ".join([*program(), *([] if subcommand is None else [subcommand])])
-    arguments = typed_arguments()
+    typed = " ".join(filter(None, [*program(), subcommand]))
+    arguments = sys.argv[2:] if subcommand else sys.argv[1:]
     if "--version" in arguments:
         print_version()
     see = f"(see {typed} --help)"
@@ -86,12 +88,9 @@ def parse(settings: type[Settings], showing: Sequence[str] = ()) -> tuple[Settin
             description=help_text(settings, [f"{typed} {given}" for given in settings.examples]),
             return_unknown_args=True,
         )
-    for stray in unknown[:1]:
-        flags = [*flags_of(settings), *map(flag_of, showing)]
-        near = get_close_matches(stray, flags, n=1)
+    if unknown:
+        near = get_close_matches(unknown[0], map(flag_of, [*hints_of(settings), *showing]), n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
-        for instead in way_out(stray, settings, arguments):
-            raise UserError(instead)
         raise UserError(f"unknown: {' '.join(unknown)}{meant} {see}")
     values = dict(vars(groups))
     for name in [name for name in values if name.endswith(GROUP)]:
@@ -100,7 +99,8 @@ def parse(settings: type[Settings], showing: Sequence[str] = ()) -> tuple[Settin
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     shown = {name: values.pop(name) for name in showing}
     if shown.get("image") is not None:
-        validate_image_place(shown["image"])
+        validate_image_name(shown["image"])
+        validate_kaleido()
     return settings(**values), shown
 
 
@@ -142,7 +142,7 @@ def in_boxes(settings: type[CommandSettings], showing: Sequence[str]) -> type:
         hint, default = hints_of(declared)[setting.name], field(default=setting.default)
         groups.setdefault(titles[setting.name], []).append((setting.name, hint, default))
     for name in showing:
-        groups.setdefault("output", []).append(SHOWING[name])
+        groups.setdefault("output", []).append((name, hints_of(Showing)[name], vars(Showing)[name]))
     boxes: list[Any] = []
     for title, flags in groups.items():
         if not title:
@@ -154,34 +154,30 @@ def in_boxes(settings: type[CommandSettings], showing: Sequence[str]) -> type:
     return make_dataclass("Groups", boxes, kw_only=True)
 
 
-def command(settings: type[CommandSettings]) -> Callable[[], None]:
+def command(settings: type[CommandSettings]) -> Callable[..., None]:
     """Return the `main` of a command, given the class of its settings."""
     return partial(run_and_show, settings)
 
 
-def run_and_show(settings: type[CommandSettings]) -> None:
+def run_and_show(settings: type[CommandSettings], subcommand: str = "") -> None:
     """Run a command line, and print its result; draw its first figure for `--image`.
 
     A finished run is shown without torch. With `--dry-run`, only what would be run is printed. The
     module of the settings says what to show, and the one that `place_of` names has the study.
     """
     with one_line_errors():
-        try:
-            chosen, shown = parse(settings, settings.showing)
-            chosen.validate()
-        except UserError as error:  # a value that is several values
-            for instead in separated_by_spaces(str(error), settings, typed_arguments()):
-                raise UserError(instead) from error
-            raise
+        chosen, shown = parse(settings, settings.showing, subcommand)
+        chosen.validate()
         dry = shown.pop("dry_run", False)
         if dry and any(shown.values()):
             raise UserError(
                 "--image and --verbose have no effect with --dry-run, which runs nothing"
             )
-        from nope_probe.run.folder import finished_folder  # pandas, which --help does without
+        from nope_probe.run.folder import folder_of, is_finished  # pandas, which --help lacks
 
-        folder = None if dry else finished_folder(chosen)
-        if folder is None:
+        recorded = chosen.recorded()
+        folder = folder_of(chosen, recorded)
+        if dry or not is_finished(folder, recorded, chosen.sources()):
             with status("looking for model and data"):
                 chosen.validate_reach()
             run = module_of(settings, "study").run
@@ -202,11 +198,6 @@ def module_of(settings: type, name: str) -> ModuleType:
         return import_module(place_of(settings, name))
 
 
-def typed_arguments() -> list[str]:
-    """Return the arguments of the command, after its name if the umbrella command was typed."""
-    return sys.argv[1:] if _subcommand.get() is None else sys.argv[2:]
-
-
 def run_subcommand() -> None:
     """Run the command that the first argument names, or list all commands.
 
@@ -224,11 +215,7 @@ def run_subcommand() -> None:
         near = get_close_matches(name, commands, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise UserError(f"no command {name!r}; {meant}there are {', '.join(commands)}")
-    token = _subcommand.set(name)
-    try:
-        import_module(f"nope_probe.{name}").main()
-    finally:
-        _subcommand.reset(token)
+    import_module(f"nope_probe.{name}").main(name)
 
 
 def find_commands() -> dict[str, str]:
@@ -283,57 +270,6 @@ def one_line_for_a_box(see: str) -> Iterator[None]:
         raise UserError(f"{text} {see}") from None
     except AssertionError as error:  # an unknown shell for --tyro-print-completion
         raise UserError(str(error)) from error
-
-
-def way_out(stray: str, settings: type, arguments: Sequence[str]) -> Iterator[str]:
-    """Yield what to type instead of an argument that a command does not take.
-
-    Args:
-        stray: the argument.
-        settings: of the command.
-        arguments: all arguments, as they were typed.
-    """
-    if stray.startswith("--"):
-        commands = {name: import_module(f"nope_probe.{name}") for name in find_commands()}
-        others = [name for name in commands if stray in flags_of(commands[name].Settings)]
-        if 0 < len(others) <= FEW:
-            a_flag, typed = f"{stray} is a flag of {' and '.join(others)}", shlex.join(arguments)
-            yield f"{a_flag}: python -m nope_probe.{others[0]} {typed}"
-    elif stray == arguments[0] and "model" in hints_of(settings):
-        yield f"{stray} needs its flag: --model {stray}"
-    else:
-        before = arguments[: arguments.index(stray)]
-        flag = [word for word in before if word.startswith("--")][-1:]
-        if flag == ["--model"]:
-            yield f"--model takes one model, not {stray} too: run each, then compare their folders"
-        elif flag:
-            yield f"{flag[0]} takes one value, not {stray} too"
-
-
-def separated_by_spaces(said: str, settings: type, arguments: Sequence[str]) -> Iterator[str]:
-    """Yield how to type several values of a flag that were joined by a comma or the like.
-
-    Args:
-        said: the error, which names the value.
-        settings: of the command.
-        arguments: as they were typed.
-    """
-    several = {flag_of(name) for name, hint in hints_of(settings).items() if takes_several(hint)}
-    flag = ""
-    for word in chain.from_iterable(word.split("=", 1) for word in arguments):
-        if word.startswith("--"):
-            flag = word.replace("_", "-")
-        elif flag in several and word == "+":
-            yield f"{flag} {word}: a union has no spaces, as mask+rope"
-        elif flag in several and word in said and re.search("[,;|]", word):
-            values = " ".join(filter(None, re.split("[,;| ]", word)))
-            yield f"{flag} {word}: spaces separate values: {flag} {values}"
-
-
-def flags_of(settings: type) -> list[str]:
-    """Return the flags of settings that help shows."""
-    hints = hints_of(settings)
-    return [flag_of(name) for name in hints if tyro.conf.Suppress not in get_args(hints[name])]
 
 
 @contextmanager

@@ -97,37 +97,12 @@ def closed_choices(
         @wraps(function)
         def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
             given = dict(zip(parameters, args, strict=False)) | kwargs
-            validate_choices({n: hints()[n] for n in names if n in given}, given)
+            validate_types({n: hints()[n] for n in names if n in given}, given)
             return function(*args, **kwargs)
 
         return checked
 
     return decorate
-
-
-def validate_choices(hints: Mapping[str, object], values: Mapping[str, object]) -> None:
-    """Check values, or the elements of sequences, against the `Literal`s in their types.
-
-    Args:
-        hints: the types by name; a type without `Literal` accepts everything, and a number or None
-            next to a `Literal` is left alone.
-        values: the values by name.
-
-    Raises:
-        UserError: naming the argument, the value and the choices.
-    """
-    for name, hint in hints.items():
-        leaves = list(leaves_of(hint))
-        types = tuple(leaf for leaf in leaves if isinstance(leaf, type))
-        words = [leaf for leaf in leaves if isinstance(leaf, str | int)]
-        if not words:
-            continue
-        given = as_tuple(values[name])
-        unknown = [word for word in given if not isinstance(word, types) and word not in words]
-        if unknown:
-            number = ", or a number" if {int, float} & {*types} else ""
-            known = ", ".join(map(str, words))
-            raise UserError(f"unknown {name} {unknown[0]!r}; there are {known}{number}")
 
 
 # A value of each type in words; a whole number is a number too, and no number is True or False.
@@ -149,7 +124,7 @@ def validate_types(hints: Mapping[str, object], values: Mapping[str, object]) ->
         values: the values by name.
 
     Raises:
-        UserError: naming the argument, the value and the types.
+        UserError: naming the argument, the value, and the choices or types.
 
     Example:
         >>> validate_types({"seed": int | None}, {"seed": "7"})
@@ -157,9 +132,18 @@ def validate_types(hints: Mapping[str, object], values: Mapping[str, object]) ->
         nope_probe.errors.UserError: seed '7': expected a whole number or None
     """
     for name, hint in hints.items():
-        if not _is_of(values[name], hint):
-            words = dict.fromkeys(_WORDS.get(leaf, str(leaf)) for leaf in leaves_of(hint))
-            raise UserError(f"{name} {values[name]!r:.60}: expected {' or '.join(words)}")
+        if _is_of(values[name], hint):
+            continue
+        leaves = list(leaves_of(hint))
+        types = tuple(leaf for leaf in leaves if isinstance(leaf, type))
+        words = [leaf for leaf in leaves if isinstance(leaf, str | int)]
+        others = [value for value in as_tuple(values[name]) if value not in words]
+        for unknown in (value for value in others if words and not isinstance(value, types)):
+            number = ", or a number" if {int, float} & {*types} else ""
+            known = ", ".join(map(str, words))
+            raise UserError(f"unknown {name} {unknown!r}; there are {known}{number}")
+        expected = dict.fromkeys(_WORDS.get(leaf, str(leaf)) for leaf in leaves)
+        raise UserError(f"{name} {values[name]!r:.60}: expected {' or '.join(expected)}")
 
 
 def _is_of(value: object, hint: object) -> bool:
@@ -169,8 +153,11 @@ def _is_of(value: object, hint: object) -> bool:
         return any(value == word and type(value) is type(word) for word in arguments)
     if origin is Annotated:
         return _is_of(value, arguments[0])
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_is_of(item, arguments[0]) for item in value)
+    if isinstance(origin, type) and issubclass(origin, Collection):
+        items = as_tuple(value)
+        return (origin is not tuple or items is value) and all(
+            _is_of(item, arguments[0]) for item in items
+        )
     if origin in (Union, UnionType):
         return any(_is_of(value, argument) for argument in arguments)
     wider: dict[object, tuple[type, ...]] = {float: (int, float), Path: (str, Path)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
-from nope_probe.errors import UserError, validate_choices
+from nope_probe.errors import UserError, validate_types
 
 Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
 Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
@@ -55,7 +55,7 @@ class ParameterFreeSpec:
     causal: bool = True
 
     def __post_init__(self) -> None:
-        validate_choices(get_type_hints(type(self)), vars(self))
+        validate_types(get_type_hints(type(self)), vars(self))
         if self.d_model is None and (self.norm != "l2" or self.rope):
             raise UserError("RoPE and LayerNorm depend on the dimension: give d_model")
         if self.rope and self.dimension % 2:

@@ -104,12 +104,6 @@ def run_notes(manifest: Manifest) -> list[str]:
         "keys, and conditions that show a query more keys are compared on them.": bool(windows),
         f"Not removed by default: {kept}.": bool(left_out),
     }
-    if (few := manifest.too_few) is not None:
-        notes[
-            f"No share of position among the other keys is given of {few.n_heads} heads: its "
-            f"bounds from {n:,} sequences differ by more than 50 points. Take --n-seqs "
-            f"{few.n_seqs} or more."
-        ] = True
     of_text = () if manifest.text is None else manifest.text.notes
     said = [note for note, is_true in notes.items() if is_true]
     padding = [manifest.data.padding] if manifest.data.padding else []

@@ -37,56 +37,6 @@ LAYER_BYTES = 30_000  # bytes of a layer's dots and rows of numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
-    """A link to another page.
-
-    Attributes:
-        text: the link's text.
-        href: the page, relative to the page with the link.
-    """
-
-    text: str
-    href: str
-
-
-Cell = str | Link
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """Lines of text and links, as a table; on a phone, as a list with the columns' names.
-
-    Attributes:
-        columns: the heading of each column.
-        rows: rows with a cell per column.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-
-    def html(self) -> str:
-        """Return the listing as HTML; a row's first cell is its heading and has no label.
-
-        Example:
-            >>> link = Link(text="Figure 2", href="figure2/report.html")
-            >>> Listing(columns=["figure"], rows=[[link]]).html().split("<tbody>")[1]
-            '<tr><td><a href="figure2/report.html">Figure 2</a></td></tr></tbody></table>'
-        """
-        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
-        labels = ["", *self.columns[1:]]
-        rows = ("".join(map(_cell, row, labels)) for row in self.rows)
-        body = "".join(f"<tr>{cells}</tr>" for cells in rows)
-        return f'<table class="listing"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-
-
-def _cell(cell: Cell, label: str) -> str:
-    text = escape(cell.text if isinstance(cell, Link) else cell)
-    shown = f'<a href="{escape(cell.href)}">{text}</a>' if isinstance(cell, Link) else text
-    data = f' data-label="{escape(label)}"' if label else ""
-    return f"<td{data}>{shown}</td>"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Headline:
     """The result of a run, which its page and the terminal say first.
 
@@ -141,10 +91,9 @@ class Section:
         title: what it shows, at most 8 words, without numbers.
         caption: how to read the figure, and how it misleads, at most 40 words.
         figure: the figure, or a function that draws it on demand; None for a section of words.
-        html: an interactive element instead of a figure.
+        html: an element instead of a figure.
         table: the figure's numbers, shown folded.
         columns: the declared columns of the table, by name.
-        listing: lines of text and links, shown open.
         folded: whether only the heading shows until it is opened.
     """
 
@@ -154,7 +103,6 @@ class Section:
     html: str = ""
     table: pd.DataFrame | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
-    listing: Listing | None = None
     folded: bool = False
 
     def drawn(self) -> go.Figure | None:
@@ -179,8 +127,25 @@ class Report:
     how_to_read: Sequence[str] = ()
 
     def html(self, manifest: Manifest) -> str:
-        """Return the page of a run, given its manifest."""
-        return page(self.title, self.headline, self.sections, manifest, self.how_to_read)
+        """Return the report as one page, given the run's manifest, which stands at the end."""
+        from plotly.offline import get_plotlyjs
+
+        from nope_probe.figures.style import ON_DARK
+
+        of_run = (*notes.intervals_note(manifest), *notes.run_notes(manifest))
+        template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
+        return Template(template).substitute(
+            title=escape(self.title),
+            run=_facts(notes.about(manifest)),
+            headline=self.headline.html(),
+            sections="".join(_section(*numbered) for numbered in enumerate(self.sections)),
+            notes="".join(f"<li>{escape(note)}</li>" for note in (*self.how_to_read, *of_run)),
+            command=escape(manifest.command),
+            what_was_run=_facts(notes.what_was_run(manifest)),
+            manifest=escape(json.dumps(manifest.to_json(), indent=1, default=str)),
+            on_dark=json.dumps(ON_DARK),
+            plotly=get_plotlyjs(),
+        )
 
     def image(self) -> go.Figure:
         """Return the first figure.
@@ -205,44 +170,6 @@ def explorer_section(explorer: Explorer | None) -> Iterator[Section]:
         )
 
 
-def page(
-    title: str,
-    headline: Headline,
-    sections: Sequence[Section],
-    manifest: Manifest,
-    how_to_read: Sequence[str] = (),
-) -> str:
-    """Return a report as one HTML page.
-
-    Args:
-        title: the page's title.
-        headline: the result.
-        sections: figures with captions, in order.
-        manifest: the run's; the page shows all of it at the end.
-        how_to_read: what is the same for all figures, a sentence or two each, at the end.
-    """
-    from plotly.offline import get_plotlyjs
-
-    from nope_probe.figures.style import ON_DARK
-
-    template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
-    return Template(template).substitute(
-        title=escape(title),
-        run=_facts(notes.about(manifest)),
-        headline=headline.html(),
-        sections="".join(_section(index, section) for index, section in enumerate(sections)),
-        notes="".join(
-            f"<li>{escape(note)}</li>"
-            for note in (*how_to_read, *notes.intervals_note(manifest), *notes.run_notes(manifest))
-        ),
-        command=escape(manifest.command),
-        what_was_run=_facts(notes.what_was_run(manifest)),
-        manifest=escape(json.dumps(manifest.to_json(), indent=1, default=str)),
-        on_dark=json.dumps(ON_DARK),
-        plotly=get_plotlyjs(),
-    )
-
-
 def _facts(facts: Mapping[str, str]) -> str:
     rows = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
     return f"<dl>{''.join(rows)}</dl>"
@@ -265,9 +192,8 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
 
 
 def _section(index: int, section: Section) -> str:
-    listing = section.listing.html() if section.listing else ""
     heading = f'<h2 id="heading-{index}">{escape(section.title)}</h2>'
-    content = f"{_figure(section)}{listing}{_table(section)}"
+    content = f"{_figure(section)}{_table(section)}"
     if section.folded:
         shown = f'<details class="fold"><summary>{heading}</summary>{content}</details>'
     else:

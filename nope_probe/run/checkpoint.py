@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from nope_probe.errors import StorageError, UserError, is_mistake, printable
+from nope_probe.errors import StorageError, UserError, is_mistake
 from nope_probe.files import JsonObject, read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.fold_rows import Index
@@ -72,7 +72,7 @@ class RunCheckpoint:
         self.processes, self.signals = processes or Processes(), signals or Signals()
         self.bar: tqdm | None = None
         self._started = time.monotonic() if started is None else started
-        self._streams: dict[str, int] = {}  # by key, how many sequences
+        self.streams: dict[str, int] = {}  # by key, how many sequences
         self._finished: set[str] = set()
 
     def __enter__(self) -> RunCheckpoint:
@@ -195,7 +195,7 @@ class RunCheckpoint:
             sizes: by stream, how many sequences this process runs; 0 if that is not known.
         """
         done = sum(size for key, size in sizes.items() if key in self)
-        self._streams, total = dict(sizes), sum(sizes.values())
+        self.streams, total = dict(sizes), sum(sizes.values())
         if done and self.processes.is_first:
             sys.stderr.write(f"resuming{f' at {100 * done / total:.0f}%' if total else ''}\n")
         with Progress(
@@ -209,14 +209,6 @@ class RunCheckpoint:
             yield
         self.bar = None
 
-    def counts(self, key: str) -> bool:
-        """Return whether the progress bar counts the sequences of a stream."""
-        return key in self._streams
-
-    def say(self, line: str) -> None:
-        """Write a line on stderr, above the progress bar."""
-        tqdm.write(printable(line), file=sys.stderr)
-
     @contextmanager
     def stream(self, key: str) -> Iterator[StreamCheckpoint]:
         """Count a stream's batches on the progress bar; a signal ends it between batches.
@@ -224,14 +216,14 @@ class RunCheckpoint:
         What a finished stream did not count, such as a text that is one batch, is counted then.
         """
         if self.bar is not None:
-            place, n_streams = "", len(self._streams)
-            if n_streams > 1 and self.counts(key):
-                place = f" ({[*self._streams].index(key) + 1} of {n_streams})"
+            place, n_streams = "", len(self.streams)
+            if n_streams > 1 and key in self.streams:
+                place = f" ({[*self.streams].index(key) + 1} of {n_streams})"
             self.bar.set_description(f"{key}{place}")
         with self.signals.deferred():
             stream = _Stream(self, key)
             yield stream
-            stream.count(self._streams.get(key, 0) - stream.n_counted)
+            stream.count(self.streams.get(key, 0) - stream.n_counted)
 
     def _path(self, key: str) -> Path:
         return self.folder / (_name(key) + _ENDING)
@@ -251,7 +243,7 @@ class _Stream(StreamCheckpoint):
 
     def count(self, n_seqs: int) -> None:
         """Show that sequences are done, if the progress bar counts this stream."""
-        if n_seqs > 0 and self.run.bar is not None and self.run.counts(self.key):
+        if n_seqs > 0 and self.run.bar is not None and self.key in self.run.streams:
             self.run.bar.update(n_seqs)
             self.n_counted += n_seqs
 
@@ -260,7 +252,8 @@ class _Stream(StreamCheckpoint):
         self.run.processes.all_reduce(totals)
 
     def batch_halved(self, batch_size: int) -> None:
-        self.run.say(f"a batch does not fit into memory: going on with {batch_size} at a time")
+        said = f"a batch does not fit into memory: going on with {batch_size} at a time"
+        tqdm.write(said, file=sys.stderr)  # above the progress bar
 
 
 def _name(key: str) -> str:

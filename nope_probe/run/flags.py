@@ -26,7 +26,7 @@ from typing import (
 import tyro
 from docstring_parser.google import parse as parse_docstring
 
-from nope_probe.errors import UserError, as_tuple, leaves_of, validate_choices, validate_types
+from nope_probe.errors import UserError, as_tuple, leaves_of, validate_types
 from nope_probe.files import JsonObject, local_path
 from nope_probe.run.processes import validate_one_process
 
@@ -115,7 +115,6 @@ class CommandSettings:
     def __post_init__(self) -> None:
         kind: type = type(self)
         hints = hints_of(kind)
-        validate_choices(hints, vars(self))
         validate_types(hints, vars(self))
         for name, hint in hints.items():
             value = getattr(self, name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from jaxtyping import Int
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from nope_probe.errors import StorageError, UserError
@@ -240,27 +240,6 @@ def validate_files(out: Path, manifest: Manifest) -> None:
             raise not_as_written(out, name)
 
 
-class StoredArrays(Mapping[str, np.ndarray]):
-    """The arrays of a safetensors file, each read when it is asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with safe_open(path, framework="np") as file:
-            self.names = list(file.keys())
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self.names:
-            raise KeyError(name)
-        with safe_open(self.path, framework="np") as file:
-            return file.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-
 def read_run(folder: Path | str) -> Run:
     """Read a finished run of any command: its tables and maps, without the model.
 
@@ -320,41 +299,27 @@ def folder_of(settings: CommandSettings, recorded: JsonObject) -> Path:
     return output_folder(settings.out)
 
 
-def finished_folder(settings: CommandSettings) -> Path | None:
-    """Return the folder of a run that is finished, and say that it is shown again; or None.
+def is_finished(folder: Path, recorded: JsonObject, sources: Mapping[str, Path | None]) -> bool:
+    """Return whether a folder holds the finished run of some settings, and say so.
+
+    What a killed process left of the run is removed.
 
     Args:
-        settings: the command's, validated.
+        folder: the run's.
+        recorded: what identifies the run, as its manifest holds it.
+        sources: where the files of its model and data are now.
 
     Raises:
         UserError: for a folder that holds something else, or a source that changed since.
     """
-    recorded = settings.recorded()
-    folder = folder_of(settings, recorded)
     if not check_output_dir(folder, recorded):
-        return None
-    tell_finished(folder, settings.sources())
-    return folder
-
-
-def tell_finished(folder: Path, sources: Mapping[str, Path | None]) -> None:
-    """Announce that a finished run is shown again, and remove what a killed process left of it.
-
-    Args:
-        folder: the run's.
-        sources: where the files of its model and data are now.
-
-    Raises:
-        UserError: for a source that changed since.
-    """
+        return False
     manifest = read_manifest(folder)
-    unknown = validate_unchanged(folder, manifest.sources, sources)
+    validate_unchanged(folder, manifest.sources, sources)
     # A process may have been killed after it wrote the run and before it cleaned up.
     remove(checkpoint_dir(folder))
-    if unknown:
-        what = f"{' and '.join(unknown)} changed since was not compared"
-        print_line(f"the run in {folder} was finished before; whether its {what}")
     print_line(f"finished before, in {manifest.seconds:.0f} s: shown again from {folder}")
+    return True
 
 
 def record_sources(sources: Mapping[str, Path | None]) -> dict[str, FileRecord | None]:
@@ -406,8 +371,8 @@ def validate_unchanged(
     run: Path,
     recorded: Mapping[str, FileRecord | None] | None,
     sources: Mapping[str, Path | None],
-) -> list[str]:
-    """Check that a finished run's sources are unchanged, and return sources not compared.
+) -> None:
+    """Check that a finished run's sources are unchanged, where their files are here.
 
     Args:
         run: the run's folder or file.
@@ -417,11 +382,9 @@ def validate_unchanged(
     Raises:
         UserError: naming a file that differs.
     """
-    unknown = []
     for name, now in record_sources(sources).items():
         before = (recorded or {}).get(name)
         if now is None or before is None:
-            unknown.append(name)
             continue
         changed = [file for file in {*before, *now} if before.get(file) != now.get(file)]
         if changed:
@@ -429,4 +392,3 @@ def validate_unchanged(
                 f"the {name} has changed since the run in {run}: {sources[name]} "
                 f"({min(changed)}); choose another --out"
             )
-    return unknown

@@ -106,19 +106,6 @@ class ShownText:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TooFew:
-    """Heads that need more sequences.
-
-    Attributes:
-        n_heads: how many heads have no share of position among their other keys.
-        n_seqs: how many sequences would do.
-    """
-
-    n_heads: int
-    n_seqs: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """How a run was made, and which files it has.
 
@@ -144,7 +131,6 @@ class Manifest:
         layers: the numbers of the layers that have maps.
         removed: the removed components or, of `ablate`, the conditions without weights.
         text: the text that is shown.
-        too_few: how many heads have no share of position, and how many sequences would do.
         results: further entries, the command's.
         checksums: of the run's files, by name.
     """
@@ -170,7 +156,6 @@ class Manifest:
     layers: tuple[int, ...] = ()
     removed: tuple[str, ...] | None = None
     text: ShownText | None = None
-    too_few: TooFew | None = None
     results: JsonObject = field(default_factory=dict)
     checksums: Mapping[str, str] = field(default_factory=dict)
 

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -19,7 +18,7 @@ from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
 from nope_probe.errors import UserError
-from nope_probe.files import NO_BROWSER, JsonObject, validate_image_name, validate_kaleido
+from nope_probe.files import JsonObject
 
 
 def output_folder(out: Path) -> Path:
@@ -49,30 +48,6 @@ def validate_folder_place(out: Path) -> None:
         raise UserError(f"cannot write to {out}: it is a {what}")
     if os.path.isdir(out) and (out.samefile(Path.cwd()) or os.path.ismount(out)):
         raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
-
-
-def validate_image_place(path: Path) -> None:
-    """Check that an image can be drawn, before anything is computed for it.
-
-    Raises:
-        UserError: unless it ends in .pdf, .png or .svg, or without kaleido or Chrome.
-    """
-    validate_image_name(path)
-    validate_browser()
-
-
-def validate_browser() -> None:
-    """Check that kaleido is installed, and finds a browser.
-
-    Raises:
-        UserError: saying what to install.
-    """
-    validate_kaleido()
-    from choreographer.browsers.chromium import Chromium  # kaleido's way to find one
-
-    browser = Chromium.find_browser(skip_local=False)
-    if browser is None or not Path(browser).is_file():
-        raise UserError(NO_BROWSER)
 
 
 _MEMORY = Path("/proc/meminfo")
@@ -109,7 +84,7 @@ def free_memory() -> int:
     return memory
 
 
-LOCK, HOLDER = "lock", "process.txt"
+LOCK = "lock"
 
 
 @contextmanager
@@ -120,7 +95,7 @@ def locked(folder: Path) -> Iterator[None]:
     ends. An empty folder is removed at the end, with the folders above it that were made for it.
 
     Raises:
-        UserError: if another process holds the folder (it is named), or it cannot be made.
+        UserError: if another process holds the folder, or it cannot be made.
     """
     made = [parent for parent in folder.parents if not os.path.isdir(parent)]
     lock = FileLock(folder / LOCK)
@@ -128,17 +103,13 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise UserError(f"{_holder(folder)} is at work on the run in {folder}") from error
+        raise UserError(f"another process is at work on the run in {folder}") from error
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}") from error
     try:
-        (folder / HOLDER).write_text(
-            f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8"
-        )
         yield
     finally:
         with suppress(OSError):
-            (folder / HOLDER).unlink(missing_ok=True)
             if [path.name for path in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
                 for empty in (folder, *made):
@@ -146,16 +117,9 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _holder(folder: Path) -> str:
-    try:
-        return (folder / HOLDER).read_text(encoding="utf-8")
-    except OSError:
-        return "another process"
-
-
 def clear(folder: Path) -> None:
     """Remove everything in a locked folder but the lock."""
-    for path in [path for path in folder.iterdir() if path.name not in (LOCK, HOLDER)]:
+    for path in [path for path in folder.iterdir() if path.name != LOCK]:
         remove(path)
 
 

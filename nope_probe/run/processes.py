@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from nope_probe.errors import MachineError, UserError, printable
 
-PATIENCE = 2.0  # seconds of work that a log file hears nothing of
 LOG_EVERY = 10  # seconds between two lines of progress in a log file
 HEAD_START = 2.0  # seconds until torchrun ends the other processes of a machine
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -71,30 +70,19 @@ def program() -> list[str]:
 
 
 @contextmanager
-def status(doing: str, *, has_bars: bool = False, in_logs: bool = False) -> Iterator[None]:
+def status(doing: str, *, has_bars: bool = False) -> Iterator[None]:
     """Show a line of status on stderr, with a spinner that is erased at the end.
 
-    Only the first process shows the line, and by default only on a terminal: a log file gets
-    nothing. Lines cannot be nested.
+    Only the first process shows the line, and only on a terminal: a log file gets nothing. Lines
+    cannot be nested.
 
     Args:
         doing: the work in progress, such as `loading TransformerLens`.
         has_bars: whether the work may draw progress bars, as a download does; then the line
             has no spinner and stays.
-        in_logs: whether a log file gets the line too, if the work takes longer than two seconds.
     """
-    if not is_first_process():
+    if not is_first_process() or not sys.stderr.isatty():
         yield
-    elif not sys.stderr.isatty():
-        line = f"{printable(doing)} ...\n"
-        late = threading.Timer(PATIENCE, sys.stderr.write, (line,))
-        late.daemon = True
-        if in_logs:
-            late.start()
-        try:
-            yield
-        finally:
-            late.cancel()
     elif has_bars:
         sys.stderr.write(f"{printable(doing)} ...\n")
         yield

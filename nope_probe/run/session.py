@@ -42,10 +42,9 @@ from nope_probe.run.flags import CommandSettings, words_of
 from nope_probe.run.folder import (
     UNUSED_IN_FILE,
     Run,
-    check_output_dir,
     folder_of,
+    is_finished,
     record_sources,
-    tell_finished,
     write_run,
 )
 from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel
@@ -153,29 +152,27 @@ class Session(Generic[Settings_co]):
 
     def __enter__(self) -> Session[Settings_co]:
         self.settings.validate()
-        self.finished = check_output_dir(self.folder, self.recorded)
+        self.finished = self._is_finished()
         if not self.finished:
             validate_memory(self.settings.memory(), SIZES)
-        with ExitStack() as stack:
-            if not self.finished:
+            with ExitStack() as stack:
                 self._start(stack)
-            if self.finished:
-                self._show_again()
-            self._exits = stack.pop_all()
+                self._exits = stack.pop_all()
         return self
 
-    def _show_again(self) -> None:
-        """Check a finished run, and say that it is shown again.
+    def _is_finished(self) -> bool:
+        """Return whether the run is finished, and say so.
 
         Raises:
             UserError: for a model in memory: whatever changed it since cannot be seen.
         """
-        if self.in_memory is not None:
+        finished = is_finished(self.folder, self.recorded, self._source_paths())
+        if finished and self.in_memory is not None:
             raise UserError(
                 f"{self.folder} holds a finished run, and a model in memory is run anew: name "
                 "another folder, or take read_run to read it"
             )
-        tell_finished(self.folder, self._source_paths())
+        return finished
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
@@ -190,7 +187,7 @@ class Session(Generic[Settings_co]):
         stack.enter_context(out_of_memory_is_a_user_error())
         if self.is_first:
             stack.enter_context(locked(checkpoint_dir(self.folder)))
-            self.finished = check_output_dir(self.folder, self.recorded)  # again, now locked
+            self.finished = self._is_finished()  # again, now locked
         self.finished = self.processes.broadcast(self.finished)
         if not self.finished:
             about = self._load(device)

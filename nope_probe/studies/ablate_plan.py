@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -132,7 +132,7 @@ class Plan:
             loss = self.losses and "mask" not in condition and (condition, by) not in self.nulls
             yield self._pass(key, engine, ablation, self.keeps_heads(condition), loss)
         if shuffled is not None:
-            of_tokens = engine.with_sequences(shuffled)
+            of_tokens = replace(engine, inputs=shuffled.inputs, documents=shuffled.documents)
             for condition in (INTACT, MASK):
                 ablation = self.rows[condition, NO_REPLACEMENT]
                 yield self._pass(f"shuffled/{condition.name}", of_tokens, ablation)

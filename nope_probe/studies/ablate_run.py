@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file
 from torch import Tensor
 
 from nope_probe.analyses.attribution import (
@@ -34,7 +35,7 @@ from nope_probe.maps.maps import Layers
 from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.run.checkpoint import tensor_writer, write_folds
 from nope_probe.run.flags import refuse
-from nope_probe.run.folder import Run, StoredArrays
+from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.session import Session, input_arrays
 from nope_probe.studies.ablate import Settings, report
@@ -148,7 +149,8 @@ class Ablate(Study[Settings]):
             tables["head_pattern"] = head_pattern_table(plan, maps)
         write_maps(place, plan, maps)
         run = replace(run, tables=tables, files={**run.files, "maps.safetensors": place})
-        shown = replace(run, arrays={"maps": StoredArrays(place)})
+        stored = {name: array.numpy() for name, array in load_file(place).items()}  # mapped
+        shown = replace(run, arrays={"maps": stored})
         explorer = run_explorer(plan, maps, values) if session.is_kept else None
         return with_page(session, run, lambda _: report(shown, explorer))
 

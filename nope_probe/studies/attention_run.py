@@ -37,7 +37,6 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.run.flags import settings_from
 from nope_probe.run.folder import Run
-from nope_probe.run.manifest import TooFew
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.session import Session, changes_of_model, input_arrays, interventions
 from nope_probe.run.settings import MIN_KEYS, Dtype
@@ -139,7 +138,8 @@ class Attention(Study[Settings]):
         arrays = {"tokens": input_arrays(self.inputs)}
         if settings.reads_corpus:
             table = attention_table(splits_of(read, sizes, self.layers))
-            manifest = replace(manifest, too_few=too_few_sequences(table, len(self.inputs)))
+            notes = (*manifest.data.notes, *too_few_sequences(table, len(self.inputs)))
+            manifest = replace(manifest, data=replace(manifest.data, notes=notes))
             maps["weights"] = read["weights"].float()
             if settings.rows < settings.seq_len:
                 maps["query_positions"] = choose_rows(settings.seq_len, settings.rows).float()
@@ -283,18 +283,21 @@ def with_means(
     return table.assign(**mean_columns(name, means))
 
 
-def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:
-    """Return how many heads have no `others_share`, and how many sequences would do; or None.
+def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> Iterator[str]:
+    """Yield a note on heads without `others_share`, and on how many sequences would do.
 
     Args:
         table: of attention.
         n_seqs: how many sequences the run has.
     """
     gaps = table[table["information"] >= UNIFORM]["others_share_gap"]
-    if not (gaps > LARGEST_GAP).any():
-        return None
-    hundreds = ceil(gaps.max() / GAP_TO_REACH * n_seqs / 100)
-    return TooFew(n_heads=int((gaps > LARGEST_GAP).sum()), n_seqs=100 * hundreds)
+    if (gaps > LARGEST_GAP).any():
+        hundreds = ceil(gaps.max() / GAP_TO_REACH * n_seqs / 100)
+        yield (
+            "No share of position among the other keys is given of "
+            f"{(gaps > LARGEST_GAP).sum()} heads: its bounds from {n_seqs:,} sequences differ by "
+            f"more than 50 points. Take --n-seqs {100 * hundreds} or more."
+        )
 
 
 run = partial(run_study, Attention)

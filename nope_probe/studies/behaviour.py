@@ -27,7 +27,7 @@ from nope_probe.removal import (
     spelled,
 )
 from nope_probe.reports import notes
-from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
+from nope_probe.reports.page import MOST_ROWS, Headline, Report
 from nope_probe.run.flags import COUNT, LARGEST, LAYERS, SEQ_LEN, Bounds, Mistakes, effects_of
 from nope_probe.run.settings import LAYERS_ARG
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
@@ -243,7 +243,7 @@ class Settings(RemovingSettings):
 
     measures: tuple[Measure, ...] = MEASURES
     remove: Annotated[
-        tuple[str, ...] | None,
+        tuple[str, ...],
         _arg(
             help=f"The conditions: {NAMES}; or a group, if the model has it: "
             "`position` (rope written rope+written mask), the default; `sources` (rope mask "
@@ -359,23 +359,12 @@ def report(run: Run) -> Report:
         run: tables `behaviour`, `loss_by_position`, `extrapolation`, `decodability`,
             where those of measures that were not taken are empty.
     """
-    import pandas as pd
-
     behaviour, results = run.tables["behaviour"], run.manifest.results
     marks = {"extrapolation": {"trained context": results["trained_len"]}}
     shown = [
         *sections(VIEWS[:1], run.tables, {**COLUMNS, **QUANTITIES}),
         *sections(VIEWS[1:], run.tables, COLUMNS, marks),
     ]
-    if skipped := results["skipped"]:
-        shown.append(
-            Section(
-                title="What was not measured",
-                caption="Measures that these sequences or this model do not allow.",
-                table=pd.DataFrame(skipped.items(), columns=["measure", "why"]),
-                folded=len(behaviour) > 0,
-            )
-        )
     known = [about for name, about in QUANTITIES.items() if name in {*behaviour["measure"]}]
     return Report(
         title=f"What {run.manifest.model_name} can do without its mask, RoPE or weights",
@@ -387,6 +376,7 @@ def report(run: Run) -> Report:
             *notes.how_to_read("behaviour", prefix=results["prefix"]),
             *(f"{capitalised(about.label)}: {about.meaning}" for about in known),
             *_not_shown(behaviour),
+            *(f"Not measured: {measure} ({why})" for measure, why in results["skipped"].items()),
         ),
     )
 

@@ -56,7 +56,7 @@ def run(settings: Settings) -> Path:
     session = Session(settings)
     with session:
         if not session.finished:
-            with status("comparing and writing", in_logs=True):
+            with status("comparing and writing"):
                 session.write(analyse(session))
     return session.folder
 

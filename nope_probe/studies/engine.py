@@ -120,10 +120,6 @@ class Engine:
         """The fold of each sequence."""
         return folds_of(len(self.inputs), self.n_folds, self.documents)
 
-    def with_sequences(self, data: Sequences) -> Engine:
-        """Return the engine of the same model on other sequences."""
-        return replace(self, inputs=data.inputs, documents=data.documents)
-
     def calibrated(self, key: str, ablations: Iterable[Ablation]) -> Engine:
         """Return the engine with gains, means and positions, if an ablation needs them.
 

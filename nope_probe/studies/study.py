@@ -186,7 +186,7 @@ def carry_out(kind: type[Study[Chosen]], session: Session[Chosen]) -> Path:
             study = kind(session)
             results = execute(session, [*study.passes()])
             if session.is_first:
-                with status("analysing and writing", in_logs=True):
+                with status("analysing and writing"):
                     session.write(study.analyse(results))
     return session.folder
 

@@ -24,7 +24,7 @@ from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows
 from nope_probe.reports import notes
-from nope_probe.reports.page import Cell, Headline, Link, Listing, Section, page
+from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import atomic_write
@@ -33,7 +33,7 @@ from nope_probe.run.session import Session, versions
 from nope_probe.studies.page import PlainConsole, print_headline
 from paper_claims import Claim, PanelCounts, Reproduction, claims_of, edge_contrast
 from published_panels import agreements, pairs_of, verdict
-from reproduce_page import report, verdict_mark
+from reproduce_page import Cell, Link, listing, report, verdict_mark
 from reproduce_settings import FIGURES, Settings, title_of
 
 NOPE_NOTE = (
@@ -153,16 +153,18 @@ def write_index(folder: Path, new: Mapping[str, Path]) -> None:
     section = Section(
         title="Figure by figure",
         caption="Each claim of the paper, whether it is reproduced, and by which numbers.",
-        listing=Listing(columns=INDEX_COLUMNS, rows=rows),
+        html=listing(INDEX_COLUMNS, rows),
     )
     folders = {figure: str(run) for figure, (run, _) in runs.items()}
     typed = shlex.join([*program(), *sys.argv[1:]])
     manifest = Manifest(command=typed, versions=versions(), results={"figures": folders})
     lead = index_headline([manifest for _, manifest in runs.values()])
     how_to_read = notes.how_to_read(HOW_TO_READ_ALL)
-    html = page("The paper, reproduced", lead, [section], manifest, how_to_read)
+    all_figures = Report(
+        title="The paper, reproduced", headline=lead, sections=[section], how_to_read=how_to_read
+    )
     with atomic_write(folder / "report.html") as path:
-        path.write_text(html, encoding="utf-8")
+        path.write_text(all_figures.html(manifest), encoding="utf-8")
 
 
 def best_runs(new: Mapping[str, Path], above: Path) -> Runs:

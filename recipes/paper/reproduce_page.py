@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from nope_probe.figures.maps import save
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import capitalised
 from nope_probe.reports import notes
-from nope_probe.reports.page import MOST_ROWS, Cell, Headline, Link, Listing, Report, Section
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.studies.page import PlainConsole, print_headline
@@ -101,6 +102,45 @@ def verdict_mark(reproduced: bool) -> str:
     return "✓\u00a0reproduced" if reproduced else "✗\u00a0not\u00a0reproduced"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link to another page.
+
+    Attributes:
+        text: the link's text.
+        href: the page, relative to the page with the link.
+    """
+
+    text: str
+    href: str
+
+
+Cell = str | Link
+
+
+def listing(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """Return lines of text and links as HTML: a table, or on a phone a list with columns' names.
+
+    A row's first cell is its heading and has no label.
+
+    Example:
+        >>> listing(["figure"], [[Link(text="Figure 2", href="a.html")]]).split("<tbody>")[1]
+        '<tr><td><a href="a.html">Figure 2</a></td></tr></tbody></table>'
+    """
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    labels = ["", *columns[1:]]
+    lines = ("".join(map(_cell, row, labels)) for row in rows)
+    body = "".join(f"<tr>{cells}</tr>" for cells in lines)
+    return f'<table class="listing"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _cell(cell: Cell, label: str) -> str:
+    text = escape(cell.text if isinstance(cell, Link) else cell)
+    shown = f'<a href="{escape(cell.href)}">{text}</a>' if isinstance(cell, Link) else text
+    data = f' data-label="{escape(label)}"' if label else ""
+    return f"<td{data}>{shown}</td>"
+
+
 def _claims(found: Reproduction) -> Section:
     links = {
         name: Link(text=name or "report", href=f"{path}/report.html")
@@ -113,7 +153,7 @@ def _claims(found: Reproduction) -> Section:
     return Section(
         title="The paper's claims, with their numbers",
         caption="Each claim, checked on the experiment whose report is linked.",
-        listing=Listing(columns=("the paper's claim", "verdict", "numbers", "report"), rows=rows),
+        html=listing(("the paper's claim", "verdict", "numbers", "report"), rows),
     )
 
 

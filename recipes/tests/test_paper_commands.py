@@ -42,7 +42,6 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("nope_probe.run.paths.validate_browser", lambda: None)
     command, *arguments = shlex.split(typed)
     assert fragment in refused(capfd, tmp_path, import_module(command), *arguments)
 

@@ -42,6 +42,16 @@ PLACES = [
     ("attention --n-seqs 16 --remove content --in-heads MLP1", "--in-heads MLP1: expected heads"),
 ]
 TEXTS = [
+    ("ablate --data gaussian", "rope-tiny takes text or random tokens, not --data gaussian"),
+    (
+        "ablate --model parameter-free --data shipped",
+        "parameter-free takes gaussian vectors, not --data shipped",
+    ),
+    ("ablate --model nope-tiny --remove w_q rope", "the model has no rope; it has mask, w_q, w_k"),
+    ("circuit --remove rope", "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp"),
+    ("behaviour --model nope-tiny --remove rope", "the model has no rope; it has mask"),
+    ("behaviour --remove weights alibi", "the model has no alibi; it has mask, rope, w_q"),
+    ("ablate --seq-len 1801", "--seq-len 1801 is beyond the model's context 256: take --beyond"),
     ("ablate --n-seqs 99999", "documents of 63 tokens or more give "),
     ("ablate --model .", "has no config.json"),
     (f"behaviour {WIDE} --model {{bare}}", "tokenizer"),

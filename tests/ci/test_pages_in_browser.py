@@ -11,7 +11,7 @@ from ci.test_pages import LINES
 from support.finished_runs import Finished
 
 from nope_probe.figures.maps import term_maps
-from nope_probe.reports.page import Headline, Section, page
+from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.manifest import Manifest
 
 
@@ -62,9 +62,8 @@ def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_lin
       location.hash = "#section-1";
       setInterval(() => { document.body.dataset.after = widths(); }, 100);
     </script></body>"""
-    html = page("title", Headline(sentence="headline"), sections, Manifest()).replace(
-        "</body>", script
-    )
+    shown = Report(title="title", headline=Headline(sentence="headline"), sections=sections)
+    html = shown.html(Manifest()).replace("</body>", script)
     elements = opened(html, tmp_path, draw_all=False)
     assert 'data-before="none none none none"' in elements
     assert 'data-after="0 0 none none"' in elements

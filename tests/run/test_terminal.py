@@ -2,7 +2,6 @@
 
 import io
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -57,18 +56,6 @@ def test_a_log_file_and_processes_after_the_first_get_nothing(
     assert terminal.getvalue() == ""
 
 
-def test_a_log_file_hears_of_long_work_that_asks_for_it_once(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with status("analysing", in_logs=True):
-        pass
-    monkeypatch.setattr("nope_probe.run.processes.PATIENCE", 0.01)
-    for doing, in_logs in (("loading torch", False), ("analysing", True)):
-        with status(doing, in_logs=in_logs):
-            time.sleep(0.3)
-    assert capfd.readouterr().err == "analysing ...\n"
-
-
 def test_the_bar_names_the_stream_its_place_and_estimates_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,12 +84,12 @@ def test_a_log_file_gets_whole_lines_of_progress_now_and_then(
         run.progress({"score/mask": 40}),
         run.stream("score/mask") as stream,
     ):
-        run.say("a line")
+        stream.batch_halved(16)
         for _ in range(8):
             stream.advance(5)
     shown = capsys.readouterr().err
     said, *lines = shown.splitlines()
-    assert said == "a line"
+    assert said == "a batch does not fit into memory: going on with 16 at a time"
     assert "\r" not in shown
     assert len(lines) == 2, "of 8 batches of 3 seconds"
     assert all(line.startswith("score/mask:") for line in lines)

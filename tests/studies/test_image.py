@@ -30,7 +30,6 @@ def test_a_command_draws_its_image_and_records_the_run_as_without(
 ) -> None:
     drawn = {}
     monkeypatch.setattr(page, "save", lambda figure, path: drawn.update({path: figure}))
-    monkeypatch.setattr("nope_probe.run.paths.validate_browser", lambda: None)
     run = ["--n-seqs", 8, "--seq-len", 9, "--folds", 4, "--layers", 1, "--out", tmp_path / "run"]
     run_command(attention, *run, "--image", tmp_path / "figure.svg")
     assert drawn[tmp_path / "figure.svg"].data

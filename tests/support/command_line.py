@@ -59,7 +59,6 @@ def draw_without_chrome(patch: pytest.MonkeyPatch) -> None:
         Path(path).write_text(figure.to_json())
 
     patch.setattr(go.Figure, "write_image", draw)
-    patch.setattr("nope_probe.run.paths.validate_browser", lambda: None)
 
 
 def refused(

@@ -15,8 +15,8 @@ from nope_probe.errors import (
     is_of_numbers,
     kind_of,
     takes_arguments,
-    validate_choices,
     validate_layer_numbers,
+    validate_types,
 )
 from nope_probe.hooks.removing.stand_ins import (
     REPLACEMENTS,
@@ -109,9 +109,9 @@ class Ablation:
             number = vars(self)[name]
             if number is not None and not is_of_numbers([number]):
                 raise UserError(f"{name} {number!r:.60}: expected a whole number")
-        validate_choices({"gain": Gain | None}, {"gain": self.gain})
+        validate_types({"gain": Gain | None}, {"gain": self.gain})
         if isinstance(self.replacement, str):
-            validate_choices({"replacement": Replacement}, {"replacement": self.replacement})
+            validate_types({"replacement": Replacement}, {"replacement": self.replacement})
             self._validate_gain()
         else:
             self._validate_given(self.replacement)
