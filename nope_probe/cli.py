@@ -89,7 +89,8 @@ def parse(
             return_unknown_args=True,
         )
     if unknown:
-        near = get_close_matches(unknown[0], map(flag_of, [*hints_of(settings), *showing]), n=1)
+        flags = [flag_of(name) for name in (*settings.__dataclass_fields__, *showing)]
+        near = get_close_matches(unknown[0], flags, n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"unknown: {' '.join(unknown)}{meant} {see}")
     values = dict(vars(groups))

@@ -144,11 +144,11 @@ def what_was_run(manifest: Manifest) -> dict[str, str]:
 
     Example:
         >>> from nope_probe.run.manifest import Manifest
-        >>> what_was_run(Manifest(command="ablate --seed 3", chosen={"--seed": "3"}, seconds=7))
-        {'command': 'ablate --seed 3', '--seed': '3', 'seconds': '7'}
+        >>> what_was_run(Manifest(command="ablate --seed 3", seconds=7))
+        {'command': 'ablate --seed 3', 'seconds': '7'}
     """
     model, data, documents = manifest.model, manifest.data, manifest.documents
-    rows = {"command": manifest.command, **manifest.chosen}
+    rows = {"command": manifest.command}
     if model is not None:
         kind = f"a {model.architecture} as {model.kind}, {manifest.dtype}"
         rows |= {

@@ -196,8 +196,6 @@ class RunCheckpoint:
         """
         done = sum(size for key, size in sizes.items() if key in self)
         self.streams, total = dict(sizes), sum(sizes.values())
-        if done and self.processes.is_first:
-            sys.stderr.write(f"resuming{f' at {100 * done / total:.0f}%' if total else ''}\n")
         with Progress(
             total=total,
             initial=done,

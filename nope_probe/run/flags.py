@@ -260,22 +260,6 @@ def hints_of(settings: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(settings)}
 
 
-def words_of(chosen: Mapping[str, object]) -> dict[str, str]:
-    """Return settings as text, by flag.
-
-    Example:
-        >>> words_of({"remove": ("mask", "w_q"), "per_head": True})
-        {'--remove': 'mask, w_q', '--per-head': 'yes'}
-    """
-    yes_or_no = {True: "yes", False: "no"}
-    return {
-        flag_of(name): yes_or_no[value]
-        if isinstance(value, bool)
-        else ", ".join(map(str, as_tuple(value)))
-        for name, value in chosen.items()
-    }
-
-
 def flag_of(name: str) -> str:
     """Return the flag of a setting.
 

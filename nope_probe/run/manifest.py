@@ -113,8 +113,8 @@ class Manifest:
 
     Attributes:
         kind: the command.
-        command: the command line, as one would type it, or the call from Python.
-        chosen: the settings in it, which are not the default, as text by flag.
+        command: the command line, as one would type it, or the call from Python, with each setting
+            that is not the default.
         settings: what identifies the run: the command's settings, and checksums of what a call
             from Python `given`.
         model: the model; None for a run without one.
@@ -137,7 +137,6 @@ class Manifest:
 
     kind: str = ""
     command: str = ""
-    chosen: Mapping[str, str] = field(default_factory=dict)
     settings: JsonObject = field(default_factory=dict)
     model: RunModel | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -181,10 +180,15 @@ class Manifest:
 
     def to_json(self) -> JsonObject:
         """Return the entries of manifest.json."""
-        entries = written(self)
-        if self.fold_sizes:  # None and 0 say something of sequences
-            entries |= {"documents": self.documents, "skip_keys": self.skip_keys}
-        return entries | entries.pop("results")
+        defaults = asdict(type(self)())
+        # None and 0 say something of sequences.
+        kept = ("documents", "skip_keys") if self.fold_sizes else ()
+        entries = {
+            name: value
+            for name, value in asdict(self).items()
+            if value != defaults[name] or name in kept
+        }
+        return entries | entries.pop("results", {})
 
     @classmethod
     def of_json(cls, entries: JsonObject) -> Manifest:
@@ -196,18 +200,6 @@ class Manifest:
     def results_as(self, kind: type[Record]) -> Record:
         """Return the command's entries as its record."""
         return record_of(kind, self.results)
-
-
-def written(record: Any) -> JsonObject:
-    """Return the entries of a record without those that have their default; a model has all."""
-    entries = {}
-    for entry in fields(record):
-        value = getattr(record, entry.name)
-        if value != entry.default:
-            is_part = is_dataclass(value) and not isinstance(value, type)
-            whole = asdict if isinstance(value, ModelInfo) else written
-            entries[entry.name] = whole(value) if is_part else value
-    return entries
 
 
 def record_of(kind: type[Record], entries: JsonObject) -> Record:

@@ -38,7 +38,7 @@ from nope_probe.hooks.removing.block_ablation import ABLATED, foreign_hooks
 from nope_probe.maps.folds import folds_of
 from nope_probe.models.info import LoadedModel
 from nope_probe.run.checkpoint import RunCheckpoint
-from nope_probe.run.flags import CommandSettings, words_of
+from nope_probe.run.flags import CommandSettings
 from nope_probe.run.folder import (
     UNUSED_IN_FILE,
     Run,
@@ -80,7 +80,6 @@ class Session(Generic[Settings_co]):
         load: loads the model onto a device; by default the first layers that the settings name.
         model: a model in memory, which no name leads back to, in place of the one to load.
         inputs: the sequences, if the settings do not describe them.
-        asked: the settings as they were asked for, where given inputs changed them since.
         call: the call from Python that asked for the run; by default the command was typed.
         is_kept: whether the folder outlives the session, so that its page can be opened.
 
@@ -111,14 +110,12 @@ class Session(Generic[Settings_co]):
         *,
         model: LoadedModel | None = None,
         inputs: Sequences | None = None,
-        asked: CommandSettings | None = None,
         call: str = "",
         is_kept: bool = True,
     ) -> None:
-        self.asked = asked or settings
+        self.typed = call or settings.typed()
         if isinstance(settings, RunSettings) and settings.tokens is not None:
             settings, inputs = on_tokens(settings, settings.tokens)
-        self.typed = call or self.asked.typed()
         self.settings, self._load_model = settings, load
         self.in_memory, self.inputs, self.is_kept = model, inputs, is_kept
         self.recorded = settings.recorded() | self._given()
@@ -252,7 +249,6 @@ class Session(Generic[Settings_co]):
         manifest = Manifest(
             kind=self.settings.command,
             command=self.typed,
-            chosen=words_of(self.asked.chosen()),
             settings=self.recorded,
             versions=versions(),
             finished=datetime.now(UTC).isoformat(timespec="seconds"),

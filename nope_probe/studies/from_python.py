@@ -115,7 +115,8 @@ def run_of(
         settings = settings_from(kind, {"layers": "all", **options, "model": loaded.info.name})
         settings.validate_layers(loaded.info)
         _validate_intact(loaded, settings)
-    asked, in_memory = settings, None if isinstance(model, str) else loaded
+    in_memory = None if isinstance(model, str) else loaded
+    call = call_of(settings, in_memory is not None, inputs is not None)
     if inputs is not None and loaded is not None:
         data = as_sequences(loaded.model, inputs)
         settings = on_inputs(settings, data, settings.folds if "folds" in options else None)
@@ -126,8 +127,7 @@ def run_of(
             study.load if loaded is None else lambda settings, device: loaded,
             inputs=data,
             model=in_memory,
-            asked=asked,
-            call=call_of(asked, in_memory is not None, inputs is not None),
+            call=call,
             is_kept=out is not None,
         )
         run = read_run(carry_out(study, session))

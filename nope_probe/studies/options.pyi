@@ -135,14 +135,14 @@ class BehaviourOptions(RunOptions, total=False):
     """In which layers to read position, as in `ablate`; all layers are run. ['all']"""
     query_rows: int | None
     """Rows of the maps: evenly spread queries; all up to 2,048 tokens, 512 above. [None]"""
-    remove: str | Collection[str] | None
+    remove: str | Collection[str]
     """The conditions: mask rope w_q w_k w_o w_v mlp pos_embed alibi window sink norms, the circuits
     qk ov, rope_high and rope_low (pairs whose wavelength is below the sequence's length, and the
     rest), the position that a head, MLP or embedding writes (position[L1H0], position[MLP0]), that
     of all blocks in a model that stays causal (written), content (attention becomes its mean over
     texts), unions such as w_k+w_o; or a group, if the model has it: `position` (rope written
     rope+written mask), the default; `sources` (rope mask mask+rope); `weights` (w_q w_k qk w_o ov
-    mlp). [None]"""
+    mlp). [('position',)]"""
     in_heads: str | Collection[str]
     """The heads that lose it (L16H0 L18H6), in place of all heads. [()]"""
     replacement: (

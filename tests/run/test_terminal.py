@@ -71,7 +71,6 @@ def test_the_bar_names_the_stream_its_place_and_estimates_what_is_left(
     assert "gains (1 of 2):   0%|" in shown
     assert "score/mask (2 of 2): " in shown
     assert " left" in shown
-    assert "resuming" not in shown
 
 
 def test_a_log_file_gets_whole_lines_of_progress_now_and_then(

@@ -282,7 +282,7 @@ def test_a_run_of_a_model_in_memory_is_described(loaded: Any, text: Sequences) -
     assert escape(call) in run._repr_html_()
     rows = what_was_run(run.manifest)
     assert rows["command"] == call
-    assert (rows["--remove"], rows["--layers"], rows["layers"]) == ("sources", "1", "L0 of 4")
+    assert rows["layers"] == "L0 of 4"
     assert rows["model"].startswith("rope-tiny, a SmolLM3ForCausalLM as ")
     assert rows["texts"] == "20 sequences of 24 tokens given in Python, each after BOS"
     assert rows["weights"].startswith(run.manifest.model.weights)
