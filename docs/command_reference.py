@@ -12,7 +12,7 @@ from types import ModuleType
 
 from docstring_parser.google import parse as parse_docstring
 
-from nope_probe.cli import SHOWING
+from nope_probe.cli import Showing
 from nope_probe.run.flags import hints_of
 
 
@@ -30,7 +30,8 @@ def commands() -> Iterator[ModuleType]:
 
 def settings_of(module: ModuleType) -> type:
     """Return the settings of a command, and the flags on what is shown that `cli` adds to them."""
-    shown = [SHOWING[name] for name in module.Settings.showing]
+    hints, values = hints_of(Showing), vars(Showing)
+    shown = [(name, hints[name], values[name]) for name in module.Settings.showing]
     bases = (module.Settings,)
     return dataclasses.make_dataclass("Settings", shown, bases=bases, frozen=True, kw_only=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from nope_probe.cli import module_of, one_line_errors, parse, typed_arguments
+from nope_probe.cli import module_of, one_line_errors, parse
 from reproduce_settings import FIGURES, Settings
 
 ALL = "every figure that a laptop can run, and a page about all sixteen"
@@ -13,7 +13,7 @@ ALL = "every figure that a laptop can run, and a page about all sixteen"
 def main() -> None:
     """Run the command line: a figure's experiments, its claims and the path of its page."""
     with one_line_errors():
-        if typed_arguments() == ["--list"]:
+        if sys.argv[1:] == ["--list"]:
             shows = {name: figure.shows for name, figure in FIGURES.items()} | {"all": ALL}
             sys.stdout.write("".join(f"{name:<9} {words}\n" for name, words in shows.items()))
             return

@@ -26,11 +26,8 @@ from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.verdicts import kinds_of
 from nope_probe.figures.attention import KINDS, REST, attention_heads
 from nope_probe.figures.intervals import bound_columns
-from nope_probe.reports import notes
-from nope_probe.run.manifest import TooFew
 from nope_probe.studies import attention as page
 from nope_probe.studies import attention_run
-from tests.support.manifests import manifest_of
 
 SIZES = {"n_seqs": 23, "seq_len": 19, "folds": 5, "layers": 2}
 SMALL = [text for name, value in SIZES.items() for text in (f"--{name.replace('_', '-')}", value)]
@@ -156,7 +153,7 @@ def test_uniform_heads_are_not_classed() -> None:
     lead = page.report(run).headline
     assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
     assert lead.table is None
-    assert run.manifest.too_few is None
+    assert not any("No share" in note for note in run.manifest.data.notes)
     heads = run.tables["attention"]
     [heads] = attention_heads(heads, kinds_of(heads)).data
     assert heads.marker.color == REST, "grey"
@@ -164,10 +161,8 @@ def test_uniform_heads_are_not_classed() -> None:
 
 def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> None:
     table = made(**HEADS).assign(others_share_gap=[0.4, 0.55, 1.2, 9.0])
-    assert attention_run.too_few_sequences(table, 32) == TooFew(n_heads=2, n_seqs=200)
-    assert attention_run.too_few_sequences(table[:1], 32) is None
-    manifest = manifest_of(fold_sizes=[4] * 8, too_few={"n_heads": 2, "n_seqs": 200})
-    assert notes.run_notes(manifest) == [
+    assert not [*attention_run.too_few_sequences(table[:1], 32)]
+    assert [*attention_run.too_few_sequences(table, 32)] == [
         "No share of position among the other keys is given of 2 heads: its bounds from 32 "
         "sequences differ by more than 50 points. Take --n-seqs 200 or more."
     ]
