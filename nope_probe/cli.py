@@ -89,8 +89,9 @@ def parse(
             return_unknown_args=True,
         )
     if unknown:
-        flags = [flag_of(name) for name in (*settings.__dataclass_fields__, *showing)]
-        near = get_close_matches(unknown[0], flags, n=1)
+        declared: type = settings
+        flags = map(flag_of, (*hints_of(declared), *showing))
+        near = get_close_matches(unknown[0], [*flags], n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"unknown: {' '.join(unknown)}{meant} {see}")
     values = dict(vars(groups))
