@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -28,7 +27,7 @@ from nope_probe.run.manifest import Manifest
 if TYPE_CHECKING:
     from nope_probe.run.session import Session
 
-WIDTH, GAP, NAMES = 80, 2, 27  # of a terminal, between columns, and of a line in the first
+WIDTH = 80  # of a table of numbers
 
 
 def of_run(run: Run) -> dict[str, go.Figure]:
@@ -110,7 +109,8 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
         for section in report.sections:
             if section.table is not None and len(section.table):
                 texts = rows_by_name(section.table, section.columns)
-                print_table(console, texts, section.title)
+                lines = texts.set_index(texts.columns[0]).to_string(line_width=WIDTH)
+                console.print(section.title, lines, sep="\n", end="\n\n", soft_wrap=True)
         how_to_read = [*report.how_to_read, *notes.intervals_note(manifest)]
         console.print(*how_to_read, sep="\n", style="dim")
     for note in notes.run_notes(manifest):
@@ -121,7 +121,7 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
 def print_headline(console: Console, headline: Headline) -> None:
     """Print a result: its sentence, its table, how to read it, and a second result."""
     console.print(headline.sentence, end="\n\n")
-    if headline.table is not None:
+    if headline.table is not None and len(headline.table):
         print_table(console, headline.table)
     if headline.caption:
         console.print(headline.caption, style="dim")
@@ -129,15 +129,15 @@ def print_headline(console: Console, headline: Headline) -> None:
         console.print(f"\n{headline.also}")
 
 
-def print_table(console: Console, table: pd.DataFrame, title: str = "") -> None:
-    """Print a table of text in parts that are narrow enough for a terminal."""
-    if title:
-        console.print(title)
-    if len(table):
-        names = table.iloc[:, 0].map(lambda text: "\n".join(wrap(text, NAMES)) or text)
-        table = pd.concat([names, table.iloc[:, 1:]], axis=1)
-    for part in tables_that_fit(table) if len(table) else ():
-        console.print(part, end="\n\n")
+def print_table(console: Console, texts: pd.DataFrame) -> None:
+    """Print a table of text, whose first column names the rows and is wrapped where need be."""
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
+    for place, heading in enumerate(texts):
+        numeric = place > 0 and texts[heading].map(is_number).all()
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=place > 0)
+    for row in texts.astype(str).itertuples(index=False):
+        table.add_row(*row)
+    console.print(table, end="\n\n")
 
 
 def rows_by_name(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> pd.DataFrame:
@@ -154,43 +154,3 @@ def rows_by_name(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> pd.
     names = texts.iloc[:, :n_names].agg(", ".join, axis=1)
     names = names.rename(", ".join(texts.columns[:n_names]))
     return pd.concat([names, texts.iloc[:, n_names:]], axis=1)
-
-
-def tables_that_fit(texts: pd.DataFrame) -> Iterator[Table]:
-    """Yield a table of text as tables that are narrow enough for a terminal.
-
-    The first column names the rows, and is in every table.
-    """
-    headings = list(texts.columns)
-    widths = [
-        max(len(line) for text in (heading, *texts[heading]) for line in str(text).split("\n"))
-        for heading in headings
-    ]
-    for group in columns_that_fit(widths):
-        table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
-        for place in group:
-            numeric = place > 0 and texts[headings[place]].map(is_number).all()
-            table.add_column(headings[place], justify="right" if numeric else "left", no_wrap=True)
-        for row in texts.itertuples(index=False):
-            table.add_row(*(str(row[place]) for place in group))
-        yield table
-
-
-def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
-    """Return the places of a table's columns, in groups that are narrow enough for a terminal.
-
-    Args:
-        widths: of the columns; the first column names the rows, in every group.
-
-    Example:
-        >>> columns_that_fit([5, 30, 30, 60])
-        [[0, 1, 2], [0, 3]]
-    """
-    groups: list[list[int]] = []
-    for place in range(1, len(widths)):
-        here = [*groups[-1], place] if groups else [0, place]
-        if not groups or sum(widths[column] + GAP for column in here) - GAP > WIDTH:
-            groups.append([0, place])
-        else:
-            groups[-1].append(place)
-    return groups

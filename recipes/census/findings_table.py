@@ -44,7 +44,8 @@ def print_findings(findings: ModelFindings, verbose: bool = False) -> None:
     console, table = PlainConsole(), as_text(findings)
     print_headline(console, headline(findings))
     if verbose:
-        print_table(console, table, f"{findings.model}: position, layer by layer")
+        console.print(f"{findings.model}: position, layer by layer")
+        print_table(console, table)
         rare = [about for name, about in RARE.items() if name in table]
         legend = LEGEND.format(n=findings.layers[0].mask.n_positions)
         console.print(" ".join([legend, *rare]), style="dim")

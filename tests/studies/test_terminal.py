@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from rich.table import Table
 from support.command_line import refused, run_command
@@ -15,20 +16,22 @@ from nope_probe import ablate
 from nope_probe.errors import printable
 from nope_probe.reports.page import Headline, Report
 from nope_probe.run.manifest import Manifest
-from nope_probe.studies.page import (
-    PlainConsole,
-    columns_that_fit,
-    print_report,
-)
+from nope_probe.studies.page import PlainConsole, print_report, print_table
 
 SMALL = ["--n-seqs", 8, "--seq-len", 16, "--folds", 4, "--layers", 2]
 NAMES = ("o[/]x", "[red]", "a\x1b[2Jb", ":smile:", "\u202ex", "a\x07\x9bb", "[link=x]y[/link]")
 
 
-def test_columns_are_dealt_to_tables_in_order_and_each_keeps_the_rows_names() -> None:
-    groups = columns_that_fit([10, 30, 30, 30, 70, 5])
-    assert groups == [[0, 1, 2], [0, 3], [0, 4], [0, 5]]
-    assert columns_that_fit([10, 99]) == [[0, 1]], "a column wider than a line is kept"
+def test_the_names_of_rows_are_wrapped_and_numbers_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, numbers = "the causal mask and " * 3, ["+0.12 [+0.10, +0.15]"] * 3
+    table = pd.DataFrame([[name, *numbers]], columns=["without", *"abc"])
+    print_table(PlainConsole(), table)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("  ".join(numbers) in line for line in lines) == 1
+    assert max(map(len, lines)) <= 80
+    assert len(" ".join(line[:15] for line in lines).split("causal")) == 4
 
 
 class ClosedPipe(StringIO):
