@@ -21,7 +21,7 @@ from itertools import takewhile
 from pathlib import Path
 from textwrap import TextWrapper
 from types import ModuleType
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 import tyro
 from docstring_parser.google import parse as parse_docstring
@@ -90,8 +90,9 @@ def parse(
         )
     if unknown:
         declared: type = settings
-        flags = map(flag_of, (*hints_of(declared), *showing))
-        near = get_close_matches(unknown[0], [*flags], n=1)
+        hidden, hints = tyro.conf.Suppress, hints_of(declared)
+        shown = [*(name for name in hints if hidden not in get_args(hints[name])), *showing]
+        near = get_close_matches(unknown[0], map(flag_of, shown), n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"unknown: {' '.join(unknown)}{meant} {see}")
     values = dict(vars(groups))
@@ -99,11 +100,11 @@ def parse(
         values |= vars(values.pop(name))
     if process_count() > 1:  # so that torch prints nothing about a connection that it loses
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    shown = {name: values.pop(name) for name in showing}
-    if shown.get("image") is not None:
-        validate_image_name(shown["image"])
+    chosen = {name: values.pop(name) for name in showing}
+    if chosen.get("image") is not None:
+        validate_image_name(chosen["image"])
         validate_kaleido()
-    return settings(**values), shown
+    return settings(**values), chosen
 
 
 def help_text(settings: type, examples: Sequence[str]) -> str:
