@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ from nope_probe.run.processes import Progress, Signals
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
-_SECONDS = "seconds.json"  # that it took so far
 _WITH_ESTIMATE = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {remaining} left"
 ITEM = 4  # bytes of a float32
 Write = Callable[[str, Sequence[int], np.ndarray], None]
@@ -49,7 +47,6 @@ class RunCheckpoint:
         about: the run's identity; an unfinished run of another identity is not resumed.
         processes: the processes that share the run and its folder.
         signals: how signals end a stream.
-        started: when this process began with the run, in seconds of the monotonic clock.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -66,12 +63,10 @@ class RunCheckpoint:
         about: JsonObject | None = None,
         processes: Processes | None = None,
         signals: Signals | None = None,
-        started: float | None = None,
     ) -> None:
         self.folder, self.about = folder, json.loads(json.dumps(about or {}))
         self.processes, self.signals = processes or Processes(), signals or Signals()
         self.bar: tqdm | None = None
-        self._started = time.monotonic() if started is None else started
         self.streams: dict[str, int] = {}  # by key, how many sequences
         self._finished: set[str] = set()
 
@@ -86,8 +81,6 @@ class RunCheckpoint:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._validate_same_run(self.folder / _ABOUT)
             finished = {path.stem for path in self.folder.glob(f"*{_ENDING}")}
-            with suppress(OSError, ValueError, TypeError):
-                self._started -= read_json(self.folder / _SECONDS)
         self._finished = self.processes.broadcast(finished)
         self.signals.message = "progress was saved; run the same command to resume"
         return self
@@ -96,18 +89,6 @@ class RunCheckpoint:
         # After a user's mistake there is nothing to resume: the command has to be changed.
         if kind and is_mistake(kind):
             self.discard()
-        elif kind:
-            self._note_seconds()
-
-    @property
-    def seconds(self) -> float:
-        """How long the run has taken, before it was interrupted too."""
-        return time.monotonic() - self._started
-
-    def _note_seconds(self) -> None:
-        if self.processes.is_first:
-            with suppress(OSError):  # a disk that is full is named where parts are saved
-                write_json(self.folder / _SECONDS, self.seconds)
 
     def _validate_same_run(self, path: Path) -> None:
         """Check the settings, versions, weights and data of the run in a folder, or write them.
@@ -143,7 +124,6 @@ class RunCheckpoint:
         """Save a finished part of the run, in the first process."""
         if self.processes.is_first:
             _write(self._path(key), tensors)
-            self._note_seconds()
         self.processes.barrier()
         self._finished.add(_name(key))
 

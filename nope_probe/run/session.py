@@ -194,7 +194,6 @@ class Session(Generic[Settings_co]):
                     about=about,
                     processes=self.processes,
                     signals=signals,
-                    started=self.started,
                 )
             )
             if not self.is_kept:
@@ -252,7 +251,7 @@ class Session(Generic[Settings_co]):
             settings=self.recorded,
             versions=versions(),
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
-            seconds=round(self.checkpoint.seconds, 3),
+            seconds=round(time.monotonic() - self.started, 3),
             sources=self.sources,
         )
         if not self.weights:

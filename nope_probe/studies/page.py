@@ -134,7 +134,7 @@ def print_table(console: Console, texts: pd.DataFrame) -> None:
     table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for place, heading in enumerate(texts):
         numeric = place > 0 and texts[heading].map(is_number).all()
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=place > 0)
+        table.add_column(str(heading), justify="right" if numeric else "left", no_wrap=place > 0)
     for row in texts.astype(str).itertuples(index=False):
         table.add_row(*row)
     console.print(table, end="\n\n")

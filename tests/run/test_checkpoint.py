@@ -1,7 +1,5 @@
 """A checkpoint holds the finished parts of a run, for the same run alone."""
 
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,20 +32,6 @@ def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path
             found = run.load_or_compute("part", compute)["sums"]
         assert torch.equal(found, torch.arange(7.0))
     assert len(computed) == 1
-
-
-def test_a_run_has_taken_the_seconds_of_all_processes_interrupted_ones_too(tmp_path: Path) -> None:
-    ends = list[float]()
-    for before in (1000.0, 70.0, 3.0):  # seconds that a process has been at work
-        run = RunCheckpoint(tmp_path / "run", started=time.monotonic() - before)
-        with suppress(KeyboardInterrupt), run:
-            ends.append(run.seconds)
-            raise KeyboardInterrupt
-    assert ends == pytest.approx([1000, 1070, 1073], abs=3)
-    with RunCheckpoint(tmp_path / "run", started=time.monotonic() - 20) as run:
-        run.save("a", MAPS)  # which notes them too, in case the process is killed
-    with RunCheckpoint(tmp_path / "run") as run:
-        assert run.seconds == pytest.approx(1093, abs=3)
 
 
 @pytest.mark.parametrize(
