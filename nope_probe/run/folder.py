@@ -40,7 +40,7 @@ from nope_probe.run.settings import FORMAT
 PAGE = "report.html"
 REPLICATES = " replicates"  # ends the columns whose cells are the replicates of an estimate
 READ = ("estimates.safetensors", "maps.safetensors", "tokens.safetensors")  # with a run
-# The bytes read of a source; size and time of change identify the files beyond.
+# Size and time of change identify files of as many bytes, and their hash smaller files.
 LARGE = 1 << 30
 _MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
 _UNREAD = ("generation_config.json", "run.json")
@@ -332,14 +332,12 @@ def record_sources(sources: Mapping[str, Path | None]) -> dict[str, FileRecord |
 
 
 def _record(path: Path) -> FileRecord:
-    """Return the hashes of a source's files, the smallest first, up to a gigabyte in all."""
-    record, total = FileRecord(), 0
+    """Return the hashes of a source's files; of files of a gigabyte or more, size and time."""
+    record = FileRecord()
     try:
-        stats = {file: file.stat() for file in _source_files(path)}
-        for file, stat in sorted(stats.items(), key=lambda item: item[1].st_size):
-            name = file.name if file == path else file.relative_to(path).as_posix()
-            total += stat.st_size
-            if total > LARGE:
+        for file in _source_files(path):
+            name, stat = os.path.relpath(file, path if path.is_dir() else path.parent), file.stat()
+            if stat.st_size >= LARGE:
                 record[name] = {"size": stat.st_size, "modified": stat.st_mtime_ns}
             else:
                 record[name] = {"sha256": _source_checksum(file)}
