@@ -31,7 +31,7 @@ from nope_probe.analyses.jackknife import UNDEFINED
 from nope_probe.data.windows import permuted
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import untrained
-from nope_probe.hooks.layers.model import Given, positions_of
+from nope_probe.hooks.layers.model import Given, layers_of, positions_of
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
@@ -233,7 +233,9 @@ class Behaviour(Study[Settings]):
 
         def capture(engine: Engine, stream: StreamCheckpoint | None) -> State:
             options: dict[str, Any] = {"skip": self.skip, "checkpoint": stream}
-            size, n_layers = fit.batch_size, len(self.layers)
+            attending = [layer.index for layer in layers_of(engine.model)]
+            places = [attending.index(layer) for layer in self.layers]
+            size, n_layers = fit.batch_size, places[-1] + 1
             moments = capture_moments(
                 engine.model, fit.inputs, targets, n_layers=n_layers, batch_size=size, **options
             )
@@ -241,7 +243,7 @@ class Behaviour(Study[Settings]):
             distances = capture_distances(
                 engine.model, held_out.inputs, weights, batch_size=size, **options
             )
-            return {"distances": distances}
+            return {"distances": distances[:, places]}
 
         assert held_out.documents is not None
         distances = captured(capture, engine, key, ablation)["distances"]

@@ -17,7 +17,7 @@ from support.edited_model import edited, norm_sizes, plain_run
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import plain as plain_model
 
-from nope_probe import behaviour, read_run
+from nope_probe import behaviour, read_run, run_behaviour
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.studies.behaviour import report
 
@@ -344,3 +344,13 @@ def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
     loss = rows_of(tmp_path / "run", "loss")["value"]
     assert len({*loss}) == 4
     assert len(pd.read_csv(tmp_path / "run" / "extrapolation.csv")) == 0
+
+
+def test_a_range_of_layers_has_the_positions_of_these_layers() -> None:
+    few = {"n_seqs": 16, "seq_len": 13, "measures": ["position"], "remove": ["mlp"]}
+    whole, some = (
+        run_behaviour("nope-tiny", layers=layers, **few).tables["decodability"]
+        for layers in ("all", "2:4")
+    )
+    expected = whole[whole["layer"].isin([2, 3])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(some, expected)
