@@ -10,6 +10,7 @@ import tomllib
 from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import version
+from inspect import getdoc
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,8 @@ def test_help_and_the_reference_page_have_the_same_flags_and_two_examples(
     assert len(module.Settings.examples) == 2
     for example in module.Settings.examples:
         assert f"\n  nope-probe {command} {example}".rstrip() + "\n" in shown
+    described = getdoc(module.Settings).partition("\n\n")[0]
+    assert " ".join(described.split()) in " ".join(shown.split())
     flags = flags_of(settings_of(module))
     on_page = {word for flag, _, _ in flags for word in flag.split() if word.startswith("--")}
     assert on_page == {*re.findall(r"(?<![\w-])--[a-z][\w-]*", shown)} - {"--help"}
