@@ -21,7 +21,7 @@ from nope_probe.data.documents import (
     stdlib_documents,
     stream_texts,
 )
-from nope_probe.data.tokenizing import TextReader, long_documents
+from nope_probe.data.tokenizing import TextReader, long_documents, read_documents
 from nope_probe.errors import UserError
 
 PLAIN = tokenizer()
@@ -114,6 +114,16 @@ def test_a_data_set_is_read_no_further_than_is_needed(
     whole = [ids for ids in PLAIN(TEXTS, add_special_tokens=False)["input_ids"] if len(ids) >= 60]
     assert result == whole[:11]
     assert len(read) == 64  # one batch
+
+
+def test_of_a_data_set_that_is_packed_the_first_documents_are_read_that_fill_the_sequences(
+    folder: Path,
+) -> None:
+    ids = PLAIN(TEXTS, add_special_tokens=False)["input_ids"]
+    of_five = sum(len(of_text) + 1 for of_text in ids[:5])  # a separator after each
+    for n_tokens, n_documents in ((of_five - 1, 5), (of_five, 5), (of_five + 1, 6)):
+        found = read_documents(str(folder), TextReader(PLAIN), n_tokens, 1, True)
+        assert found == ids[:n_documents]
 
 
 def test_too_few_long_documents_are_counted(folder: Path) -> None:

@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rot
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
 from nope_probe.hooks.layers.hook_points import hooks_attached
-from nope_probe.hooks.layers.model import attention_read, layers_of, run_forward
+from nope_probe.hooks.layers.model import as_inputs, attention_read, layers_of, run_forward
 from nope_probe.hooks.layers.rotation import RemovedPairs, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.models.load import load
@@ -109,8 +109,9 @@ def test_a_hook_point_that_does_not_exist_is_an_error_that_lists_them(
 @pytest.mark.usefixtures("unenforced")
 def test_a_model_without_hook_points_is_an_error() -> None:
     linear: Any = torch.nn.Linear(2, 3)
-    with pytest.raises(UserError, match=r"expected a HookedTransformer .* got Linear"):
-        layers_of(linear)
+    for ask in (layers_of, lambda model: as_inputs(model, [1, 2])):
+        with pytest.raises(UserError, match=r"expected a HookedTransformer .* got Linear"):
+            ask(linear)
 
 
 def test_hooks_run_in_order_and_only_they_are_removed(hooked: ByName) -> None:
