@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from support.rounding import NETWORK, PARAMETER_FREE
-from support.tiny_models import distance, randomised, smollm3_config
+from support.tiny_models import distance
 from torch import Tensor
 from torch.nn.functional import layer_norm, normalize
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of, run_blocks
-from nope_probe.models.load import load, to_hooked
+from nope_probe.models.load import load
 from nope_probe.models.parameter_free import build, hooked_config, parameter_free
 from nope_probe.models.parameter_free import smollm3_config as shipped_config
 from nope_probe.models.parameter_free import smollm3_config as smollm3_shape
@@ -107,39 +107,6 @@ def test_a_parameter_free_model_equals_the_papers_equation(
 def test_an_impossible_configuration_is_an_error(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parameter_free(*arguments)
-
-
-def one_head_model(d: int = 14) -> Any:
-    """Return a random SmolLM3 with one head, norm weights 1 and almost no epsilon."""
-    config = smollm3_config([1, 1])
-    config.hidden_size, config.head_dim = d, d
-    config.num_attention_heads = config.num_key_value_heads = 1
-    config.rms_norm_eps = 1e-12
-    hf = randomised(config)
-    for block in hf.model.layers:
-        block.input_layernorm.weight.fill_(1)
-    return hf
-
-
-def test_without_weights_a_model_equals_the_parameter_free_transformer() -> None:
-    """W_V = I and scores over sqrt(d): the configuration, and softmax(YY^T/sqrt d) Y + X."""
-    model, d = to_hooked(one_head_model()), 14
-    config = parameter_free(2, d)
-    config.attn_scale = d**0.5
-    bare = build(config)
-    for layer in layers_of(bare):
-        layer.weight("w_v").data.copy_(torch.eye(d).expand_as(layer.weight("w_v")))
-    x = expected = torch.randn(5, N_POS, d, generator=torch.Generator().manual_seed(0))
-    for _ in range(2):
-        y = normalize(expected, dim=-1) * d**0.5
-        expected = attend(y @ y.mT / d**0.5, y) + expected
-    removed = Ablation(
-        remove=["rope", "w_q", "w_k", "w_v", "w_o", "mlp"], replacement="identity", gain="identity"
-    )
-    with ablated(model, removed):
-        ablated_output = run_blocks(model, x)
-    assert distance(run_blocks(bare, x), expected) <= NETWORK
-    assert distance(ablated_output, expected) <= NETWORK
 
 
 @pytest.mark.parametrize("name", ["parameter-free", "rope-tiny"])

@@ -21,12 +21,8 @@ from nope_probe import ablate
 from nope_probe import attention as attention_weights
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
-from nope_probe.reports.page import Headline
-from nope_probe.run.folder import Run
-from nope_probe.studies.ablate_page import headline_of_intact
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.head_scores import captured_induction
-from tests.support.manifests import manifest_of
 
 N_POS, N_HEADS = 13, 6
 SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
@@ -178,43 +174,3 @@ def test_a_run_on_long_sequences_states_of_which_queries_locality_is(tmp_path: P
     # correlation of a row of n keys by 12 / (n^3 - n); the bound allows a hundred swaps.
     expected = np.mean([row.statistic for row in rows])
     assert table["locality"][0] == pytest.approx(expected, abs=100 * 12 / 260**3 / len(rows))
-
-
-def layers(*rows: tuple[float, float, float]) -> pd.DataFrame:
-    """Return a row per layer: amplitude, locality, and half of all intervals; leads of 2 nats."""
-    table = pd.DataFrame(rows, columns=["amplitude", "locality", "half"]).assign(lead=2.0)
-    for name in ("lead", "amplitude", "locality"):
-        table[f"{name}_low"] = table[name] - table["half"]
-        table[f"{name}_high"] = table[name] + table["half"]
-    return table.assign(removed="intact", layer=range(len(rows)), relative_r2=0.87)
-
-
-def lead(**tables: pd.DataFrame) -> Headline:
-    layers = [*range(len(tables["pattern"]))]
-    settings = {"data": "random", "n_seqs": 40, "seq_len": 11}
-    manifest = {"model": {"name": "m", "depth": 7}, "layers": layers, "settings": settings}
-    return headline_of_intact(Run(manifest=manifest_of(**manifest), tables=tables))
-
-
-def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer() -> None:
-    table = layers((0.5, 0.25, 0.1), (2.618, -0.8, 0.1), (9.0, 0.15, 10.0))
-    for end in ("low", "high"):
-        table[f"relative_r2_{end}"] = 0.87
-    result = lead(pattern=table)
-    assert result.sentence == (
-        "In m (L0 to L2 of 7), L1 is strongest: the first key leads by 2, the others' pattern is "
-        "2.6 nats, for far keys."
-    )
-    assert result.table.to_numpy().tolist() == [
-        ["L0", "2.00 [1.90, 2.10]", "0.50 [0.40, 0.60]", "0.25 [0.15, 0.35]"],
-        ["L1", "2.00 [1.90, 2.10]", "2.62 [2.52, 2.72]", "-0.80 [-0.90, -0.70]"],
-    ]
-    unclear = layers((0.5, 0.1, 0.9))
-    noise = lead(pattern=unclear, head_pattern=unclear.assign(head=0))
-    assert "shows no positional pattern" in noise.sentence
-    assert noise.table is None
-    flat, cancelling = layers((0.0, 0.1, 0.1)), layers((0.37, 0.1, 0.01), (0.37, 0.1, 0.01))
-    cancelling = cancelling.assign(layer=0, head=[0, 1])
-    hidden = lead(pattern=flat, head_pattern=cancelling)
-    assert hidden.caption == "These heads have a pattern that their mean does not show."
-    assert hidden.table["head"].tolist() == ["L0H0", "L0H1"]
