@@ -28,10 +28,8 @@ NOT_CODE = (
     ),
     "reports/page.html",
     "reports/how_to_read.txt",
-    "figures/explorer.html",
-    "figures/explorer.css",
-    "figures/canvas.js",
-    "figures/explorer.js",
+    "figures/text_view.css",
+    "figures/text_view.js",
 )
 SMALL = ["--layers", "2", "--n-seqs", "8", "--seq-len", "16", "--folds", "4", "--device", "cpu"]
 RUNS = {

@@ -2,9 +2,9 @@
 
 A notebook's code is in its .py file. Its .ipynb holds the outputs too, light enough to commit: a
 plotly figure is kept as a PNG, and plotly's once its cell has run. A figure with a slider is
-kept as a picture of each step behind a slider that needs no plotly. An explorer is
-HTML that needs nothing. Before these two stand a picture and how to bring it to life, which they
-remove: viewers that run no scripts show them, as JupyterLab does until a notebook is trusted.
+kept as a picture of each step behind a slider that needs no plotly. Before it stand a picture and
+how to bring it to life, which it removes: viewers that run no scripts show them, as JupyterLab does
+until a notebook is trusted.
 
 Jupytext would write the .py file anew whenever a notebook is saved if one of the two named the
 other: neither does.
@@ -12,8 +12,6 @@ other: neither does.
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -39,8 +37,6 @@ COLAB = "https://colab.research.google.com/"
 CELL_TIMEOUT = 600
 WIDTH = 800  # px of a figure's picture: as wide as a notebook's cells
 COLOURS = 192  # of a picture, whose file is a third of one with all colours
-HEIGHT = 1250  # px of the window in which an explorer is measured
-FRAME = '<iframe class="explorer"'
 STEPS = """<!doctype html><body style="margin:0;font:15px system-ui,sans-serif;background:#fff">
 <label style="display:flex;gap:.8em;align-items:center;height:36px;padding-left:10px">
 <span style="min-width:6em">{label}</span>
@@ -72,16 +68,14 @@ def build(name: str) -> Path:
         for cell in notebook.cells:
             cell.metadata.pop("execution", None)
             if cell.cell_type == "code":
-                cell.outputs = [
-                    shown for each in cell.outputs if (shown := _shown(each, Path(place), name))
-                ]
+                cell.outputs = [shown for each in cell.outputs if (shown := _shown(each, name))]
     _add_badge(notebook, name)
     path = FOLDER / f"{name}.ipynb"
     nbformat.write(notebook, path)
     return path
 
 
-def _shown(output: nbformat.NotebookNode, place: Path, name: str) -> nbformat.NotebookNode | None:
+def _shown(output: nbformat.NotebookNode, name: str) -> nbformat.NotebookNode | None:
     """Return an output as it is kept; None for progress bars and for text on stderr."""
     data = output.get("data", {})
     if output.get("name") == "stderr" or WIDGET in data:
@@ -92,9 +86,6 @@ def _shown(output: nbformat.NotebookNode, place: Path, name: str) -> nbformat.No
             output["data"] = _with_slider(figure, name)
         else:
             output["data"] = {PNG: _picture(figure)}
-    elif FRAME in data.get(HTML, ""):
-        image = _light(_screenshot(data[HTML], place))
-        output["data"] = _behind_a_still("The explorer", image, data[HTML], FRAME, name)
     return output
 
 
@@ -128,9 +119,7 @@ def _with_slider(figure: go.Figure, name: str) -> dict[str, str]:
     height = without_controls(figure)["layout"]["height"] + 36
     style = f"width:100%;max-width:{WIDTH}px;aspect-ratio:{WIDTH}/{height};border:0"
     frame = f'<iframe class="steps" title="{shown}" style="{style}" srcdoc="{escape(page)}">'
-    return _behind_a_still(
-        shown, pictures[slider.active], f"{frame}</iframe>", '<iframe class="steps"', name
-    )
+    return _behind_a_still(shown, pictures[slider.active], f"{frame}</iframe>", name)
 
 
 def _at_step(figure: go.Figure, step: go.layout.slider.Step) -> go.Figure:
@@ -142,7 +131,7 @@ def _at_step(figure: go.Figure, step: go.layout.slider.Step) -> go.Figure:
     return moved
 
 
-def _behind_a_still(alt: str, image: str, html: str, frame: str, name: str) -> dict[str, str]:
+def _behind_a_still(alt: str, image: str, html: str, name: str) -> dict[str, str]:
     """Return a page in a frame which, once it is loaded, removes picture and advice before it."""
     source = f"data:{PNG};base64,{image}"
     still = f'<img class="still" alt="{alt}" style="max-width:100%" src="{source}">'
@@ -151,27 +140,8 @@ def _behind_a_still(alt: str, image: str, html: str, frame: str, name: str) -> d
         f"{name}.ipynb</code> and open the notebook again.</p>"
     )
     remove = "this.parentElement.querySelectorAll('.still').forEach((each) => each.remove())"
-    loaded = html.replace(frame, f'{frame} onload="{remove}"', 1)
+    loaded = html.replace("<iframe ", f'<iframe onload="{remove}" ', 1)
     return {HTML: f"<div>{still}{advice}{loaded}</div>", PNG: image}
-
-
-def _screenshot(html: str, place: Path) -> bytes:
-    """Return a picture of an explorer, as high as its script makes it, drawn by Chromium."""
-    page, picture = place / "explorer.html", place / "explorer.png"
-    page.write_text(f"<!doctype html><meta charset='utf-8'><body style='margin:0'>{html}")
-    elements = chromium(page, place, HEIGHT, "--dump-dom").decode()
-    height = int(re.search(r'<iframe class="explorer"[^>]*?height: ?(\d+)', elements)[1])
-    chromium(page, place, height + 8, f"--screenshot={picture}")
-    return picture.read_bytes()
-
-
-def chromium(page: Path, place: Path, height: int, *what: str) -> bytes:
-    """Return what Chromium prints of a page, in a window as wide as a notebook's cells."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or "google-chrome"
-    flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=9000"
-    where = [f"--user-data-dir={place / 'profile'}", f"--window-size={WIDTH + 10},{height}"]
-    command = [browser, *flags.split(), *where, *what, page.as_uri()]
-    return subprocess.run(command, check=True, capture_output=True, timeout=120).stdout
 
 
 def _add_badge(notebook: nbformat.NotebookNode, name: str) -> None:

@@ -44,7 +44,6 @@ from nope_probe.run.folder import read_run as read_run
 from nope_probe.stages import ParameterFreeSpec as ParameterFreeSpec
 from nope_probe.studies.ablate_run import run_ablations as run_ablations
 from nope_probe.studies.attention import text_view as text_view
-from nope_probe.studies.attention_run import explain as explain
 from nope_probe.studies.attention_run import run_attention as run_attention
 from nope_probe.studies.behaviour_run import run_behaviour as run_behaviour
 from nope_probe.studies.circuit_run import run_circuit as run_circuit

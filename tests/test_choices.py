@@ -102,7 +102,7 @@ def test_choices_are_found_in_the_types_of_all_public_names() -> None:
         "Ablation-gain",
         "circuit-skip_keys",
     } <= ids
-    assert {"capture_stages-stages", "explore-replacement", "behaviour-measures"} <= ids
+    assert {"capture_stages-stages", "behaviour-measures"} <= ids
     assert len(PARAMETERS) >= 40
 
 

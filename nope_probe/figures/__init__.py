@@ -1,8 +1,7 @@
 """Figures of maps, values and measures: functions from values to a `plotly` figure.
 
 Maps are arrays, tensors or the result of a capture; tables are those of a run or a study. No figure
-needs torch except `explore`, which runs a model in every combination of removed components.
-`explore` and `of_run` live in `studies`, and this file only names them.
+needs torch. `of_run` lives in `studies`, and this file only names it.
 
 Example:
     >>> import numpy as np

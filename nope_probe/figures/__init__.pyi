@@ -1,4 +1,3 @@
-from nope_probe.figures.explorer import Explorer as Explorer
 from nope_probe.figures.maps import save as save
 from nope_probe.figures.maps import score_maps as score_maps
 from nope_probe.figures.maps import term_maps as term_maps
@@ -7,7 +6,6 @@ from nope_probe.figures.stages import circuit as circuit
 from nope_probe.figures.values import head_values as head_values
 from nope_probe.figures.views import draw as draw
 from nope_probe.figures.words import View as View
-from nope_probe.studies.explore import explore as explore
 from nope_probe.studies.page import of_run as of_run
 
 __all__: list[str]

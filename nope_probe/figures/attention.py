@@ -82,7 +82,7 @@ def attention_heads(table: pd.DataFrame, kind_of: pd.Series[str]) -> go.Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Why:
-    """Why a head looks where it looks from one token of a text; a notebook shows its numbers.
+    """Why a head looks where it looks from one token of a text.
 
     Attributes:
         head: the head's name.
@@ -117,9 +117,6 @@ class Why:
             f"taken out of the model, the score falls by {row['effect']:.1f} nats, and the weight "
             f"from {row['weight']:.0%} to {row['weight_without']:.0%}."
         )
-
-    def _repr_html_(self) -> str:
-        return (self.table if self.steps is None else self.steps).to_html(index=False)
 
 
 def term_styles(table: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:

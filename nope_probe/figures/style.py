@@ -32,7 +32,7 @@ TITLE_HEIGHT = 16  # px of a figure's title in the top margin
 # Signed values, blue to red (ColorBrewer's RdBu): zero is light on paper, and dark on dark screens.
 _SIGNED = "#053061 #2166ac #4393c3 #92c5de #d1e5f0 #f7f7f7 #fddbc7 #f4a582 #d6604d #b2182b #67001f"
 _DARK = "#a9d8fb #6cb6ee #4190d0 #2d689b #1e4361 #16191d #592a23 #913f30 #c95d43 #ee8b6b #fdc5ab"
-STOPS = {  # in the form that the scripts of explorers and of head maps read
+STOPS = {  # in the form that the script of a text reads
     "sequential": list(sequential.Viridis),
     "diverging": _SIGNED.split(),
     "divergingOnDark": _DARK.split(),

@@ -42,6 +42,30 @@ function element(tag, className, content) {
   return made;
 }
 
+// Colours: 256 steps between the stops of `data.colours`. Bytes: from base64.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const diverging = () => data.colours[dark.matches ? "divergingOnDark" : "diverging"];
+
+const tables = new Map();
+function colours(names) {
+  if (!tables.has(names)) {
+    const stops = names.map((name) => [1, 3, 5].map((i) => parseInt(name.slice(i, i + 2), 16)));
+    tables.set(names, Array.from({ length: 256 }, (_, i) => {
+      const place = (i / 255) * (stops.length - 1);
+      const from = Math.min(stops.length - 2, Math.floor(place));
+      return stops[from].map((c, k) => Math.round(c + (place - from) * (stops[from + 1][k] - c)));
+    }));
+  }
+  return tables.get(names);
+}
+
+function buffer(text) {
+  const raw = atob(text);
+  const bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  return bytes.buffer;
+}
+
 const switches = element("fieldset", "modes");
 for (const name in MODES) {
   const label = element("label", "");
@@ -130,7 +154,7 @@ function drawTerms() {
   if (mode !== "why") return;
   if (!look) {
     readout.textContent = `${name}, query ${query} ${token(query)}: darker tokens get more attention.`;
-    panel.replaceChildren(element("p", "", `This page has no terms of ${name} from query ${query}. The command adds them with --why ${name} --query ${query}; in Python, explain(run, "${name}", query=${query}) has them.`));
+    panel.replaceChildren(element("p", "", `This page has no terms of ${name} from query ${query}. Run the command with --why ${name} --query ${query}.`));
     if (looks.length) panel.append(leading(looks[0], `${looks[0].name}, query ${looks[0].query}`));
     return;
   }

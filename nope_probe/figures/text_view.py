@@ -13,6 +13,7 @@ from base64 import b64encode
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from importlib import resources
 from unicodedata import category
 
 import numpy as np
@@ -20,7 +21,6 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.figures.attention import Why, term_styles
-from nope_probe.figures.explorer import asset, encoded, script
 from nope_probe.figures.names import OTHERS
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import reader_of
@@ -97,7 +97,7 @@ class TextView:
             f'<p class="readout" aria-live="polite">{strongest}, query {query}: darker tokens get '
             "more attention.</p>"
             f'<script type="application/json">{data}</script>'
-            f"<script>{script('text_view.js')}</script></div>"
+            f'<script>"use strict";(() => {{{asset("text_view.js")}}})();</script></div>'
         )
 
     def _packed(self, max_bytes: int, asked: Collection[int]) -> dict[int, JsonObject]:
@@ -113,7 +113,8 @@ class TextView:
         for place in sorted(self.order, key=lambda place: place not in asked):
             codes = np.rint(STEPS * np.stack([x[place].T for x in kept])).astype(np.uint8)
             maps = b64encode(zlib.compress(codes.tobytes(), 6)).decode()
-            content = encoded(self.content.reshape(n_heads, n)[place], "<f4")
+            of_queries = self.content.reshape(n_heads, n)[place].astype("<f4")
+            content = b64encode(of_queries.tobytes()).decode()
             size += len(maps) + len(content)
             if packed and size > max_bytes and place not in asked:
                 break
@@ -235,6 +236,11 @@ class TextView:
             style = f"background-color:{colour}"
             tokens.append(f'<span{shown} style="{style}">{escape(piece)}</span>')
         return "".join(tokens)
+
+
+def asset(name: str) -> str:
+    """Return the text of a file in this folder, such as `text_view.css`."""
+    return resources.files("nope_probe.figures").joinpath(name).read_text("utf-8")
 
 
 def _look(head: str, query: int, terms: pd.DataFrame, key: int | None = None) -> JsonObject:

@@ -7,7 +7,7 @@ come into view or are unfolded, in the reader's colour scheme and for the width 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from nope_probe.figures.explorer import Explorer
     from nope_probe.figures.style import Layout
 
 MOST_ROWS = 8  # of a lead's table
@@ -158,16 +157,6 @@ class Report:
             if figure is not None:
                 return figure
         raise UserError("there is no figure on the page to draw as an image")
-
-
-def explorer_section(explorer: Explorer | None) -> Iterator[Section]:
-    """Yield a page's section with the explorer, if there is one."""
-    if explorer is not None:
-        yield Section(
-            title="Try it: choose what is removed",
-            html=explorer.frame(),
-            caption="All maps and numbers were computed by the run and are in this page.",
-        )
 
 
 def _facts(facts: Mapping[str, str]) -> str:

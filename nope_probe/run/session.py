@@ -339,19 +339,6 @@ def interventions(model: HookedModel) -> dict[str, str | list[str] | None]:
     return {"ablation": ablation, "hooks": foreign_hooks(model)}
 
 
-def changes_of_model(manifest: Manifest, loaded: LoadedModel) -> list[str]:
-    """Return what differs between the model of a run and another, by name.
-
-    Args:
-        manifest: the run's.
-        loaded: the other model.
-    """
-    given: JsonObject = {"hooks": [], "ablation": None} | manifest.given
-    changes = [name for name, now in interventions(loaded.model).items() if now != given[name]]
-    same = manifest.model is not None and fingerprint(loaded.model) == manifest.model.weights
-    return [*([] if same else ["weights or configuration"]), *changes]
-
-
 def numerical_settings(model: nn.Module) -> JsonObject:
     """Return the settings that a model's numbers depend on besides its weights.
 

@@ -25,13 +25,12 @@ from nope_probe.figures.words import (
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.removal import INTACT, WRITTEN, Condition
 from nope_probe.reports import notes
-from nope_probe.reports.page import Report, Section, explorer_section
+from nope_probe.reports.page import Report, Section
 from nope_probe.run.flags import Mistakes
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 from nope_probe.studies.tidy import sections
 
 if TYPE_CHECKING:
-    from nope_probe.figures.explorer import Explorer
     from nope_probe.run.folder import Run
 
 _arg = tyro.conf.arg
@@ -184,13 +183,12 @@ HEADS = tuple(
 VIEWS = (THREE_NUMBERS, SHAPE, CONTROL, BY_DISTANCE, *HEADS)
 
 
-def report(run: Run, explorer: Explorer | None = None) -> Report:
+def report(run: Run) -> Report:
     """Return a run's report.
 
     Args:
         run: its tables, and maps [n_layers, query_pos, key_pos] in nats; tables that a run lacks
             may be missing or empty.
-        explorer: the patterns of all conditions, if the page shows them.
     """
     from nope_probe.studies import ablate_page as page
 
@@ -209,7 +207,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
     return Report(
         title=f"The sources of the positional pattern of {manifest.model_name}",
         headline=page.headline(run),
-        sections=[*explorer_section(explorer), *removal_sections(run)],
+        sections=[*removal_sections(run)],
         how_to_read=[
             *notes.how_to_read("scores"),
             *(
@@ -233,6 +231,7 @@ def removal_sections(run: Run) -> Iterator[Section]:
         yield page.head_section(tables["head_pattern"], COLUMNS)
     yield from sections([THREE_NUMBERS], tables, COLUMNS)
     yield replace(page.term_section(run), columns=COLUMNS)
+    yield page.condition_section(run)
     shown = [INTACT.name, *sources, Condition(sources).name]
     if "controls" in tables:
         compared = {*tables["controls"]["removed"], WRITTEN.name}

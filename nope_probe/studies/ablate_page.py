@@ -29,7 +29,7 @@ from nope_probe.figures.words import (
     listed,
     with_readers,
 )
-from nope_probe.removal import INTACT, SOURCES, WRITTEN, Condition, parts_of
+from nope_probe.removal import INTACT, NO_REPLACEMENT, SOURCES, WRITTEN, Condition, parts_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
 from nope_probe.run.folder import Run
@@ -305,9 +305,9 @@ def headline_of_intact(run: Run) -> Headline:
 def page_positions(run: Run) -> int:
     """Return how many positions each map may have for the page to have room for all."""
     maps = run.arrays.get("maps", {})
-    n_terms = sum(name.startswith("term/") for name in maps)
+    n_maps = sum(name.startswith(("term/", "score")) for name in maps)
     n_heads = maps[PER_HEAD].shape[1] if PER_HEAD in maps else 0
-    return positions(2 + max(1, n_terms) + n_heads, len(maps["score/intact"]))
+    return positions(2 + n_maps + n_heads, len(maps["score/intact"]))
 
 
 def pooled_map(run: Run, name: str) -> Pooled:
@@ -369,6 +369,40 @@ def term_section(run: Run) -> Section:
         "make only together, and what is left without sources." + LEADS * has_lead,
         table=run.tables["terms"],
     )
+
+
+def condition_section(run: Run) -> Section:
+    """Return the section with the pattern in every condition, weights by the first replacement."""
+    results = run.manifest.results
+    by, names = next(iter(results["replacements"]), NO_REPLACEMENT), results["conditions"]
+    is_replaced = {name: f"score/{name}" not in run.maps for name in names}
+    return Section(
+        title="The pattern without each part",
+        figure=lambda: term_maps(
+            {
+                row_name(name, by if replaced else NO_REPLACEMENT, names): pattern_without(
+                    run, f"score_{by}/{name}" if replaced else f"score/{name}"
+                )
+                for name, replaced in is_replaced.items()
+            },
+            title="The positional pattern without each part",
+            **of_figure(run),
+        ),
+        caption="A part is removed in every layer. All maps of a layer are on one scale."
+        + LEADS * bool(run.manifest.skip_keys),
+        folded=True,
+    )
+
+
+def pattern_without(run: Run, name: str) -> Pooled:
+    """Return the pattern of score maps in the intact pattern's cells, with as many as fit."""
+    scores, cells = np.asarray(run.maps[name]), np.isfinite(run.maps["pattern/intact"])
+    others = cells.copy()
+    others[..., : run.manifest.skip_keys] = False
+    sums, counts = scores.sum(-1, where=others), others.sum(-1).clip(1)
+    pattern = np.where(cells, scores - (sums / counts)[..., None], nan)
+    maps = RowMaps(values=pattern, queries=run.query_positions, skip_keys=run.manifest.skip_keys)
+    return pool_with_leads(maps, page_positions(run))
 
 
 def score_section(run: Run) -> Section:

@@ -1,11 +1,11 @@
-"""What `ablate` and the explorer remove from a model, one thing at a time, and what passes read."""
+"""What `ablate` removes from a model, one thing at a time, and what passes read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -70,7 +70,7 @@ class Plan:
         ablations: for each replacement of removed weights, an ablation that removes nothing yet.
         layers: the numbers of the layers to map.
         left_out: components that by default are no sources or not removed here, and why.
-        heads: where the maps of each head are kept: where sources alone are removed, or everywhere.
+        per_head: whether the maps of each head are kept where sources alone are removed.
         losses: whether passes that keep the mask read the loss too.
     """
 
@@ -79,7 +79,7 @@ class Plan:
     ablations: tuple[Ablation, ...] = (Ablation(),)
     layers: tuple[int, ...] = (0,)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    heads: Literal["nowhere", "sources", "everywhere"] = "nowhere"
+    per_head: bool = False
     losses: bool = False
 
     @property
@@ -157,7 +157,7 @@ class Plan:
 
     def keeps_heads(self, condition: Condition) -> bool:
         """Return whether the maps of each head are kept in a condition."""
-        return self.heads == "everywhere" or (self.heads == "sources" and condition.are_sources)
+        return self.per_head and condition.are_sources
 
     def maps(self, results: Results) -> Maps:
         """Return the score maps of every row from the results of the passes, by key."""

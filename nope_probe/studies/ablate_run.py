@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nope_probe.analyses.attribution import (
-    Values,
     conditions_of,
     patterns_of,
     values_in,
@@ -27,7 +26,6 @@ from nope_probe.analyses.jackknife import (
 from nope_probe.analyses.pattern import (
     query_stride,
 )
-from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import Given
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.layers import LayerMaps, windows_of
@@ -45,7 +43,6 @@ from nope_probe.studies.ablate_plan import (
     Maps,
     Plan,
     Reading,
-    Row,
     name_of,
     plan_of,
     read_scores,
@@ -60,7 +57,6 @@ from nope_probe.studies.ablate_tables import (
     terms_table,
 )
 from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.explore import PAGE_BYTES, explorer_of
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.head_scores import captured_induction, random_copies
 from nope_probe.studies.page import with_page
@@ -85,7 +81,7 @@ class Ablate(Study[Settings]):
             settings.removed_names,
             ablations=settings.ablations,
             layers=layers,
-            heads="sources" if settings.per_head else "nowhere",
+            per_head=settings.per_head,
             losses=self.inputs.kind == "text"
             and settings.depth_in(loaded.info) == loaded.info.depth,
         )
@@ -151,8 +147,7 @@ class Ablate(Study[Settings]):
         run = replace(run, tables=tables, files={**run.files, "maps.safetensors": place})
         stored = {name: array.numpy() for name, array in load_file(place).items()}  # mapped
         shown = replace(run, arrays={"maps": stored})
-        explorer = run_explorer(plan, maps, values) if session.is_kept else None
-        return with_page(session, run, lambda _: report(shown, explorer))
+        return with_page(session, run, lambda _: report(shown))
 
     def _of_intact(self, run: Run, results: Results) -> Run:
         """Return the run of a model from which nothing is removed."""
@@ -269,21 +264,6 @@ def standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
 def head_means(layers: Layers) -> Float[Tensor, "layer head row key_pos"]:
     """Return the mean scores of every head over all sequences, nats."""
     return torch.stack([torch.stack([x.mean() for x in maps.heads]) for maps in layers.values()])
-
-
-def run_explorer(plan: Plan, maps: Maps, values: Sequence[Mapping[Row, Values]]) -> Explorer:
-    """Return the explorer of all that is removed, weights by the first replacement."""
-    first = next(iter(plan.replacements), NO_REPLACEMENT)
-    rows = [row for row in maps if row[1] in (NO_REPLACEMENT, first)]
-    return explorer_of(
-        {row: [[layer] for layer in maps[row].values()] for row in rows},
-        [[of_layer] for of_layer in values],
-        layers=plan.layers,
-        title="Remove a part of the model, and see what is left",
-        note="Maps and numbers are the run's, over all its sequences. What is removed is removed "
-        "in every layer. Brackets: 95% intervals.",
-        max_bytes=PAGE_BYTES,
-    )
 
 
 @partial(takes_options, Settings)

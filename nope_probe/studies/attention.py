@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from nope_probe.analyses.verdicts import MOSTLY, UNIFORM, kinds_of
-from nope_probe.data.documents import read_text, validate_text
+from nope_probe.data.documents import validate_text
 from nope_probe.errors import UserError
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import (
@@ -21,7 +20,6 @@ from nope_probe.figures.words import (
     reader_of,
     with_readers,
 )
-from nope_probe.files import JsonObject, reading, validate_regular
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all layers
 MAP_BYTES = 2**30  # of the heads' maps that are in memory at once
 TEXT_TOKENS = 512  # of a text on the page
-TEXT_BYTES = 1_000_000  # of a text before it is cut into tokens
+TEXT_LENGTH = 1_000_000  # characters of a text before it is cut into tokens
 N_SEQS = 512  # of other texts
 ALONE = "the text alone"  # the `data` of a run without other texts
 OF_OTHERS = ("windows", "pack", "alpha", "shuffle", "seq_len", "beyond_context", "folds")
@@ -98,7 +96,6 @@ class Settings(RemovingSettings):
         query_rows: Queries of the maps: evenly spread; all up to 256 tokens, 128 above.
         text: A text of up to 512 tokens: the page shows where each head looks in it. With --n-seqs
             or --data it is compared with other texts, and has up to --seq-len tokens.
-        text_file: A file (UTF-8) with this text.
         why: A head (L1H3) of the text: why it looks where it looks from --query, exactly, by
             position and by what each earlier component wrote.
         query: The token of the text that --why asks about: its number (-1 is the last), or a word.
@@ -114,7 +111,6 @@ class Settings(RemovingSettings):
         "--model rope-tiny --remove rope",
     )
 
-    unrecorded = (*RemovingSettings.unrecorded, "text_file")
     # None becomes a value as soon as settings are made: a text that comes alone is read alone.
     data: str | None = None  # type: ignore[assignment]
     n_seqs: Annotated[int | None, COUNT] = None  # type: ignore[assignment]
@@ -122,13 +118,12 @@ class Settings(RemovingSettings):
     query_rows: Annotated[int | None, COUNT] = None
 
     text: str | None = None
-    text_file: Path | None = None
     why: str | None = None
     query: int | str = -1
     steps: Annotated[int, Bounds(1, 100)] = 1
 
     def __post_init__(self) -> None:
-        is_alone = self.has_text and self.data is None and self.n_seqs is None
+        is_alone = self.text is not None and self.data is None and self.n_seqs is None
         data, n_seqs = (ALONE, 1) if is_alone else ("auto", N_SEQS)
         if self.data is None:
             object.__setattr__(self, "data", data)
@@ -147,28 +142,6 @@ class Settings(RemovingSettings):
         return bool(self.remove)
 
     @property
-    def has_text(self) -> bool:
-        """Whether the run shows a text."""
-        return self.text is not None or self.text_file is not None
-
-    @property
-    def shown_text(self) -> str | None:
-        """The text to show on the page, if any.
-
-        Raises:
-            UserError: for a file that cannot be read.
-        """
-        if self.text_file is None:
-            return self.text
-        validate_regular(self.text_file)
-        with reading(f"cannot read --text-file {self.text_file}"):
-            return read_text(self.text_file, TEXT_BYTES + 1)
-
-    def recorded(self) -> JsonObject:
-        """Return the settings that identify the run: the text itself, wherever it comes from."""
-        return super().recorded() | {"text": self.shown_text}
-
-    @property
     def reads_corpus(self) -> bool:
         """Whether the run reads other texts than the one that it is given."""
         return self.data != ALONE
@@ -182,38 +155,32 @@ class Settings(RemovingSettings):
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""
         yield from super().mistakes()
-        text = self.shown_text
-        yield from self._wrong_text(text or "")
-        yield from self._wrong_why(text)
-        if text is not None:
-            validate_text(self.text_file or "--text", text)
+        if self.text is not None:
+            yield from self._wrong_text(self.text)
+        yield from self._wrong_why()
 
     def _wrong_text(self, text: str) -> Mistakes:
         """Yield what can be wrong with a text, and what to do."""
         size = f"has {len(text):,} characters" if text else "is empty"
         is_read = "the text is read next to the mean of every query"
-        both = self.text is not None and self.text_file is not None
-        yield both, "--text and --text-file are two texts: take one"
         yield (
-            self.has_text and not 0 < len(text) <= TEXT_BYTES,
+            not 0 < len(text) <= TEXT_LENGTH,
             f"the text {size}: expected one of up to {TEXT_TOKENS} tokens",
         )
+        yield self.query_rows is not None, f"{is_read}: leave out --query-rows"
         yield (
-            self.has_text and self.query_rows is not None,
-            f"{is_read}: leave out --query-rows",
-        )
-        yield (
-            self.has_text and self.seq_len > TEXT_TOKENS,
+            self.seq_len > TEXT_TOKENS,
             f"{is_read}: take {self.length_of(TEXT_TOKENS)} or less",
         )
+        validate_text("--text", text)
 
-    def _wrong_why(self, text: str | None) -> Mistakes:
+    def _wrong_why(self) -> Mistakes:
         """Yield what can be wrong with a question about a head, and what to do."""
         asks, writer = self.why is not None, Writer.parse(self.why or "")
         replaced = [name for name in self.removed.ordered if name in ("w_q", "w_k")]
         for flag, is_given in (("--query", self.query != -1), ("--steps", self.steps > 1)):
             yield is_given and not asks, f"{flag} asks about a head: name it with --why"
-        yield asks and text is None, "--why asks about a text: give it with --text"
+        yield asks and self.text is None, "--why asks about a text: give it with --text"
         yield (
             asks and (writer is None or writer.head is None),
             f"--why {self.why}: expected a head, such as L1H3",
@@ -239,7 +206,7 @@ class Settings(RemovingSettings):
         """How many queries the maps have."""
         if self.query_rows is not None:
             return self.query_rows
-        if self.has_text:
+        if self.text is not None:
             return self.seq_len
         return default_rows(self.seq_len) if self.seq_len <= ALL_ROWS else ROWS
 

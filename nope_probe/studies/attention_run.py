@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 import torch
@@ -24,7 +24,6 @@ from nope_probe.analyses.attention import (
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.verdicts import UNIFORM
 from nope_probe.errors import UserError
-from nope_probe.figures.attention import Why
 from nope_probe.hooks.layers.model import Given, traits_of
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.need import capture_need
@@ -33,18 +32,13 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import State
 from nope_probe.maps.rows import choose_rows
-from nope_probe.models.info import LoadedModel
-from nope_probe.models.names import validate_reachable
-from nope_probe.run.flags import settings_from
 from nope_probe.run.folder import Run
-from nope_probe.run.process_group import device_of_process
-from nope_probe.run.session import Session, changes_of_model, input_arrays, interventions
-from nope_probe.run.settings import MIN_KEYS, Dtype
-from nope_probe.run.sources import load_first_layers
-from nope_probe.studies.attention import MAP_BYTES, Settings, report, text_view
+from nope_probe.run.session import Session, input_arrays, interventions
+from nope_probe.run.settings import MIN_KEYS
+from nope_probe.studies.attention import MAP_BYTES, Settings, report
 from nope_probe.studies.attention_text import Question, read_text
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
-from nope_probe.studies.from_python import ModelOrName, Out, as_loaded, run_of, takes_options
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import (
     Pass,
@@ -52,7 +46,6 @@ from nope_probe.studies.study import (
     Study,
     calibration,
     captured,
-    run_passes,
     run_study,
 )
 from nope_probe.studies.tables import ATTENTION, GAPS, attention_table, interval_names, mean_columns
@@ -61,7 +54,6 @@ if TYPE_CHECKING:
     from nope_probe.studies.options import AttentionOptions as Options
 
 NEEDED = ("rope", "mask")  # what need is measured of, in a model with RoPE
-UNNAMED = ("format", "given")  # of a manifest's settings: no flags
 
 
 class Attention(Study[Settings]):
@@ -309,8 +301,8 @@ def run_attention(
 ) -> Run:
     """Split each head's attention into position and content, as the `attention` command does.
 
-    Inside `ablated`, the ablated model is measured. `text_view` shows a run's text, and `explain`
-    says why a head looks where it looks in it.
+    Inside `ablated`, the ablated model is measured. `text_view` shows a run's text, and why a head
+    looks where it looks in it.
 
     Args:
         model: a name, as the command takes it, or a model that `load` takes or returns, of which
@@ -331,79 +323,3 @@ def run_attention(
         'L1H3'
     """
     return run_of(Attention, model, inputs, out, options)
-
-
-def explain(
-    run: Run, head: str, query: int | str = -1, steps: int = 1, *, model: ModelOrName | None = None
-) -> Why:
-    """Compute why a head looks where it looks from a token of a run's text.
-
-    The terms are exact, and computed from the run's sequences and text, unless the run keeps them.
-
-    Args:
-        run: a finished run of `attention` with a text.
-        head: the head, such as `L1H3`.
-        query: the token's position in the text, -1 is the last; or a word of the text.
-        steps: how many steps back to go.
-        model: the model of the run, as `run_attention` took it; by default the model that the run
-            names is loaded again.
-
-    Raises:
-        UserError: for a run without a text, a head or token that does not exist, or a model that
-            cannot be split into writers, cannot be loaded, or has other weights or another ablation
-            than the run's.
-
-    Example:
-        >>> from nope_probe import explain, run_attention
-        >>> run = run_attention("rope-tiny", layers=2, n_seqs=64, text="def area(width):")
-        >>> terms = explain(run, "L1H3", query=4).table.set_index(["key", "term"])["nats"]
-        >>> terms[3].idxmax()
-        'rotation'
-    """
-    kept, manifest = text_view(run).why, run.manifest
-    assert manifest.text is not None
-    recorded = {k: v for k, v in manifest.settings.items() if k not in UNNAMED}
-    of_run = settings_from(Settings, recorded)
-    settings = replace(of_run, why=head, query=query, steps=steps)
-    asked = head, manifest.text.token(query), of_run.steps
-    if kept is not None and (kept.head, kept.query, steps) == asked:
-        return kept
-    settings.validate()
-    loaded = _model_of(run, settings, model)
-    settings.validate_layers(loaded.info)
-    if changes := changes_of_model(manifest, loaded):
-        raise UserError(
-            f"{' and '.join(changes)} of the model differ from those of the run: give the model, "
-            "or the ablation, of the run"
-        )
-    text = read_text(settings, loaded)
-    assert text is not None
-    question, bos = Question.of(settings, text), bool(manifest.data.bos)
-    engine = Engine(
-        model=loaded.model,
-        inputs=torch.from_numpy(run.arrays["tokens"]["tokens"]),
-        batch_size=settings.seqs_per_batch,
-        skip_keys=manifest.skip_keys,
-        kept_positions=settings.kept_positions_of(bos),
-    )
-    ablation, first = ablation_of(loaded.model, settings), question.first
-    passes = question.passes(engine, ablation if settings.remove else None)
-    results = run_passes([*calibration(engine, [ablation]), *passes])
-    place = manifest.layers.index(first.layer), first.head, first.query
-    tables = question.tables(results, torch.from_numpy(run.maps["text_weights"][place]))
-    return Why(head=head, query=first.query, table=tables["why"], steps=tables.get("why_steps"))
-
-
-def _model_of(run: Run, settings: Settings, model: ModelOrName | None) -> LoadedModel:
-    """Return a model in memory, or the model that a run names, loaded again."""
-    if model is not None and not isinstance(model, str):
-        return as_loaded(model)
-    if "weights" in run.manifest.given:
-        raise UserError(
-            "the run's model was given in memory and is not kept in its folder: pass it as model"
-        )
-    validate_reachable(settings.model, settings.revision)
-    dtype: Any = run.manifest.dtype
-    if settings.dtype == "auto" and dtype in get_args(Dtype):
-        settings = replace(settings, dtype=dtype)  # as the run's device chose
-    return load_first_layers(settings, device_of_process(settings.device))

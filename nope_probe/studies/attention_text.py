@@ -67,7 +67,7 @@ def read_text(settings: Settings, loaded: LoadedModel) -> Text | None:
             sequences, or without the mask shorter; for a text alone, one beyond the context or 512
             tokens.
     """
-    text, tokenizer = settings.shown_text, loaded.tokenizer
+    text, tokenizer = settings.text, loaded.tokenizer
     if text is None:
         return None
     if tokenizer is None:

@@ -110,8 +110,6 @@ class AttentionOptions(RunOptions, total=False):
     text: str | None
     """A text of up to 512 tokens: the page shows where each head looks in it. With --n-seqs or
     --data it is compared with other texts, and has up to --seq-len tokens. [None]"""
-    text_file: Path | str | None
-    """A file (UTF-8) with this text. [None]"""
     why: str | None
     """A head (L1H3) of the text: why it looks where it looks from --query, exactly, by position and
     by what each earlier component wrote. [None]"""

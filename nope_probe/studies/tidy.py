@@ -153,7 +153,7 @@ def strongest_row(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Seri
 
 
 def shown_layer(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> int | None:
-    """Return the layer that pages, terminals and explorers show first, of all commands.
+    """Return the layer that pages and terminals show first, of all commands.
 
     It is the layer whose lead (its size) and amplitude together are largest, of the layers whose
     pattern exceeds the noise; None if no pattern does.

@@ -137,7 +137,6 @@ BEFORE_TORCH = [  # found out from names, a config.json and files
         "latin.txt (line 2) is not UTF-8 (unexpected end of data): convert",
     ),
     ("ablate --data latin.jsonl", "latin.jsonl (line 3) is not UTF-8"),
-    ("attention --text-file latin.txt", "latin.txt (line 2) is not UTF-8"),
     ("ablate --data missing.txt", "no data 'missing.txt': expected shipped"),
     ("ablate --tokens missing.npy", "missing.npy: there is no such file"),
     ("ablate --tokens a.npy --n-seqs 8", "--n-seqs has no effect next to --tokens"),

@@ -59,7 +59,6 @@ TEXTS = [
         f"behaviour {WIDE} --measures extrapolation --trained-len 64 --max-len 64",
         "nothing to measure (extrapolation: the trained context of 64 tokens is not shorter",
     ),
-    (f"{TEXT} a --text-file a.txt", "cannot read --text-file"),
     (f"{TEXT} '{'word ' * 30}' --n-seqs 8 --folds 4 --seq-len 16", "have 16: take --seq-len "),
     (f"{TEXT} a --remove mask --n-seqs 8 --folds 4 --seq-len 16", "seen without the mask: take --"),
     (

@@ -79,7 +79,6 @@ GOOD: dict[str, tuple[str, ...]] = {
     "steps": ("2",),
     "tokens": ("TOKENS.npy",),
     "text": ("other",),
-    "text_file": ("TEXT.txt",),
     "trained_len": ("16",),
     "why": ("L0H1",),
 }
@@ -128,7 +127,6 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, n_words in (("TEXT", 60), ("SHORT", 1)):
         rows = [{"text": " ".join(random.choice(words, n_words))} for _ in range(97)]
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (folder / "TEXT.txt").write_text("the other")
     np.save(folder / "TOKENS.npy", random.integers(263, size=(10, 20)))
     adapted = get_peft_model(plain(folder / "MODEL"), LoraConfig(target_modules=["q_proj"]))
     adapted.peft_config["default"].base_model_name_or_path = "MODEL"

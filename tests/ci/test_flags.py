@@ -122,7 +122,6 @@ attention --model llama-3.1-8b --revision main --data my.jsonl --windows start
     --query-rows 5 --out runs/h --image h.svg --verbose
 attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
     --replacement identity --gain identity --text ab
-attention --text-file ab.txt
 attention --tokens tokens.npy --adapter adapter
 ablate --remove none --tokens tokens.npy --adapter adapter
 ablate --tokens tokens.npy --adapter adapter --remove sources
@@ -340,7 +339,6 @@ def desk(
     (folder / "my.jsonl").write_text("\n".join(map(json.dumps, rows)))
     short = [{"text": " ".join(random.choice(words, 1))} for _ in range(97)]
     (folder / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
-    (folder / "ab.txt").write_text("ab")
     (folder / "order.csv").write_text("layer,head\n0,2\n0,1\n")
     np.save(folder / "tokens.npy", random.integers(263, size=(16, 24)))
     write_adapter(folder, "models/qwen3-8b")

@@ -152,8 +152,6 @@ def test_the_functions_of_notebooks_number_layers_too(hybrid: Tiny) -> None:
     assert [panel.name for panel in figures.score_maps(maps).data] == ["L1", "L3"]
     slider = figures.term_maps({"all": maps}, title="t", layer=3).layout.sliders[0]
     assert (slider.active, [step.label for step in slider.steps]) == (1, ["1", "3"])
-    explorer = figures.explore(model, tokens, remove=["sources"], n_folds=4)
-    assert explorer.view.layers == (1, 3)
     study = run_ablations(model, tokens, remove=["mlp"], layers=2, folds=4)
     assert study.manifest.layers == (1,)
     with pytest.raises(ValueError, match="do not attend: L1 is the first that does"):

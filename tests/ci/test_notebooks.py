@@ -23,17 +23,17 @@ jupyter_client = pytest.importorskip("jupyter_client", reason="jupyter_client is
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
-# The figures without a slider, those with one, and the explorers of each notebook.
+# The figures without a slider, and those with one, of each notebook.
 SHOWN = {
-    "01_parameter_free": (2, 0, 1),
-    "02_hook_experiments": (2, 1, 1),
-    "03_attribution": (1, 1, 1),
-    "04_language_models": (3, 1, 0),
-    "05_behaviour": (2, 0, 0),
-    "06_who_writes_position": (0, 1, 0),
-    "07_attention": (2, 0, 0),
-    "08_without_the_mask": (1, 0, 0),
-    "09_text_to_circuit": (0, 0, 0),
+    "01_parameter_free": (2, 1),
+    "02_hook_experiments": (2, 2),
+    "03_attribution": (2, 1),
+    "04_language_models": (3, 1),
+    "05_behaviour": (2, 0),
+    "06_who_writes_position": (0, 1),
+    "07_attention": (2, 0),
+    "08_without_the_mask": (1, 0),
+    "09_text_to_circuit": (0, 0),
 }
 NAMES = tuple(SHOWN)
 PLOTLY, HTML, PNG = "application/vnd.plotly.v1+json", "text/html", "image/png"
@@ -52,13 +52,13 @@ def with_type(notebook, kind: str) -> list:
     return [output.data[kind] for output in outputs(notebook) if kind in output.get("data", {})]
 
 
-def frames(notebook, kind: str) -> list:
-    return [item for item in with_type(notebook, HTML) if f'<iframe class="{kind}"' in item]
+def frames(notebook) -> list:
+    return [item for item in with_type(notebook, HTML) if ' class="steps"' in item]
 
 
-def shown(notebook) -> tuple[int, int, int]:
+def shown(notebook) -> tuple[int, int]:
     pictures = [output for output in outputs(notebook) if {*output.get("data", {})} == {PNG}]
-    return len(pictures), len(frames(notebook, "steps")), len(frames(notebook, "explorer"))
+    return len(pictures), len(frames(notebook))
 
 
 def test_these_are_all_the_notebooks() -> None:
@@ -105,8 +105,7 @@ def test_a_committed_notebook_is_small_ran_without_an_error_and_holds_its_figure
             assert f"run this cell, or run <code>jupyter trust {name}.ipynb</code>" in data[HTML]
     page, _ = nbconvert.HTMLExporter().from_notebook_node(result)
     assert len(re.findall(r'<img[^>]*src="data:image/png', page)) == len(pictures)
-    for kind, count in zip(("steps", "explorer"), SHOWN[name][1:], strict=True):
-        assert page.count(f'<iframe class="{kind}"') == count
+    assert page.count('class="steps"') == SHOWN[name][1]
 
 
 def test_the_notebooks_are_light_enough_to_commit() -> None:
@@ -114,29 +113,23 @@ def test_the_notebooks_are_light_enough_to_commit() -> None:
 
 
 @needs_chromium
-def test_a_sliders_and_an_explorers_frame_replace_their_pictures_and_answer(tmp_path: Path) -> None:
-    [explorer] = frames(notebook("03_attribution"), "explorer")
-    [slider] = frames(notebook("03_attribution"), "steps")
+def test_a_sliders_frame_replaces_its_picture_and_answers(tmp_path: Path) -> None:
+    [slider] = frames(notebook("03_attribution"))
     script = """<script>setTimeout(() => {
-      const inside = (kind) => document.querySelector("iframe." + kind).contentDocument;
-      document.body.dataset.says = inside("explorer").querySelector("#says").textContent;
-      const input = inside("steps").querySelector("input"), images = [...inside("steps").images];
+      const inside = document.querySelector("iframe").contentDocument;
+      const input = inside.querySelector("input"), images = [...inside.images];
       const seen = images.map((_, step) => {
         input.value = step;
         input.dispatchEvent(new Event("input"));
         const visible = images.filter((image) => !image.hidden).length;
-        return inside("steps").querySelector("span").textContent + visible;
+        return inside.querySelector("span").textContent + visible;
       });
       document.body.dataset.seen = seen.join();
       document.body.dataset.pictures = new Set(images.map((image) => image.src)).size;
       document.body.dataset.stills = document.querySelectorAll(".still").length;
     }, 500)</script>"""
-    elements = opened(f"<body>{explorer}{slider}{script}</body>", tmp_path)
+    elements = opened(f"<body>{slider}{script}</body>", tmp_path)
     assert 'data-stills="0"' in elements
-    said = "without the causal mask: mean over heads the first key.s lead is"
-    assert re.search(rf'data-says="L\d {said} \S+ of \S+ nats', elements), (
-        "the mask is off at first"
-    )
     assert f'data-seen="{",".join(f"L{layer}1" for layer in range(4))}"' in elements
     assert 'data-pictures="4"' in elements
 
@@ -170,9 +163,7 @@ def test_a_notebook_runs_at_another_length_of_fewer_sequences_and_shows_figures(
     fresh = nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}")
     nbclient.NotebookClient(nbformat.v4.new_notebook(cells=[fresh]), km=kernel).execute()
     nbclient.NotebookClient(actual, km=kernel, timeout=180).execute()
-    n_figures, n_sliders, n_explorers = SHOWN[name]
-    assert len(with_type(actual, PLOTLY)) == n_figures + n_sliders
-    assert len(frames(actual, "explorer")) == n_explorers
+    assert len(with_type(actual, PLOTLY)) == sum(SHOWN[name])
 
 
 def test_conclusions_leave_out_the_bos_key() -> None:

@@ -28,23 +28,6 @@ def test_a_browser_draws_every_figure_without_an_error(
 
 
 @needs_chromium
-def test_the_explorer_of_a_page_is_in_a_frame_as_high_as_it(
-    finished: Callable[[str], Finished], tmp_path: Path
-) -> None:
-    script = """<script>setTimeout(() => {
-      const frame = document.querySelector("iframe.explorer");
-      const inside = frame.contentDocument;
-      inside.querySelector("[data-removed=mask]").click();
-      document.body.dataset.removed = inside.body.dataset.removed;
-      document.body.dataset.missing = inside.documentElement.scrollHeight - frame.clientHeight;
-    }, 500)</script></body>"""
-    html = finished(LINES["ablate"]).page.replace("</body>", script)
-    elements = opened(html, tmp_path, height=12000)
-    assert 'data-removed="mask"' in elements
-    assert int(re.findall(r'data-missing="(-?\d+)"', elements)[0]) <= 0
-
-
-@needs_chromium
 def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_link(
     tmp_path: Path,
 ) -> None:

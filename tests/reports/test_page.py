@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Headline, positions
 from nope_probe.run.folder import Run
@@ -63,6 +62,7 @@ MANIFEST = {
     "data": {"name": "shipped"},
     "settings": {"n_seqs": 17, "seq_len": 11, "folds": 4, "data": "shipped"},
     "positional_sources": ["mask", "rope"],
+    "conditions": ["intact"],
     "replacements": ["mean"],
     "removed": ["w_q"],
     "skip_keys": 1,
@@ -74,11 +74,11 @@ HEADLINE = Headline(
 )
 
 
-def report(layers: int = 2, n: int = 11, explorer: Explorer | None = None) -> str:
+def report(layers: int = 2, n: int = 11) -> str:
     run = Run(
         manifest=manifest_of(**MANIFEST), arrays={"maps": maps(layers, n)}, tables=tables(layers)
     )
-    return replace(ablate.report(run, explorer), headline=HEADLINE).html(run.manifest)
+    return replace(ablate.report(run), headline=HEADLINE).html(run.manifest)
 
 
 class Reader(HTMLParser):
@@ -136,7 +136,7 @@ def test_maps_are_drawn_as_they_are_given(html: str) -> None:
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     reader = Reader(html)
     plots = [item for item in reader.all("div") if item.get("class") == "plot"]
-    assert len(plots) == len(reader.all("figure")) == 5
+    assert len(plots) == len(reader.all("figure")) == 6
     assert all(len(str(plot["aria-label"])) > 40 for plot in plots)
     assert reader.all("html")[0]["lang"] == "en"
     assert len(reader.all("main")) == len(reader.all("h1")) == 1

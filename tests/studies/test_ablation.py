@@ -1,11 +1,8 @@
 """The ablate command as a user types it: the run's files, its output, its refusals."""
 
 import json
-import re
-from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from support.tiny_models import plain
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from nope_probe import ablate, load
+from nope_probe import ablate, figures, load, read_run
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
@@ -204,71 +201,31 @@ REMOVED = {
 
 
 @pytest.mark.parametrize("case", REMOVED)
-def test_the_pages_explorer_shows_the_model_without_what_is_chosen(case: str, tmp_path: Path):
+def test_the_page_shows_the_pattern_of_the_model_without_each_part(case: str, tmp_path: Path):
     small = ["--n-seqs", "8", "--seq-len", "11", "--folds", "4", "--layers", "2"]
     run_command(ablate, *small, "--data", "random", *REMOVED[case], "--out", tmp_path / "run")
-    manifest, explorer = manifest_of(tmp_path / "run"), explorer_on(tmp_path / "run")
-    shown = patterns_in(explorer, n_layers=2)
-    choices = [choice["name"] for choice in explorer["choices"]]
-    assert choices[:4] == ["intact", "mask", "rope", "mask+rope"]
-    assert {*choices[4:]} == {*manifest["removed"]}
-    tokens = torch.from_numpy(load_file(tmp_path / "run/tokens.safetensors")["tokens"])
+    run = read_run(tmp_path / "run")
+    manifest, conditions = run.manifest, run.manifest.results["conditions"]
+    assert conditions[:4] == ["intact", "mask", "rope", "mask+rope"]
+    figure = figures.of_run(run)["The pattern without each part"]
+    drawn = [np.array(x.z, float) for x in figure.data if x.customdata is None]
+    leads = [np.array(x.customdata)[:, 0] for x in figure.data if x.customdata is not None]
+    assert len(drawn) == len(leads) == 2 * len(conditions)
+    tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
     model = load("rope-tiny", n_layers=2).model
     gains = calibrate(model, tokens)
-    leads = np.frombuffer(b64decode(explorer["view"]["leads"]), "<f4").reshape(*shown.shape[:3])
-    replacement = next(iter(manifest["replacements"]), "identity")
-    for place, removed in enumerate(choices):
+    replacement = next(iter(manifest.results["replacements"]), "identity")
+    for place, removed in enumerate(conditions):
         names = [] if removed == "intact" else removed.split("+")
         ablation = Ablation(remove=names, replacement=replacement)
         with ablated(model, ablation, gains if ablation.needs_calibration else None):
             scores = capture_scores(model, tokens, n_folds=4).mean.double()
-        expected = row_centred(scores, manifest["skip_keys"]).numpy()
+        expected = row_centred(scores, manifest.skip_keys).numpy()
         for layer in range(2):
-            step = np.nanmax(np.abs(expected[layer])) / 32767
-            np.testing.assert_allclose(
-                shown[place, layer],
-                expected[layer],
-                atol=step + MEASURE * np.nanmax(np.abs(expected[layer])),
-            )
-        for query in range(2, 11):
-            lead = scores[:, query, 0] - scores[:, query, 1:query].mean(-1)
-            np.testing.assert_allclose(
-                leads[place, :, query],
-                lead,
-                atol=MEASURE * float(scores[:, query, :query].abs().max()),
-            )
-
-
-def test_the_pages_explorer_has_the_numbers_of_the_first_table(default_run: Path):
-    explorer = explorer_on(default_run)
-    view, choices = explorer["view"], [choice["name"] for choice in explorer["choices"]]
-    measures = np.frombuffer(b64decode(view["measures"]), "<f4").reshape(len(choices), 2, 3, 3)
-    for row in pd.read_csv(default_run / "pattern.csv").to_dict("records"):
-        shown = measures[choices.index(row["removed"]), row["layer"]]
-        for place, name in enumerate(("lead", "amplitude", "kept")):
-            expected = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
-            np.testing.assert_allclose(shown[place], expected, rtol=1e-4, atol=1e-4)
-
-
-def explorer_on(out: Path) -> dict[str, Any]:
-    [frame] = re.findall(r'srcdoc="([^"]*)"', (out / "report.html").read_text("utf-8"))
-    pattern = r'<script type="application/json" id="data">(.*?)</script>'
-    [content] = re.findall(pattern, unescape(frame), re.S)
-    return json.loads(content)
-
-
-def patterns_in(explorer: dict[str, Any], n_layers: int) -> np.ndarray:
-    """Return the patterns [condition, layer, query_pos, key_pos] that an explorer draws."""
-    view = explorer["view"]
-    codes = np.frombuffer(b64decode(view["cells"]), "<i2").astype(float)
-    codes[codes == -32768] = np.nan
-    offsets = np.frombuffer(b64decode(view["offsets"]), "<u4").astype(int)
-    scales = np.frombuffer(b64decode(view["scales"]), "<f4")
-    below = np.tri(view["n"], k=-1, dtype=bool)
-    maps = np.full((len(offsets), *below.shape), np.nan)
-    for place, (offset, scale) in enumerate(zip(offsets, scales, strict=True)):
-        maps[place][below] = codes[offset : offset + below.sum()] * scale
-    return maps.reshape(-1, n_layers, *below.shape)
+            shown = layer * len(conditions) + place
+            assert_same(drawn[shown], expected[layer], MEASURE)
+            lead = [row[0] - row[1:i].mean() for i, row in enumerate(scores[layer]) if i > 8]
+            assert_same(leads[shown][9:], np.array(lead), MEASURE)
 
 
 def test_a_parameter_free_model_takes_gaussian_vectors(tmp_path: Path):

@@ -17,7 +17,7 @@ from support.plain_attention import plain_attention
 from support.tiny_models import ByName
 from transformers import AutoModelForCausalLM
 
-from nope_probe import attention, explain, load, read_run, run_attention, text_view
+from nope_probe import attention, load, read_run, run_attention, text_view
 from nope_probe.data.tokenizing import pieces_of
 from nope_probe.errors import UserError
 from nope_probe.figures.text_view import STEPS, TextView, percent
@@ -128,10 +128,11 @@ def test_a_text_alone_is_read_without_other_texts(
 
 
 def test_why_of_a_text_alone_is_what_writers_wrote_into_its_keys(
-    alone: Run, compared: Run, loaded: LoadedModel
+    alone: Run, loaded: LoadedModel
 ) -> None:
     table = alone.tables["why"]
-    of_others = explain(compared, "L1H0", query=-2, model=loaded).table
+    asked = run_attention(loaded, text=TEXT, why="L1H0", query=-2, **SIZES)
+    of_others = asked.tables["why"]
     assert {*table["side"]} == {"key"}
     assert {"embed", "L0H2", "MLP0"} <= {*table["term"]}
     added, scores = (table.groupby("key")[name] for name in ("nats", "score"))
@@ -139,7 +140,6 @@ def test_why_of_a_text_alone_is_what_writers_wrote_into_its_keys(
     np.testing.assert_allclose(added.sum(), scores.first(), rtol=0, atol=1e-5 * largest)
     expected = of_others.groupby("key")["score"].first()
     np.testing.assert_allclose(scores.first(), expected, rtol=0, atol=1e-5 * largest)
-    assert {*explain(alone, "L1H2", query=3, model=loaded).table["side"]} == {"key"}
 
 
 def test_a_text_has_bos_as_the_sequences_have_and_is_read_in_the_ablated_model(
@@ -233,30 +233,15 @@ def test_a_text_is_no_html_and_is_there_without_scripts(view: TextView) -> None:
     assert np.abs(np.array(shades) - stored).max() <= 0.07
 
 
-def test_a_file_is_the_run_of_its_text_and_broken_files_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "text.txt"
-    for text in (TEXT, "\ufeff" + TEXT):
-        file.write_bytes(text.encode())
-        assert Settings(text_file=file).recorded() == Settings(text=text).recorded()
-    for content, options, said in (
-        (b"\xff\xfe", {}, r"text\.txt \(line 1\) is not UTF-8"),
-        (b"a\0b", {}, r"text.txt is not text: it holds NUL bytes"),
-        (b"a", {"text": "a"}, "two texts: take one"),
-    ):
-        file.write_bytes(content)
-        with pytest.raises(UserError, match=said):
-            Settings(text_file=file, **options).validate()
-
-
 def test_a_mark_and_a_bos_token_of_a_text_are_read_as_in_data_and_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    file, plain, data = tmp_path / "text.txt", "word other word", tmp_path / "data.jsonl"
-    file.write_bytes(f"\ufeff<bos>{plain}".encode())
+    plain, data = "word other word", tmp_path / "data.jsonl"
+    text = ["--text", f"\ufeff<bos>{plain}"]
     rows = [{"text": f"\ufeff<bos>{i} {plain * 30}"} for i in range(6)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     sizes = ["--n-seqs", 8, "--folds", 4, "--layers", 1, "--seq-len", 32]
-    run_command(attention, *sizes, "--data", data, "--text-file", file, "--out", tmp_path / "run")
+    run_command(attention, *sizes, "--data", data, *text, "--out", tmp_path / "run")
     told = " ".join(capfd.readouterr().out.split())
     notes = [
         "The text begins with a byte order mark, left out.",
@@ -275,15 +260,15 @@ def test_a_mark_and_a_bos_token_of_a_text_are_read_as_in_data_and_said(
 
 
 def test_a_run_without_a_text_says_how_to_give_one() -> None:
-    for ask in (text_view, lambda run: explain(run, "L0H1")):
-        with pytest.raises(UserError, match="the run has no text: run_attention"):
-            ask(Run())
+    with pytest.raises(UserError, match="the run has no text: run_attention"):
+        text_view(Run())
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"text": "", "n_seqs": 8}, "the text is empty"),
+        ({"text": "a\0b"}, "--text is not text: it holds NUL bytes"),
         ({"text": "x" * 1_000_001}, "the text has 1,000,001 characters: expected one of up to"),
         ({"text": "a", "n_seqs": 8, "query_rows": 7}, "leave out --query-rows"),
         ({"text": "a", "n_seqs": 8, "seq_len": 513}, "take --seq-len 512 or less"),

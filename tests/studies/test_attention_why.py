@@ -18,10 +18,7 @@ from support.tiny_models import tokenizer
 from transformers import AutoModelForCausalLM
 
 from nope_probe import (
-    Ablation,
-    ablated,
     attention,
-    explain,
     load,
     read_run,
     run_attention,
@@ -55,14 +52,6 @@ def asking(loaded: LoadedModel) -> Run:
 
 
 @pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of a model by name, which asks nothing."""
-    folder = tmp_path_factory.mktemp("runs") / "named"
-    run_attention("rope-tiny", out=folder, **ASKED)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def stepping(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that goes three steps back."""
     out = tmp_path_factory.mktemp("runs") / "steps"
@@ -71,7 +60,9 @@ def stepping(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def looked(stepping: Run) -> Why:
-    return explain(stepping, "L3H3", query=QUERY, steps=3)
+    why = text_view(stepping).why
+    assert why is not None
+    return why
 
 
 def assert_adds_up(table: pd.DataFrame) -> None:
@@ -84,8 +75,8 @@ def assert_adds_up(table: pd.DataFrame) -> None:
 
 
 def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key(asking: Run) -> None:
-    why = explain(asking, "L1H3", query=-2)
-    assert why.table is asking.tables["why"]
+    why = text_view(asking).why
+    assert why is not None
     pieces = [*asking.manifest.text.pieces]
     assert (why.head, why.query) == ("L1H3", len(pieces) - 2)
     assert why.table["key"].unique().tolist() == [*range(why.query + 1)]
@@ -123,49 +114,6 @@ def test_a_model_without_exact_terms_is_refused_before_attention_is_read_and_sho
     assert not (tmp_path / "why").exists()
 
 
-def test_why_of_a_finished_run_is_that_of_the_run_that_asks(
-    asking: Run, named: Path, loaded: LoadedModel
-) -> None:
-    query = len(asking.manifest.text.pieces) - 2
-    for run, model in ((read_run(named), None), (read_run(named), loaded)):
-        why = explain(run, "L1H3", query=query, model=model)
-        assert (why.head, why.query) == ("L1H3", query)
-        pd.testing.assert_frame_equal(why.table, asking.tables["why"], rtol=1e-5, atol=1e-5)
-    assert why._repr_html_().count("&lt;bos&gt;") == (why.table["key"] == 0).sum()
-
-
-def test_why_of_an_ablated_run_is_measured_in_the_ablated_model(loaded: LoadedModel) -> None:
-    """Its calibration is measured again, on the sequences of the run."""
-    options = {**ASKED, "remove": "w_v"}
-    expected = run_attention(loaded, why="L1H3", query=2, **options).tables["why"]
-    run = run_attention(loaded, **options)
-    table = explain(run, "L1H3", query=2, model=loaded).table
-    pd.testing.assert_frame_equal(table, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_another_model_or_another_ablation_than_the_runs_is_refused(
-    asking: Run, loaded: LoadedModel, tmp_path: Path
-) -> None:
-    model, refused = loaded.model, "^{} of the model differ from those of the run: give the model"
-    hooked = model.hooks(fwd_hooks=[("blocks.0.hook_mlp_out", lambda x, hook: 1.01 * x)])
-    without_values = ablated(model, Ablation(remove="w_v", replacement="identity", gain="norm"))
-    for inside, said in ((hooked, "hooks"), (without_values, "ablation")):
-        with inside, pytest.raises(UserError, match=refused.format(said)):
-            explain(asking, "L1H3", query=2, model=model)
-    with ablated(model, Ablation(remove=["rope"])):
-        run = run_attention(loaded, out=tmp_path / "kept", **ASKED)
-        assert explain(run, "L1H3", model=loaded).head == "L1H3"
-    with pytest.raises(UserError, match=refused.format("ablation")):
-        explain(run, "L1H3", model=loaded)
-    with pytest.raises(UserError, match="was given in memory and is not kept in its folder"):
-        explain(read_run(tmp_path / "kept"), "L1H3")
-    weight = next(p for name, p in model.named_parameters() if "W_Q" in name or "q_proj" in name)
-    weight.data += 1e-6
-    with pytest.raises(UserError, match=refused.format("weights or configuration")):
-        explain(asking, "L1H3", query=2, model=model)
-    weight.data -= 1e-6
-
-
 @pytest.mark.parametrize(
     ("head", "query", "said"),
     [
@@ -178,31 +126,10 @@ def test_another_model_or_another_ablation_than_the_runs_is_refused(
     ],
 )
 def test_a_head_or_a_query_that_is_none_is_refused_in_a_line(
-    head: Any, query: Any, said: str, asking: Run, loaded: LoadedModel
+    head: Any, query: Any, said: str, loaded: LoadedModel
 ) -> None:
     with pytest.raises(UserError, match=said):
-        explain(asking, head, query=query, model=loaded)
-
-
-def test_why_loads_a_model_that_was_named_whose_sequences_were_given(tmp_path: Path) -> None:
-    model = str(write_decoder("llama", tmp_path / "model", max_position_embeddings=19).folder)
-    tokenizer().save_pretrained(model)
-    tokens = torch.randint(1, 60, (11, 17), generator=torch.Generator().manual_seed(0))
-    options = {"text": "ab cd", "layers": 2, "folds": 4, "dtype": "bfloat16"}
-    run_attention(model, tokens, out=tmp_path / "run", **options)
-    whole = run_attention(model, tokens, why="L1H0", **options).tables["why"]
-    run = read_run(tmp_path / "run")
-    assert "model" in run.manifest.sources
-    assert run.manifest.given.keys() == {"inputs", "kind"}
-    pd.testing.assert_frame_equal(explain(run, "L1H0").table, whole, rtol=1e-4, atol=1e-5)
-    weights = next(Path(model).glob("*.safetensors"))
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(UserError, match="the model has changed since the run in"):
-        run_attention(model, tokens, out=tmp_path / "run", **options)
-    with pytest.raises(
-        UserError, match=r"^weights or configuration of the model differ from those"
-    ):
-        explain(run, "L1H0")
+        run_attention(loaded, **{**ASKED, "why": head, "query": query})
 
 
 @pytest.mark.hooked_transformer
@@ -232,7 +159,9 @@ def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() 
 def test_the_terms_of_every_look_add_up_to_its_score_and_are_those_of_why(stepping: Run) -> None:
     table = stepping.tables["why_steps"]
     for (step, layer, head, query, key), rows in table.groupby([*table.columns[:5]]):
-        why = explain(stepping, f"L{layer}H{head}", query=query).table.query(f"key == {key}")
+        asked = {"n_seqs": 17, "folds": 5, "why": f"L{layer}H{head}", "query": int(query)}
+        run = run_attention("rope-tiny", text=TEXT, **asked)
+        why = run.tables["why"].query(f"key == {key}")
         own = rows[rows["side"].isin(["key", "query", "position"]) & rows["moved_from"].isna()]
         known = why.set_index(["side", "term"])["nats"]
         for row in own.itertuples():
@@ -285,15 +214,6 @@ def test_without_a_moved_part_the_model_is_plain_transformers_without_it(steppin
     fall = float((before - plain_scores(plain, tokens))[3, 0, 3, QUERY, KEY])
     assert row["effect"] == pytest.approx(fall, rel=NETWORK)
     assert 0.5 * row["nats"] < fall < row["nats"]
-
-
-def test_steps_of_a_finished_run_are_those_of_the_run_that_asks(stepping: Run, looked: Why) -> None:
-    assert looked.steps is stepping.tables["why_steps"]
-    two, expected = explain(stepping, "L3H3", query=QUERY, steps=2), looked.steps
-    columns = [*expected.columns]
-    rows = expected.merge(two.steps, on=columns[: columns.index("nats")], how="inner")
-    assert len(rows) == len(two.steps)
-    np.testing.assert_allclose(rows["nats_x"], rows["nats_y"], atol=1e-5)
 
 
 def test_the_text_view_has_the_terms_of_each_step_and_the_way_there(
