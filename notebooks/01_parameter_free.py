@@ -34,7 +34,7 @@ if find_spec("nope_probe") is None:
 import torch
 from IPython.display import display
 
-from nope_probe import figures, gaussian, load, simulate_scores, theory_scores
+from nope_probe import figures, gaussian, load, run_ablations, simulate_scores, theory_scores
 
 # %% [markdown]
 # ## Theory
@@ -85,13 +85,13 @@ figures.score_maps(simulation.best, title="256 samples, alpha = 0.2")
 # %% [markdown]
 # ## Remove the mask
 #
-# The same simulation with and without the mask, for every layer. Choose *without the causal mask*:
-# L0 does not change, and every later layer loses its whole pattern. The page holds all maps, so it
-# needs no kernel.
+# The same simulation with and without the mask. Move the slider: L0 does not change, and every
+# later layer loses its whole pattern.
 
 # %%
 vectors = gaussian(n_seqs=256, seq_len=32, d_model=64, alpha=0.2)
-figures.explore(model, vectors, remove=["sources"])
+study = run_ablations(model, vectors, remove=["sources"])
+figures.of_run(study)["The pattern without each part"]
 
 # %% [markdown]
 # **Exercise.** With RoPE (`load("parameter-free-rope")`), which layers change when RoPE is removed,
@@ -100,7 +100,7 @@ figures.explore(model, vectors, remove=["sources"])
 # <details><summary>Answer</summary>
 #
 # RoPE rotates queries and keys in every layer, so L0 changes too. The mask acts through what
-# earlier layers have mixed, so L0 does not change. Both are in
-# `figures.explore(load("parameter-free-rope").model, vectors, remove=["sources"])`.
+# earlier layers have mixed, so L0 does not change. Both are in the same figure of
+# `run_ablations(load("parameter-free-rope").model, vectors, remove=["sources"])`.
 #
 # </details>

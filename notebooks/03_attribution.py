@@ -84,15 +84,15 @@ maps = {name: study.maps[f"term/{name}"] for name in terms} | {"all": study.maps
 figures.term_maps(maps, title="Terms of lead and pattern, and their sum", layer=1)
 
 # %% [markdown]
-# The same removals for every layer and head. The first key's lead is the left column, divided
-# as the scale below each map says. The numbers below the maps change too.
+# The same for every head: each point is a head's order, without RoPE against intact.
 
 # %%
-figures.explore(loaded.model, data.inputs[:64], remove=["qk"])
+study = run_ablations(loaded.model, data.inputs[:64], remove=["sources"], per_head=True)
+heads = study.tables["head_pattern"].query("removed == 'rope'")
+figures.of_run(study)["Heads without each source"]
 
 # %% [markdown]
-# **Exercise.** Is there a head whose pattern does not need RoPE? Look through L1 to L3 with RoPE
-# removed.
+# **Exercise.** Is there a head whose pattern does not need RoPE? Look through L1 to L3 of `heads`.
 #
 # <details><summary>Answer</summary>
 #

@@ -29,7 +29,7 @@ if find_spec("nope_probe") is None:
 # %%
 from IPython.display import display
 
-from nope_probe import explain, run_attention, run_heads
+from nope_probe import run_attention, run_heads, text_view
 
 text = "def area(width, height): return width * height"
 
@@ -41,8 +41,8 @@ text = "def area(width, height): return width * height"
 # it looked at, and why it looked there is the same question again: a step back.
 
 # %%
-run = run_attention("rope-tiny", text=text, n_seqs=128, seq_len=32)
-why = explain(run, "L3H3", query=14, steps=2)
+run = run_attention("rope-tiny", text=text, n_seqs=128, seq_len=32, why="L3H3", query=14, steps=2)
+why = text_view(run).why
 columns = ["step", "layer", "head", "query", "key", "writer", "side", "moved_from", "nats"]
 strongest = why.steps[columns].sort_values("nats", key=abs, ascending=False)
 strongest.head(8)

@@ -9,15 +9,14 @@ chance of naming any number that does not differ is at most 5%.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import hypot, inf, isfinite, nan
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from nope_probe.analyses.jackknife import (
     MIN_FOLDS,
-    UNDEFINED,
     Interval,
     error_of,
     freedom,
@@ -29,19 +28,18 @@ LEVEL = 0.05  # of the chance to name any number that does not differ
 ROUNDING = 2**-20  # absolute and relative: what float32 numbers of two equal models may differ by
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(NamedTuple):
     """A number of a model or run less the same number of another.
 
     Attributes:
         interval: the difference with its 95% interval, whose ends are NaN without folds.
         p: the chance of so large a difference without one; NaN without folds.
-        is_paired: whether it was taken fold by fold.
+        method: `paired` if it was taken fold by fold, or `unpaired`; None without folds.
     """
 
     interval: Interval
     p: float
-    is_paired: bool
+    method: Literal["paired", "unpaired"] | None
 
 
 def compare_numbers(
@@ -63,11 +61,8 @@ def compare_numbers(
         is_rms: whether the number is an RMS that is corrected for noise.
     """
     value, y, x = other.value - base.value, base.replicates, other.replicates
-    if not isfinite(value):
-        return Difference(interval=UNDEFINED, p=nan, is_paired=False)
-    if x is None or y is None or min(len(x.weights), len(y.weights)) < MIN_FOLDS:
-        without = Interval(value=value, low=nan, high=nan)
-        return Difference(interval=without, p=nan, is_paired=False)
+    if x is None or y is None or min(len(x.weights), len(y.weights)) < MIN_FOLDS or value != value:
+        return Difference(Interval(value=value, low=nan, high=nan), nan, None)
     paired = paired and x.weights.equal(y.weights)
     if is_rms:
         x, y = squared(x), squared(y)
@@ -89,7 +84,7 @@ def compare_numbers(
     if abs(value) - toward_zero > ROUNDING * max(1.0, abs(base.value)):
         t = (abs(change) - toward_zero) / error if error else inf
         p = float(2 * stdtr(degrees, -t))
-    return Difference(interval=interval, p=p, is_paired=paired)
+    return Difference(interval, p, "paired" if paired else "unpaired")
 
 
 def independent_difference(one: Interval, other: Interval) -> Interval:

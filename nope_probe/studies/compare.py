@@ -1,8 +1,8 @@
-"""`compare`: what is asked of finished runs, and the page of their differences."""
+"""`compare`: what is asked of two finished runs, and the page of their differences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.figures.intervals import bound_columns, column_text
+from nope_probe.figures.intervals import column_text
+from nope_probe.figures.names import row_name, words
 from nope_probe.figures.words import INFORMATION, Column, Columns, View, listed, reader_of
 from nope_probe.files import JsonObject
 from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
-from nope_probe.run.flags import CommandSettings
+from nope_probe.run.flags import CommandSettings, Mistakes
 from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import checkpoint_dir, default_output_dir
 from nope_probe.studies.tidy import declared, sections
@@ -32,20 +33,12 @@ PARTS = (  # of a head's attention: nats
     *("information", "first_position", "first_content"),
     *("others_position", "others_content"),
 )
-UNLIKE = (  # what two runs are that cannot be compared
-    "are of different commands, {} and {}",
-    "skip different numbers of keys, {} and {}; run one again with the --skip-keys of the other",
-    "have sequences of different lengths, {} and {}",
-    "have maps of different rows; run one again with --query-rows",
-    "are of different blocks, L{} and L{}",
-)
 COLUMNS = {
     "table": Column("table", "The runs' table that the number stands in."),
     "number": Column("number", "Its column; what names its row are the columns before."),
-    "run": Column("run", "The label of the run."),
-    "value": Column("value", "The run's number."),
+    "value": Column("value", "The second run's number."),
     "base_value": Column("base value", "The first run's number."),
-    "difference": Column("difference", "The run's number less the first run's.", signed=True),
+    "difference": Column("difference", "The second run's number less the first's.", signed=True),
     "p_holm": Column("p, by Holm's rule", "The chance of so large a difference, times tests left."),
     "differs": Column("differs", "Whether the difference survives Holm's rule within its table."),
     "method": Column("method", "`paired` fold by fold, or `unpaired`; of no test, blank."),
@@ -53,7 +46,7 @@ COLUMNS = {
 HEADS = View(
     table="differences",
     title="Which heads changed",
-    rows=f"number in {[*PARTS]}",
+    rows=f"table == 'attention' and number in {[*PARTS]}",
     y=("difference",),
     x="head",
     by=("layer",),
@@ -73,11 +66,11 @@ ALL = View(
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(CommandSettings):
-    """Compare finished runs of one command with the first run.
+    """Compare two finished runs of one command.
 
     Puts every number that they share on one page and in differences.csv: differences with
-    intervals, paired if the runs had the same sequences, and tested. Runs of `ablate` are shown
-    without each source, and of runs of `attention` the heads that changed are named.
+    intervals, paired if the runs had the same sequences, and tested. Patterns of runs of `ablate`
+    are shown side by side, and of runs of `attention` the heads that changed are named.
 
     Attributes:
         runs: The folders of the runs; the first is the one to compare with.
@@ -122,61 +115,66 @@ class Settings(CommandSettings):
         """Check that the runs can be compared, and that the folder is outside of them.
 
         Raises:
-            UserError: for models, fewer than two runs, a folder without a finished run, or runs of
-                different commands, lengths, rows or skipped keys.
+            UserError: for models, fewer or more than two runs, a folder without a finished run, or
+                runs of different commands, lengths, rows or skipped keys.
         """
         super().validate()
-        self._validate_folders()
-        base, *_ = manifests = [read_manifest(folder) for folder in self.runs]
-        if len({*self.names(manifests)}) < len(self.runs):
-            raise UserError("two runs have the same label; name them with --labels")
-        for folder, manifest in zip(self.runs, manifests, strict=True):
-            if manifest.kind not in COMPARED:
-                kinds = listed(COMPARED)
-                raise UserError(f"{folder} is of {manifest.kind}: runs of {kinds} can be compared")
-            for unlike, *both in zip(UNLIKE, *map(_must_agree, (base, manifest)), strict=True):
-                if both[0] != both[1]:
-                    raise UserError(f"{self.runs[0]} and {folder} {unlike.format(*both)}")
-        out = self.out or default_output_dir("compare", self.subject, self.recorded())
-        for folder in self.runs:
-            if out.resolve().is_relative_to(folder.resolve()):
-                raise UserError(f"{out} is in the run {folder}: take --out outside of the runs")
+        for is_wrong, message in self._mistakes():
+            if is_wrong:
+                raise UserError(message)
 
-    def _validate_folders(self) -> None:
-        n_runs = len(self.runs)
-        if n_runs < 2:
-            raise UserError(f"expected two runs or more to compare, got {n_runs}")
-        if self.labels and len(self.labels) != n_runs:
-            raise UserError(f"{n_runs} runs need as many --labels, got {len(self.labels)}")
-        if len({folder.resolve() for folder in self.runs}) < n_runs:
-            raise UserError("a run was given twice")
-        for folder in self.runs:
-            if checkpoint_dir(folder).is_dir() and not folder.is_dir():
-                raise UserError(f"the run in {folder} is not finished; run its command again")
-            if not (folder / "manifest.json").is_file():
-                raise UserError(
-                    f"{folder} holds no run: it has no manifest.json. Run a command on a model "
-                    "first, such as python -m nope_probe.ablate --model rope-tiny --out "
-                    "runs/rope-tiny, and compare the folders of its runs"
-                )
+    def _mistakes(self) -> Mistakes:
+        """Yield what can be wrong with the runs, each with its message."""
+        runs, labels = self.runs, self.labels
+        yield len(runs) != 2, f"expected two runs to compare, got {len(runs)}"
+        yield labels and len(labels) != 2, f"2 runs need as many --labels, got {len(labels)}"
+        yield len({folder.resolve() for folder in runs}) < 2, "a run was given twice"
+        for folder in runs:
+            yield (
+                checkpoint_dir(folder).is_dir() and not folder.is_dir(),
+                f"the run in {folder} is not finished; run its command again",
+            )
+            yield (
+                not (folder / "manifest.json").is_file(),
+                f"{folder} holds no run: it has no manifest.json. Run a command on a model "
+                "first, such as python -m nope_probe.ablate --model rope-tiny --out "
+                "runs/rope-tiny, and compare the folders of its runs",
+            )
+        one, two = manifests = [read_manifest(folder) for folder in runs]
+        names = self.names(manifests)
+        yield names[0] == names[1], "two runs have the same label; name them with --labels"
+        out = (self.out or default_output_dir("compare", self.subject, self.recorded())).resolve()
+        for folder, manifest in zip(runs, manifests, strict=True):
+            kinds = listed(COMPARED)
+            yield (
+                manifest.kind not in COMPARED,
+                f"{folder} is of {manifest.kind}: runs of {kinds} can be compared",
+            )
+            yield (
+                out.is_relative_to(folder.resolve()),
+                f"{out} is in the run {folder}: take --out outside of the runs",
+            )
+        for what, of_one in _alike(one).items():
+            of_two = _alike(two)[what]
+            message = f"{runs[0]} and {runs[1]} have unlike {what}: {of_one} and {of_two}"
+            yield of_one != of_two, message
 
 
-def _must_agree(manifest: Manifest) -> tuple[Any, ...]:
-    """Return what runs must have in common, in the order of `UNLIKE`."""
+def _alike(manifest: Manifest) -> dict[str, object]:
+    """Return what two runs must have in common to be compared, by name."""
     asked = manifest.settings
-    of_run = manifest.kind, manifest.skip_keys, manifest.seq_len
-    return *of_run, asked.get("query_rows"), asked.get("layer")
+    return {
+        "commands": manifest.kind,
+        "numbers of skipped keys (--skip-keys)": manifest.skip_keys,
+        "lengths of sequences (--seq-len)": manifest.seq_len,
+        "rows (--query-rows)": asked.get("query_rows"),
+        "blocks (--layer)": asked.get("layer"),
+    }
 
 
 def columns_of(command: str) -> dict[str, Column]:
     """Return the declared columns of a command's tables by name."""
     return declared(import_module(f"nope_probe.studies.{command}").Settings)
-
-
-def share_sequences(manifests: Sequence[Manifest]) -> bool:
-    """Return whether all runs had the same sequences, dealt to the same folds."""
-    dealt = [(of.data.sha256, of.settings.get("folds"), of.fold_sizes) for of in manifests]
-    return all(of_run == dealt[0] for of_run in dealt)
 
 
 def report(run: Run) -> Report:
@@ -185,77 +183,49 @@ def report(run: Run) -> Report:
 
     table, folders = run.tables["differences"], run.manifest.results["folders"]
     runs = {label: read_run(folder) for label, folder in folders.items()}
-    base, *others = runs
-    by_run = {label: table[table["run"] == label] for label in others}
-    known = {
-        name: replace(column, neutral=None, signed=True, bounded=False, blank="", noise="")
-        for name, column in {
-            **INFORMATION,
-            **columns_of(runs[base].manifest.kind),
-            **COLUMNS,
-        }.items()
-    }
-    heads = [
-        section
-        for label in others
-        for section in sections(
-            [replace(HEADS, title=f"{HEADS.title} in {label}")],
-            {"differences": by_run[label].query("table == 'attention'")},
-            known,
-        )
-    ]
-    topics = ("compare", "attention") if heads else ("compare",)
+    kind = runs[next(iter(runs))].manifest.kind
+    columns = columns_of(kind) | COLUMNS
+    signed = {name: replace(INFORMATION[name], signed=True) for name in PARTS} | COLUMNS
+    views = [HEADS, ALL] if kind == "attention" else [ALL]
+    base, label = runs
     return Report(
-        title=f"{', '.join(others)} against {base}",
+        title=f"{label} against {base}",
         headline=Headline(
-            sentence=" ".join(sentence(label, rows) for label, rows in by_run.items()),
-            table=furthest(table, known),
-            caption=f"A row has the number that differs most; the difference is the run's value "
-            f"less that of {base}.",
+            sentence=sentence(label, base, table, columns),
+            table=furthest(table, columns),
+            caption="The number that differs most of each layer and condition, or head; the "
+            f"difference is {label}'s value less that of {base}.",
         ),
-        sections=[
-            *_maps(runs),
-            *heads,
-            *sections([ALL], {"differences": table}, known),
+        sections=[*_maps(runs), *sections(views, run.tables, signed)],
+        how_to_read=[
+            note
+            for topic in ("compare", *(["attention"] if kind == "attention" else []))
+            for note in notes.how_to_read(topic)
         ],
-        how_to_read=[note for topic in topics for note in notes.how_to_read(topic)],
     )
 
 
-def sentence(label: str, rows: pd.DataFrame) -> str:
+def sentence(label: str, base: str, table: pd.DataFrame, columns: Columns) -> str:
     """Return how many numbers, or heads, of a run differ, and which differs most.
 
     Args:
-        label: the run's.
-        rows: its rows of `differences.csv`, those that differ most first.
+        label: the second run's.
+        base: the first run's.
+        table: `differences.csv`, the numbers that differ most first.
+        columns: the declared columns of the runs and of `differences.csv`.
     """
-    tested, things = rows[rows["p_holm"].notna()], "numbers"
+    tested, things = table[table["p_holm"].notna()], "numbers"
     changed = tested[tested["differs"]]
     if {*tested["table"]} == {"attention"}:
-        places, things = ["layer", "head"], "heads"
-        tested, changed = (of.drop_duplicates(places) for of in (tested, changed))
+        things = "heads"
+        tested, changed = (of.drop_duplicates(["layer", "head"]) for of in (tested, changed))
+    counts = f"{len(changed) or 'None'} of {len(tested)} {things} of {label} and {base} differ"
     if changed.empty:
-        return f"None of {len(tested)} {things} of {label} differ beyond noise."
+        return f"{counts} beyond noise."
+    most = furthest(changed.head(1), columns).iloc[0]
     first = f", the first in L{changed['layer'].min():.0f}" if things == "heads" else ""
-    most = changed.iloc[0].to_dict()
-    values = f"{most['value']:.3g} against {most['base_value']:.3g}"
-    counts = f"{len(changed)} of {len(tested)} {things} of {label} differ{first}"
-    return f"{counts}, most of all {_item(most)} ({values})."
-
-
-def _places(names: Iterable[Any]) -> list[str]:
-    """Return the columns that say what a row of `differences.csv` is of."""
-    numbers = (*COLUMNS, *bound_columns("difference"))
-    return [name for name in names if name not in numbers]
-
-
-def _item(row: Mapping[Any, Any]) -> str:
-    """Return what a row is of in the words of the tables, such as `L2, mask: lead`."""
-    named = {name: row[name] for name in _places(row) if row[name] == row[name]}
-    reader = reader_of(named) if "layer" in named else str(row["table"]).replace("_", " ")
-    others = (str(value) for name, value in named.items() if name not in ("layer", "head"))
-    shown = [reader, *(text for text in others if text not in (INTACT.name, NO_REPLACEMENT))]
-    return f"{', '.join(shown)}: {row['number']}"
+    values = f"{most['value']} in {label}, {most['base value']} in {base}"
+    return f"{counts}{first}, most of all {most['number']} ({values})."
 
 
 def furthest(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
@@ -263,50 +233,58 @@ def furthest(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
 
     Args:
         table: `differences.csv`, the numbers that differ most first.
-        columns: the compared runs' numbers.
+        columns: the declared columns of the runs and of `differences.csv`.
     """
     import pandas as pd
 
-    first = table.drop_duplicates(["table", *_places(table), "run"])
-    n_runs, cells = first["run"].nunique(), []
-    for row in first.groupby("run", sort=False).head(MOST_ROWS // n_runs).to_dict("records"):
+    places = [*table][: [*table].index("number")]
+    rows = table.drop_duplicates(places).head(MOST_ROWS).to_dict("records")
+    cells = []
+    for row in rows:
         about = columns[row["number"]]
-        cell = {"number": _item(row)} | ({"run": row["run"]} if n_runs > 1 else {})
+        cell = {"number": f"{_place(row, places)}: {about.label}"}
         for name in ("base_value", "value", "difference"):
-            shown = replace(COLUMNS[name], unit=about.unit)
-            cell[shown.label] = column_text(row, name, shown, "+.3g" if shown.signed else ".3g")
+            of = replace(COLUMNS[name], unit=about.unit)
+            cell[of.label] = column_text(row, name, of, "+.3g" if of.signed else ".3g")
         cells.append(cell)
     return pd.DataFrame(cells)
 
 
+def _place(row: Mapping[Any, Any], places: Sequence[str]) -> str:
+    """Return what a row is of, such as `L2, without the causal mask`."""
+    known = {name: row[name] for name in places if row[name] == row[name]}
+    table, removed = known.pop("table"), str(known.pop("removed", INTACT.name))
+    by = str(known.pop("replacement", NO_REPLACEMENT))
+    shown = [reader_of(known) if "layer" in known else str(table).replace("_", " ")]
+    if removed != INTACT.name:
+        shown.append(row_name(removed, by))
+    shown += [words(str(of)) for name, of in known.items() if name not in ("layer", "head")]
+    return ", ".join(shown)
+
+
 def _maps(runs: Mapping[str, Run]) -> Iterator[Section]:
-    """Yield the runs' patterns side by side, of layers that all of them have."""
+    """Yield the runs' patterns side by side, of layers that both have."""
     import numpy as np
 
     from nope_probe.figures.maps import term_maps
     from nope_probe.figures.panels import RowMaps
 
     name = "pattern/intact"
-    if not all(name in run.arrays.get("maps", {}) for run in runs.values()):
-        return
-    maps = {
-        label: dict(zip(run.manifest.layers, run.maps[name], strict=True))
-        for label, run in runs.items()
-    }
-    layers = sorted(set.intersection(*({*of_run} for of_run in maps.values())))
-    shown = {
-        label: RowMaps(
-            values=np.stack([maps[label][layer] for layer in layers]),
-            queries=run.query_positions,
-            skip_keys=run.manifest.skip_keys,
-        )
-        for label, run in runs.items()
-        if layers
-    }
-    if shown:
+    layers = sorted(set.intersection(*({*run.manifest.layers} for run in runs.values())))
+    if layers and all(name in run.arrays.get("maps", {}) for run in runs.values()):
+        maps = {
+            label: RowMaps(
+                values=np.stack(
+                    [run.maps[name][run.manifest.layers.index(layer)] for layer in layers]
+                ),
+                queries=run.query_positions,
+                skip_keys=run.manifest.skip_keys,
+            )
+            for label, run in runs.items()
+        }
         yield Section(
-            title="The intact pattern in every run",
-            figure=lambda: term_maps(shown, title="The positional pattern", layers=layers),
-            caption="All maps have the colours of one scale. The column on the left is the first "
+            title="The intact pattern in both runs",
+            figure=lambda: term_maps(maps, title="The positional pattern", layers=layers),
+            caption="Both maps have the colours of one scale. The column on the left is the first "
             "key's lead over the others.",
         )

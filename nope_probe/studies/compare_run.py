@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 
 import pandas as pd
@@ -16,33 +16,21 @@ from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import measure
 from nope_probe.errors import UserError, kind_of
 from nope_probe.figures.intervals import bound_columns, interval_of
-from nope_probe.figures.words import MEASURES, PLACES, Column
+from nope_probe.figures.words import INFORMATION, MEASURES, PLACES, Columns
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import shared_patterns
 from nope_probe.maps.maps import AttentionMaps, ScoreMaps
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.processes import status
 from nope_probe.run.session import Session
-from nope_probe.studies.compare import (
-    PARTS,
-    Settings,
-    columns_of,
-    report,
-    share_sequences,
-)
+from nope_probe.studies.compare import PARTS, Settings, columns_of, report
 from nope_probe.studies.page import with_page
-from nope_probe.studies.tables import (
-    TableRow,
-    attention_table,
-    interval_columns,
-    interval_names,
-    measures_table,
-)
+from nope_probe.studies.tables import TableRow, attention_table, interval_names, measures_table
 
 # A profile holds hundreds of numbers, one per distance, which would hide all other numbers.
 PROFILES = ("offsets",)
 ENDS = (  # after the columns that name a row
-    *("run", "number", "value", "base_value", *interval_names("difference")),
+    *("number", "value", "base_value", *interval_names("difference")),
     *("p_holm", "differs", "method"),
 )
 
@@ -63,57 +51,55 @@ def run(settings: Settings) -> Path:
 
 def analyse(session: Session[Settings]) -> Run:
     """Compare the runs' tables, and return the run."""
-    read = [read_run(folder) for folder in session.settings.runs]
-    manifests, folders = [of.manifest for of in read], session.settings.runs
-    runs = dict(zip(session.settings.names(manifests), read, strict=True))
-    (_, base), *others = runs.items()
-    table = pd.concat([differences(base, other, label) for label, other in others])
+    folders = session.settings.runs
+    base, other = runs = [read_run(folder) for folder in folders]
+    one, two = (
+        (of.data.sha256, of.settings.get("folds"), of.fold_sizes)
+        for of in (base.manifest, other.manifest)
+    )
+    columns = columns_of(base.manifest.kind)
+    table = differences(base, other, columns, paired=one == two)
     if table.empty:
         raise UserError("the runs have no numbers in common")
     names = [name for name in table if name not in ("table", *ENDS)]
     table = table[["table", *names, *ENDS]].reset_index(drop=True)
-    results = {"folders": dict(zip(runs, map(str, folders), strict=True))}
+    labels = session.settings.names([of.manifest for of in runs])
+    results = {"folders": dict(zip(labels, map(str, folders), strict=True))}
     manifest = replace(session.manifest(), sources=None, results=results)
     return with_page(session, Run(manifest=manifest, tables={"differences": table}), report)
 
 
-def differences(base: Run, other: Run, label: str) -> pd.DataFrame:
+def differences(base: Run, other: Run, columns: Columns, *, paired: bool) -> pd.DataFrame:
     """Return every number that two runs share, and its difference with a 95% interval.
 
-    A number is a declared column with bounds, but for profiles. Differences are paired fold by fold
-    if the runs had the same sequences. Numbers without replicates have no interval.
+    A number is a declared column with bounds, but for profiles. Numbers without replicates have no
+    interval. Layers are those of both runs.
 
     Args:
         base: the run that is taken away.
         other: the run it is taken from.
-        label: of the other run.
+        columns: the declared columns of the runs' tables.
+        paired: whether differences are taken fold by fold, where both runs have the same folds.
 
     Returns:
-        A row for each table, row and column: the columns that name the row, `number`, `run`, the
-        number in both runs, `difference` with its bounds, `p_holm` over the numbers of the table,
-        `differs`, and `method`; first those that differ, by the difference in widths of its
-        interval.
+        A row for each table, row and column: the columns that name the row, `number`, the number in
+        both runs, `difference` with its bounds, `p_holm` over the numbers of the table, `differs`,
+        and `method`; first those that differ, by the difference in widths of its interval.
     """
-    paired = share_sequences([base.manifest, other.manifest])
-    columns = columns_of(base.manifest.kind)
-    tables = []
-    for name in base.tables:
-        if name in other.tables and name not in PROFILES:
-            shared = _shared(base, other, name, columns)
-            tables.append(_tested(shared, paired, columns).assign(table=name))
-    if not tables:
-        return pd.DataFrame()
-    table = pd.concat(tables).assign(run=label)
+    shared = [name for name in base.tables if name in other.tables and name not in PROFILES]
+    rows = [row for name in shared for row in _rows(base, other, name, columns, paired)]
+    table = pd.DataFrame(rows)
+    if table.empty:
+        return table
+    p = table.groupby("table", sort=False)["p_holm"].transform(lambda of: holm(of.tolist()))
     widths = (table["difference_high"] - table["difference_low"]).replace(0, nan)
-    order = table.assign(far=table["difference"].abs() / widths).reset_index(drop=True)
-    order = order.sort_values(["differs", "far"], ascending=False, kind="stable")
-    return order.drop(columns="far")
+    table = table.assign(p_holm=p, differs=p <= LEVEL, far=table["difference"].abs() / widths)
+    table = table.sort_values(["differs", "far"], ascending=False, kind="stable")
+    return table.drop(columns="far")
 
 
-def _shared(
-    base: Run, other: Run, table: str, columns: Mapping[str, Column]
-) -> Iterator[tuple[TableRow, str, Interval, Interval]]:
-    """Yield what names a row, the number's column, and the number in both runs."""
+def _rows(base: Run, other: Run, table: str, columns: Columns, paired: bool) -> Iterator[TableRow]:
+    """Yield the rows of a table that both runs have, before Holm's rule."""
     of_runs = [run.tables[table] for run in (base, other)]
     shared = [str(name) for name in of_runs[0] if name in of_runs[1] and name in columns]
     numbers = [name for name in shared if {*bound_columns(name)} <= {*of_runs[0]} & {*of_runs[1]}]
@@ -129,7 +115,14 @@ def _shared(
     for *named, one, two in pairs.itertuples(index=False):
         for number in numbers:
             before, after = _number(base, table, number, one), _number(other, table, number, two)
-            yield dict(zip(names, named, strict=True)), number, before, after
+            is_rms = bool(columns[number].noise)
+            difference, p, method = compare_numbers(before, after, paired=paired, is_rms=is_rms)
+            yield {
+                **{"table": table, **dict(zip(names, named, strict=True)), "number": number},
+                **{"value": after.value, "base_value": before.value},
+                **difference.columns("difference"),
+                **{"p_holm": p, "method": method},
+            }
 
 
 def _number(run: Run, table: str, column: str, row: int) -> Interval:
@@ -148,25 +141,6 @@ def _number(run: Run, table: str, column: str, row: int) -> Interval:
     return Interval(value=value, low=low, high=high, replicates=replicates)
 
 
-def _tested(
-    shared: Iterable[tuple[TableRow, str, Interval, Interval]],
-    paired: bool,
-    columns: Mapping[str, Column],
-) -> pd.DataFrame:
-    """Return the differences of numbers in rows, tested together by Holm's rule."""
-    rows, p_values = [], []
-    for names, number, before, after in shared:
-        is_rms = bool(columns[number].noise)
-        tested = compare_numbers(before, after, paired=paired, is_rms=is_rms)
-        values = {"number": number, "value": after.value, "base_value": before.value}
-        bounds = interval_columns(difference=replace(tested.interval, replicates=None))
-        method = None if isnan(tested.p) else "paired" if tested.is_paired else "unpaired"
-        rows.append({**names, **values, **bounds, "method": method})
-        p_values.append(tested.p)
-    table = pd.DataFrame(rows).assign(p_holm=holm(p_values))
-    return table.assign(differs=table["p_holm"] <= LEVEL)
-
-
 def difference(
     base: ScoreMaps | AttentionMaps, other: ScoreMaps | AttentionMaps, *, paired: bool = True
 ) -> pd.DataFrame:
@@ -181,10 +155,10 @@ def difference(
         paired: whether both were captured on the same sequences, dealt to the same folds.
 
     Returns:
-        The columns of `compare`'s differences.csv: `layer`, of attention `head`, `number`, `value`
-        and `base_value`, `difference` with its bounds, `method`, `p_holm` and `differs`. Of
-        attention there is a row for each head, its information and the four parts (nats); of
-        scores, for each common layer and each measure of `measure`.
+        The columns of `compare`'s differences.csv, those that differ most first: `layer`, of
+        attention `head`, `number`, `value` and `base_value`, `difference` with its bounds,
+        `method`, `p_holm` and `differs`. Of attention there is a row for each head, its information
+        and the four parts (nats); of scores, for each common layer and each measure of `measure`.
 
     Raises:
         UserError: for what are no maps of `capture_scores` or, both, of `capture_attention`, or for
@@ -203,7 +177,6 @@ def difference(
         True
     """
     if isinstance(base, AttentionMaps) and isinstance(other, AttentionMaps):
-        columns = dict.fromkeys(PARTS, Column("", unit="nats"))
         tables = [attention_table(split_attention(maps), PARTS) for maps in (base, other)]
     else:
         for maps in (base, other):
@@ -211,26 +184,18 @@ def difference(
                 raise UserError(f"expected maps of `capture_scores`, got {kind_of(maps)}")
         assert isinstance(base, ScoreMaps)
         assert isinstance(other, ScoreMaps)
-        columns = dict(MEASURES)
         for layer in {*base.layers} & {*other.layers}:
             shared_patterns([other.by_layer[layer], base.by_layer[layer]])  # refuses unlike rows
         measured = [(maps.layers, [*measure(maps).values()]) for maps in (base, other)]
         tables = [measures_table([({}, of_layers)], layers, ()) for layers, of_layers in measured]
-    _validate_alike(base, other, paired)
-    before, after = (Run(tables={"maps": table}) for table in tables)
-    shared = _shared(before, after, "maps", {**PLACES, **columns})
-    table = _tested(shared, paired, columns)
-    if table.empty:
-        layers = " and ".join(str(table["layer"].unique().tolist()) for table in tables)
-        raise UserError(f"no layer in common: {layers}")
-    return table
-
-
-def _validate_alike(
-    base: ScoreMaps | AttentionMaps, other: ScoreMaps | AttentionMaps, paired: bool
-) -> None:
     if base.skip_keys != other.skip_keys:
         counts = f"{base.skip_keys} and {other.skip_keys}"
         raise UserError(f"the maps count {counts} keys as first: capture both on like inputs")
     if paired and not base.counts.equal(other.counts):
         raise UserError("the maps have unlike folds: pass paired=False for other sequences")
+    one, two = (Run(tables={"maps": table}) for table in tables)
+    found = differences(one, two, {**PLACES, **MEASURES, **INFORMATION}, paired=paired)
+    if found.empty:
+        layers = " and ".join(str(table["layer"].unique().tolist()) for table in tables)
+        raise UserError(f"no layer in common: {layers}")
+    return found.drop(columns="table")

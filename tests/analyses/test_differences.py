@@ -48,7 +48,7 @@ def test_the_difference_of_a_mean_is_tested_as_scipy_tests_it(paired: bool, seed
     found = of(x, y, paired=paired)
     assert found.interval.ends == pytest.approx((float((y - x).mean()), low, high))
     assert found.p == pytest.approx(test.pvalue)
-    assert found.is_paired == paired
+    assert found.method == ("paired" if paired else "unpaired")
 
 
 def test_an_rms_is_paired_on_its_squares() -> None:

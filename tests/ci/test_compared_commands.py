@@ -73,12 +73,10 @@ def test_two_runs_of_any_command_are_compared(
             stored = run.tables[table][column].to_numpy()
             known = part[side].dropna().to_numpy()
             assert np.isclose(known[:, None], stored, rtol=1e-6).any(1).all()
-    said = (
-        f"{rows['differs'].sum() or 'None'} of {rows['p_holm'].notna().sum()} numbers of y differ"
-    )
+    said = f"{rows['differs'].sum() or 'None'} of {rows['p_holm'].notna().sum()} numbers of y "
     if name == "attention":
         n_changed = rows.groupby(["layer", "head"])["differs"].any().sum()
-        said = f"{n_changed or 'None'} of 12 heads of y differ"
+        said = f"{n_changed or 'None'} of 12 heads of y and x differ"
     assert said in " ".join(capsys.readouterr().out.split())
     tokens = [run.arrays["tokens"]["tokens"] for run in (base, other)]
     assert {*rows["method"].dropna()} == {"paired" if np.array_equal(*tokens) else "unpaired"}

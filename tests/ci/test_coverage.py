@@ -15,7 +15,7 @@ from nope_probe.analyses.reader import Reader
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.positions import ReaderSums
 from nope_probe.run.folder import Run
-from nope_probe.studies.compare import PARTS
+from nope_probe.studies.compare import PARTS, columns_of
 from nope_probe.studies.compare_run import differences
 from nope_probe.studies.tables import interval_columns
 from nope_probe.studies.tidy import strongest_row
@@ -114,12 +114,12 @@ def half(seed: int, shift: float = 0.0) -> Run:
 def test_two_halves_of_a_corpus_name_a_head_in_at_most_one_table_of_twenty() -> None:
     named = 0
     for seed in range(0, 80, 2):
-        table = differences(half(seed), half(seed + 1), "other")
+        table = differences(half(seed), half(seed + 1), columns_of("attention"), paired=False)
         assert {*table["method"]} == {"unpaired"}
         named += table["differs"].any()
     # 2 of 40 expected at most; 7 or more have a probability below 0.005.
     assert named < 7
-    moved = differences(half(0), half(1, shift=2.5), "other")
+    moved = differences(half(0), half(1, shift=2.5), columns_of("attention"), paired=False)
     found = moved[moved["differs"]]
     assert found[["head", "number"]].to_numpy().tolist() == [[5, PARTS[3]]]
 
