@@ -39,6 +39,7 @@ from nope_probe import (
     load,
     measure,
     row_centred,
+    run_ablations,
     sequences,
 )
 
@@ -49,18 +50,18 @@ tokens = data.inputs
 display(loaded)
 
 # %% [markdown]
-# ## The explorer
+# ## Remove one part after the other
 #
-# Choose what is removed from every layer: the patterns of all heads change. The mask is the source
-# of this model's pattern; weights are removed by their mean, so that queries or keys are constant,
-# or attention writes a constant. All models were run before; the page holds their maps.
+# The mask is the source of this model's pattern. Weights are removed by their mean, so that queries
+# or keys are constant, or attention writes a constant. The slider chooses the layer.
 
 # %%
-figures.explore(model, tokens[:64, :24])
+study = run_ablations(model, tokens[:64, :24])
+figures.of_run(study)["The pattern without each part"]
 
 # %% [markdown]
-# **Exercise.** In L2, remove one component after the other, and watch the pattern and how much is
-# kept. Which weights does the mask need to make the pattern, and does that make them sources?
+# **Exercise.** In L2, compare the patterns. Which weights does the mask need to make the pattern,
+# and does that make them sources?
 #
 # <details><summary>Answer</summary>
 #
