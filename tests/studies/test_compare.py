@@ -1,6 +1,5 @@
 """The compare command: what it reads, the differences it writes, the pages, and its refusals."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
