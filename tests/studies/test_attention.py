@@ -130,6 +130,7 @@ def test_the_lead_says_what_the_first_key_gets_and_then_what_is_position_among_t
     )
     assert page.headline("m", made(**HEADS), skip_keys=0).sentence == others
     assert lead.also == "In the text L1H0 looks back."
+    assert "most and least position" in lead.caption
     assert lead.table.to_dict("list") == {
         "head": ["L1H0", "L1H1"],
         "first key": ["20% [19, 21]", "60% [59, 61]"],

@@ -314,6 +314,7 @@ def test_a_report_draws_the_terms_that_count_the_writers_and_what_was_lost() -> 
     shown = traced.terms_table().filter(regex="^(?!relative_r2)")
     assert [*whole.sections[0].table] == [*shown], "shares are in the file alone"
     assert "Who writes position in mine" in whole.title
+    assert any(note.startswith("A reader is") for note in whole.how_to_read)
 
 
 def test_writers_that_do_not_fit_into_memory_are_refused_with_what_does(
