@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cache, wraps
-from inspect import signature, unwrap
+from inspect import signature
 from numbers import Integral
 from pathlib import Path
-from types import NoneType, SimpleNamespace, UnionType
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     ClassVar,
     Literal,
-    ParamSpec,
-    TypeVar,
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
-
-Arguments = ParamSpec("Arguments")
-Returned = TypeVar("Returned")
 
 
 class UserError(ValueError):
@@ -67,42 +60,6 @@ class TooFewLayersError(UserError):
             f"{source} has {depth} layers, {requested} were asked for; try --layers all"
         )
         self.depth = depth
-
-
-def closed_choices(
-    *names: str,
-) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
-    """Return a decorator that checks some arguments of a public function against their `Literal`s.
-
-    Args:
-        names: the arguments.
-
-    Example:
-        >>> from nope_probe import sequences
-        >>> sequences(tokenizer=None, start="Random")
-        Traceback (most recent call last):
-        nope_probe.errors.UserError: unknown start 'Random'; there are random, start
-    """
-
-    def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-        parameters = list(signature(function).parameters)
-
-        @cache
-        def hints() -> dict[str, object]:
-            # Types of other arguments may be imported for type checkers alone.
-            written = unwrap(function)
-            some = SimpleNamespace(__annotations__={n: written.__annotations__[n] for n in names})
-            return get_type_hints(some, written.__globals__)
-
-        @wraps(function)
-        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
-            given = dict(zip(parameters, args, strict=False)) | kwargs
-            validate_types({n: hints()[n] for n in names if n in given}, given)
-            return function(*args, **kwargs)
-
-        return checked
-
-    return decorate
 
 
 # A value of each type in words; a whole number is a number too, and no number is True or False.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nope_probe.analyses.contrasts import ContrastGram, Grams, contrast_grams, source_terms
 from nope_probe.analyses.jackknife import UNDEFINED, ByLayer, Interval, jackknife
-from nope_probe.errors import UserError, closed_choices, kind_of
+from nope_probe.errors import UserError, kind_of, validate_types
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import (
     LayerMaps,
@@ -78,7 +78,6 @@ class LayerValues:
             yield {"removed": removed}, vars(values)
 
 
-@closed_choices("skip_keys")
 def attribute(
     maps: Mapping[Removed, ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"]],
     *,
@@ -110,6 +109,7 @@ def attribute(
         >>> layer.conditions["intact"].kept.value > 10 * abs(layer.conditions["mask"].kept.value)
         True
     """
+    validate_types({"skip_keys": int | Literal["auto"]}, {"skip_keys": skip_keys})
     conditions = {
         condition: with_skip_keys(layers, skip_keys)
         for condition, layers in layers_by_condition(maps).items()

@@ -26,7 +26,7 @@ from nope_probe.analyses.pattern_rows import (
     beyond_rounding,
     mean_squares,
 )
-from nope_probe.errors import closed_choices
+from nope_probe.errors import validate_types
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import MIN_KEYS, LayerMaps, Pattern, with_skip_keys
 from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, maps_by_layer
@@ -68,7 +68,6 @@ class Measures:
         yield {}, vars(self)
 
 
-@closed_choices("skip_keys")
 def measure(
     maps: ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"],
     skip_keys: int | Literal["auto"] = "auto",
@@ -98,6 +97,7 @@ def measure(
         >>> measure(maps)[2].locality.value > 0.9
         True
     """
+    validate_types({"skip_keys": int | Literal["auto"]}, {"skip_keys": skip_keys})
     layers = maps_by_layer(maps, counts, query_positions)
     layers = with_skip_keys(layers, skip_keys)
     return ByLayer({number: measure_pattern(layer.pattern) for number, layer in layers.items()})

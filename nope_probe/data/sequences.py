@@ -30,7 +30,7 @@ from nope_probe.data.tokenizing import (
     separator_of,
 )
 from nope_probe.data.windows import WindowStart, permuted, random_windows, windows_of
-from nope_probe.errors import UserError, closed_choices
+from nope_probe.errors import UserError, validate_types
 from nope_probe.files import reading
 from nope_probe.hooks.layers.model import begins_alike
 
@@ -126,7 +126,6 @@ class Sequences:
         return cls(inputs=tensors["inputs"], documents=documents, draws=draws, **about)
 
 
-@closed_choices("start")
 def sequences(
     source: str | Sequence[str] = "shipped",
     *,
@@ -172,6 +171,7 @@ def sequences(
         >>> len(sequences(texts, tokenizer=load("rope-tiny").tokenizer, seq_len=4))
         4
     """
+    validate_types({"start": WindowStart}, {"start": start})
     _validate_source(source, tokenizer, d_vocab)
     generator, first = torch.Generator().manual_seed(seed), first_token(tokenizer, bos)
     begins, is_random = first is not None, source == "random"

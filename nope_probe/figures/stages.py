@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from nope_probe.errors import UserError, closed_choices
+from nope_probe.errors import UserError, validate_types
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.style import Extent
@@ -39,7 +39,6 @@ OPERATIONS: dict[Letter, Operations] = {  # on the arrow that leads to each stag
 }
 
 
-@closed_choices("skip_keys", "kind")
 def circuit(
     stages: StageMaps | Mapping[Any, StageMap],
     *,
@@ -78,6 +77,8 @@ def circuit(
         >>> figures.circuit({"a": np.eye(5), "b": np.tri(5)}).layout.title.text
         "L0, from its input to the next layer's scores"
     """
+    choices = {"skip_keys": int | Literal["auto"], "kind": MapKind}
+    validate_types(choices, {"skip_keys": skip_keys, "kind": kind})
     if not isinstance(stages, Mapping):
         query_positions = stages.query_positions.numpy()
         skip_keys = stages.skip_keys if skip_keys == "auto" else skip_keys

@@ -25,7 +25,7 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from nope_probe.errors import UserError, closed_choices
+from nope_probe.errors import UserError, validate_types
 from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT
@@ -48,7 +48,6 @@ def has_hooked_transformer() -> bool:
     return int(version("transformer-lens").partition(".")[0]) < 4
 
 
-@closed_choices("norm")
 def parameter_free(
     n_layers: int = 4,
     d_model: int = 64,
@@ -79,6 +78,7 @@ def parameter_free(
         >>> capture_scores(model, gaussian(n_seqs=16, seq_len=5, d_model=8).inputs).mean.shape
         torch.Size([2, 5, 5])
     """
+    validate_types({"norm": Norm}, {"norm": norm})
     if n_layers < 1 or d_model < 1:
         raise UserError(f"expected at least 1 layer and 1 dimension, got {n_layers}, {d_model}")
     if rope and d_model % 2:

@@ -30,7 +30,7 @@ from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
 from nope_probe.run.paths import atomic_write, clear, reason, write_json
 from nope_probe.run.process_group import Processes
-from nope_probe.run.processes import Progress, Signals
+from nope_probe.run.processes import Signals, progress
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
@@ -176,7 +176,7 @@ class RunCheckpoint:
         """
         done = sum(size for key, size in sizes.items() if key in self)
         self.streams, total = dict(sizes), sum(sizes.values())
-        with Progress(
+        with progress(
             total=total,
             initial=done,
             unit="seq",

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -99,31 +97,11 @@ def print_line(line: str) -> None:
         sys.stderr.write(f"{printable(line)}\n")
 
 
-class Progress(tqdm):
-    """A progress bar on stderr, which moves on a terminal; a log file gets a line now and then."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._lined = time.monotonic()
-        delay = 0 if sys.stderr.isatty() else math.inf  # for which tqdm itself draws nothing
-        super().__init__(*args, file=sys.stderr, delay=delay, **options)
-
-    def update(self, n: int | float | None = 1) -> bool | None:
-        """Count, and write a line into a log file that heard nothing for `LOG_EVERY` seconds."""
-        shown = super().update(n)
-        if not self.disable and self.delay and time.monotonic() - self._lined >= LOG_EVERY:
-            self._lined = time.monotonic()
-            sys.stderr.write(f"{self}\n")
-        return shown
-
-    def clear(self, nolock: bool = False) -> None:
-        """Erase the bar from a terminal."""
-        if not self.delay:
-            super().clear(nolock)
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Draw the bar on a terminal."""
-        if not self.delay:
-            super().display(msg, pos)
+def progress(**options: Any) -> tqdm:
+    """Return a progress bar on stderr; a log file hears of long work alone, every `LOG_EVERY`."""
+    often = 0.1 if sys.stderr.isatty() else LOG_EVERY
+    delay = 0 if sys.stderr.isatty() else LOG_EVERY
+    return tqdm(file=sys.stderr, mininterval=often, delay=delay, **options)
 
 
 def validate_one_process() -> None:

@@ -233,7 +233,9 @@ class RunSettings(ModelSettings):
         first = 0 if self.skip_keys == "auto" else self.skip_keys
         yield first > n - 3, f"--skip-keys {first} leaves no keys of {n}"
         yield from self._wrong_devices()
-        yield from self._wrong_data()
+        if self.pack:
+            validate_packing(self.data, self.windows)
+        yield from effects_of(self, self.without_effect())
         if self.revision is not None:
             validate_revision(self.model)
 
@@ -310,11 +312,6 @@ class RunSettings(ModelSettings):
     def n_rows(self) -> int:
         """How many rows the maps of the run have."""
         return self.query_rows or default_rows(self.seq_len)
-
-    def _wrong_data(self) -> Mistakes:
-        if self.pack:
-            validate_packing(self.data, self.windows)
-        yield from effects_of(self, self.without_effect())
 
     def _wrong_devices(self) -> Mistakes:
         n_processes, n_batches = process_count(), -(-self.n_seqs // self.seqs_per_batch)

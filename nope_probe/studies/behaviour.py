@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -168,6 +168,16 @@ COLUMNS = {
     "untrained": Column("untrained", "The same with random weights.", "positions"),
     "chance": Column("chance", "What the middle position achieves.", "positions"),
 }
+BY_POSITION = View(
+    table="loss_by_position",
+    title="Loss by position",
+    y=("loss",),
+    x="position",
+    by=("removed", "replacement"),
+    kind="curves",
+    caption="The mean loss of the token at each position, with 95% bands over documents; "
+    "without the mask, of the suffix alone.",
+)
 VIEWS = (
     View(
         table="behaviour",
@@ -182,23 +192,11 @@ VIEWS = (
         caption="A dot is the model without a component less the intact model, on the same "
         "tokens; all panels in nats have one scale. Open markers: other replacements.",
     ),
-    View(
-        table="loss_by_position",
-        title="Loss by position",
-        y=("loss",),
-        x="position",
-        by=("removed", "replacement"),
-        kind="curves",
-        caption="The mean loss of the token at each position, with 95% bands over documents; "
-        "without the mask, of the suffix alone.",
-    ),
-    View(
+    BY_POSITION,
+    replace(
+        BY_POSITION,
         table="extrapolation",
         title="Loss by position, beyond the trained context",
-        y=("loss",),
-        x="position",
-        by=("removed", "replacement"),
-        kind="curves",
         folded=True,
         caption="The same in longer windows, as means over neighbouring positions.",
     ),

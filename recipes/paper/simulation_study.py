@@ -32,7 +32,7 @@ from nope_probe.models.parity import describe
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import RunData
 from nope_probe.run.paths import validate_memory
-from nope_probe.run.processes import Progress, status
+from nope_probe.run.processes import progress, status
 from nope_probe.run.session import Session
 from nope_probe.stages import ParameterFreeSpec
 from nope_probe.studies.engine import Engine
@@ -206,7 +206,7 @@ def print_critical_alphas(settings: TheorySettings) -> None:
     n_maps = N_LIVE * max(N_ALPHAS, len(settings.alpha))
     validate_memory(8 * n_maps * settings.seq_len**2, "--seq-len")
     n, n_layers = settings.seq_len, settings.n_layers
-    with Progress(total=n_rounds(1e-5), desc="alphas", leave=False) as bar:
+    with progress(total=n_rounds(1e-5), desc="alphas", leave=False) as bar:
         critical = critical_alphas(n, n_layers, spec, on_round=bar.update).tolist()
     alphas = torch.tensor(settings.alpha, dtype=torch.float64)
     steps = smallest_steps(alphas, n, n_layers, spec).T.tolist() if settings.alpha else []

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from nope_probe.errors import UserError, closed_choices
+from nope_probe.errors import UserError, validate_types
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
@@ -142,7 +142,6 @@ def _coordinates(
     return coordinates
 
 
-@closed_choices("stages")
 def capture_stages(
     model: Model,
     inputs: Given,
@@ -181,6 +180,7 @@ def capture_stages(
         >>> maps.mean("a").shape
         torch.Size([5, 5])
     """
+    validate_types({"stages": Sequence[Letter] | None}, {"stages": stages})
     model = model_of(model)
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = {block.index: block for block in layers_of(model)}
