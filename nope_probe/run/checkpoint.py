@@ -197,7 +197,7 @@ class RunCheckpoint:
             place, n_streams = "", len(self.streams)
             if n_streams > 1 and key in self.streams:
                 place = f" ({[*self.streams].index(key) + 1} of {n_streams})"
-            self.bar.set_description(f"{key}{place}")
+            self.bar.set_description(f"{key}{place}", refresh=sys.stderr.isatty())
         with self.signals.deferred():
             stream = _Stream(self, key)
             yield stream
