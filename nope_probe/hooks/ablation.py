@@ -174,7 +174,7 @@ def _calibration(
     seed, writers = ablation.calibration_seed, ablation.condition.writers
     heads = content_heads(model, [ablation])
     if tokens is not None and not ablation.needs_intact:
-        return Calibration(checksum=weights_checksum(model), gains={})
+        return Calibration(checksum=weights_checksum(model))
     if tokens is not None:
         return calibrate(model, tokens, seed=seed, writers=writers, heads=heads)
     if calibration is None:

@@ -22,7 +22,7 @@ from nope_probe.figures.words import (
     Column,
     View,
 )
-from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
+from nope_probe.hooks.removing.removals import STAND_INS, Replacement
 from nope_probe.removal import INTACT, WRITTEN, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Report, Section

@@ -13,8 +13,7 @@ from nope_probe.errors import UserError
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.names import phrase, words
 from nope_probe.figures.words import Column, View, capitalised
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.stand_ins import Replacement
+from nope_probe.hooks.removing.removals import Ablation, Replacement
 from nope_probe.models.names import trained_length
 from nope_probe.removal import (
     COMPONENTS,

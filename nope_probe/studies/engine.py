@@ -143,8 +143,9 @@ class Engine:
         tensors = self.load_or_compute(
             key, lambda _, stream: measure(checkpoint=stream).to_tensors()
         )
-        checksum = weights_checksum(self.model)
-        return replace(self, calibration=Calibration.from_tensors(tensors, checksum))
+        calibration = Calibration.from_tensors(tensors)
+        calibration = replace(calibration, checksum=weights_checksum(self.model))
+        return replace(self, calibration=calibration)
 
     def load_or_compute(
         self, key: str, capture: Capture, ablation: Ablation | None = None
@@ -179,7 +180,7 @@ class Engine:
         if not keys:
             return calibration
         if calibration is None:
-            calibration = Calibration(checksum=weights_checksum(self.model), gains={})
+            calibration = Calibration(checksum=weights_checksum(self.model))
         others = [name for name in ablation.condition.ordered if name.writer is None]
         for name in ablation.condition.of_blocks:
             others.remove(name)

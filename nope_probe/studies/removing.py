@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
+from nope_probe.hooks.removing.removals import WITH_GAIN, Ablation, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import COMPONENTS, Condition, Gain, Writer
 from nope_probe.run.flags import LARGEST, Bounds, Mistakes, effects_of

@@ -29,9 +29,8 @@ from transformers import PreTrainedModel
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration, Place, random_rows
-from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, WITH_GAIN
+from nope_probe.hooks.removing.removals import REPLACEMENTS, WITH_GAIN, Ablation
+from nope_probe.hooks.removing.replacements import Calibration, Place
 
 PER_HEAD = {"mask", "window", "rope", *WEIGHTS}
 GAINS = ("output", "norm", "identity")
@@ -177,7 +176,8 @@ def replaced_weights(kind: Any, gain: str | None, seed: int, model: Any, tiny: T
 
 def random_matrix(model: Any, name: Any, layer: int, seed: int = 0) -> Tensor:
     """Return R as [out, in]."""
-    rows = rearrange(random_rows(layers_of(model)[layer], name, seed), "head h m -> (head h) m")
+    place = Place(layer=layers_of(model)[layer], name=name, replacement="random", seed=seed)
+    rows = rearrange(place.random_rows(), "head h m -> (head h) m")
     return rows.T if name == "w_o" else rows
 
 

@@ -35,6 +35,7 @@ from nope_probe.hooks.reading.writers import (
     written_by_blocks,
 )
 from nope_probe.hooks.removing.block_ablation import ABLATED
+from nope_probe.hooks.removing.removals import STAND_INS, WITH_GAIN, Replacement
 from nope_probe.hooks.removing.replacements import (
     MEANS,
     Calibration,
@@ -42,7 +43,6 @@ from nope_probe.hooks.removing.replacements import (
     ReplacedWeight,
     WrittenPosition,
 )
-from nope_probe.hooks.removing.stand_ins import STAND_INS, WITH_GAIN, Replacement
 from nope_probe.maps.folds import State
 from nope_probe.maps.rows import MapRows
 from nope_probe.removal import WEIGHTS, Projection, Writer

@@ -34,8 +34,7 @@ from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.removing.block_ablation import ABLATED, BlockAblation
 from nope_probe.hooks.removing.components import Target, components
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.stand_ins import CONSTANT_OUTPUTS
+from nope_probe.hooks.removing.removals import CONSTANT_OUTPUTS, Ablation
 from nope_probe.maps.folds import TensorRecord, folds_of, pooled, sum_parts
 from nope_probe.maps.rows import GROUP_ROWS, RowGroup
 from nope_probe.removal import validate_components

@@ -39,7 +39,7 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, Place, WrittenPosition
-from nope_probe.maps.rotation import Rotation
+from nope_probe.maps.positions import Rotation
 from nope_probe.removal import (
     COMPONENTS,
     ROWS,

@@ -1,13 +1,15 @@
-"""What to remove, and where: `Ablation`, and the checks of its options.
+"""What to remove, and where: `Ablation`, and the replacements of removed weights.
 
-Nothing here needs torch, so that commands read their options before they load a model.
+A replacement is a record with its function here, and its name in `Replacement`. Nothing here needs
+torch, so that commands read their options, and pages their words, before a model is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Literal, get_args
 
 from nope_probe.errors import (
     UserError,
@@ -18,15 +20,57 @@ from nope_probe.errors import (
     validate_layer_numbers,
     validate_types,
 )
-from nope_probe.hooks.removing.stand_ins import (
-    REPLACEMENTS,
-    WITH_GAIN,
-    GivenReplacement,
-    Replacement,
-    StandIn,
-    stand_in_of,
-)
 from nope_probe.removal import ROWS, Condition, Gain, spelled
+
+if TYPE_CHECKING:
+    from nope_probe.hooks.removing.replacements import GivenReplacement, Place, ReplacedWeight
+else:
+    GivenReplacement = object  # so that types which name it resolve without torch
+
+Replacement = Literal["identity", "random", "mean", "zero"]
+REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StandIn:
+    """A replacement of removed weights: how it is made, and what it needs.
+
+    Attributes:
+        make: makes the replacement of one weight, at its place in the model.
+        gain: whether it has a size, which `calibrate` measures for the gain `output`.
+        seed: whether it is drawn from a seed.
+        mean: whether it keeps the measured mean of the weight's output.
+        note: says in a note to a page what it is; empty for a weight that the user gives.
+    """
+
+    make: Callable[[Place], ReplacedWeight]
+    gain: bool = False
+    seed: bool = False
+    mean: bool = False
+    note: str = ""
+
+
+STAND_INS: dict[Replacement, StandIn] = {
+    "identity": StandIn(
+        make=lambda place: place.identity(),
+        gain=True,
+        note="an identity as strong as the weight, so that coordinates pass on as they are",
+    ),
+    "random": StandIn(
+        make=lambda place: place.matrix(place.random_rows()),
+        gain=True,
+        seed=True,
+        note="a random projection as strong as the weight, which learned nothing",
+    ),
+    "mean": StandIn(
+        make=lambda place: place.constant(place.mean_output()),
+        mean=True,
+        note="the mean of its output, whatever it reads",
+    ),
+    "zero": StandIn(make=lambda place: place.constant(), note="zero"),
+}
+WITH_GAIN = tuple(name for name in REPLACEMENTS if STAND_INS[name].gain)
+CONSTANT_OUTPUTS = tuple(name for name in REPLACEMENTS if not STAND_INS[name].gain)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -215,7 +259,10 @@ class Ablation:
     @cached_property
     def stand_in(self) -> StandIn:
         """The record of the replacement."""
-        return stand_in_of(self.replacement)
+        replacement = self.replacement
+        if isinstance(replacement, str):
+            return STAND_INS[replacement]
+        return StandIn(make=lambda place: place.given(replacement))
 
     @property
     def scaling(self) -> Gain:

@@ -21,12 +21,11 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from numpy.random import SeedSequence
 from torch import Tensor
-from torch.nn.functional import pad
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import HeadVectors, MeanPattern, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
-from nope_probe.maps.folds import State, TensorRecord, read_tensors, tensors_of, under
+from nope_probe.maps.folds import State, TensorRecord, tensors_of
 from nope_probe.removal import WEIGHTS, Gain, Projection
 
 GivenReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
@@ -34,7 +33,7 @@ MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Calibration:
+class Calibration(TensorRecord):
     """The measurements of `calibrate` on the run's tokens in the intact model.
 
     Attributes:
@@ -52,8 +51,8 @@ class Calibration:
             belongs to one condition, and is not stored with the others.
     """
 
-    checksum: str
-    gains: Mapping[str, Mapping[Projection, tuple[float, ...]]]
+    checksum: str = ""
+    gains: Mapping[str, Mapping[Projection, tuple[float, ...]]] = field(default_factory=dict)
     seed: int | None = None
     means: Mapping[str, Float[Tensor, "layer width"]] = field(default_factory=dict)
     positions: Mapping[str, WrittenPosition] = field(default_factory=dict)
@@ -66,44 +65,8 @@ class Calibration:
         return mean[~mean.isnan()]
 
     def to_tensors(self) -> State:
-        """Return gains, means and positions as tensors, for `from_tensors`."""
-        measured = {"mean": self.means, "gain": self.gains, "seed": self.seed}
-        patterns = tensors_of({"pattern": self.patterns})
-        return tensors_of(measured) | patterns | tensors_of(self.positions)
-
-    @classmethod
-    def from_tensors(cls, state: State, checksum: str) -> Calibration:
-        """Return the calibration that `to_tensors` turned into these tensors.
-
-        Args:
-            state: the tensors.
-            checksum: the `weights_checksum` of the calibrated model.
-        """
-        measured = sorted({name.split("/")[1] for name in state if name.startswith("gain/")})
-        gains = {
-            replacement: {
-                name: tuple(state[f"gain/{replacement}/{name}"].tolist()) for name in WEIGHTS
-            }
-            for replacement in measured
-        }
-        means = {name: state[f"mean/{name}"] for name in MEANS}
-        seed = int(state["seed"]) if "seed" in state else None
-        writers = [name.removesuffix("/vectors") for name in state if name.endswith("/vectors")]
-        positions = {
-            name: WrittenPosition.from_tensors(under(state, f"{name}/")) for name in writers
-        }
-        layers = [int(name.split("/")[1]) for name in state if name.endswith("/cells")]
-        patterns = {
-            layer: read_tensors(MeanPattern, under(state, f"pattern/{layer}/")) for layer in layers
-        }
-        return cls(
-            checksum=checksum,
-            gains=gains,
-            seed=seed,
-            means=means,
-            positions=positions,
-            patterns=patterns,
-        )
+        """Return gains, means, positions and patterns as tensors, without the checksum."""
+        return tensors_of(vars(self) | {"checksum": None, "written": None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +93,11 @@ class Place:
 
     @property
     def c(self) -> float:
-        """The factor of a replacement that has a gain."""
+        """The factor of a replacement that has a gain; `norm` is ||W||_F / sqrt(rows of heads)."""
         if self.gain == "norm":
-            return norm_gain(self.layer, self.name)
+            n_heads, n_rows, n_cols = self.layer.weight_per_head(self.name).shape
+            n = n_heads * (n_rows if self.name == "w_o" else n_cols)
+            return float(self.layer.weight(self.name).detach().float().norm() / n**0.5)
         if self.gain == "identity":
             return 1.0
         assert self.calibration is not None, "the gain `output` is measured first"
@@ -190,11 +155,25 @@ class Place:
     @property
     def generator(self) -> torch.Generator:
         """A new generator of random numbers, which depends on seed, layer and projection alone."""
-        return _generator(self.layer, self.name, self.seed)
+        entropy = SeedSequence([self.seed, self.layer.index, WEIGHTS.index(self.name)])
+        return torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
 
     def random_rows(self) -> Float[Tensor, "head d_head d_model"]:
-        """Return random rows that are orthonormal for each head; see `random_rows`."""
-        return random_rows(self.layer, self.name, self.seed)
+        """Draw R: for each head, random rows that are orthonormal.
+
+        The draw is made on the CPU in float64. Heads wider than d_model get several blocks of
+        orthonormal rows, as not all rows can be orthogonal.
+        """
+        layer = self.layer
+        width = layer.d_value if self.name == "w_o" else layer.d_head
+        blocks, size = -(-width // layer.d_model), min(width, layer.d_model)
+        shape = (layer.n_heads, blocks, layer.d_model, size)
+        drawn = torch.randn(*shape, generator=self.generator).double()
+        basis, triangle = torch.linalg.qr(drawn)
+        # Libraries differ in QR's signs, so the diagonal of its second factor is made positive.
+        basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+        rows = rearrange(basis, "head block m row -> head (block row) m")
+        return rows[:, :width].float()
 
     def mean_output(self) -> Float[Tensor, "head width"]:
         """Return the mean of the weight's output over tokens and positions, for `constant`."""
@@ -228,15 +207,17 @@ class _IdentityWeight(ReplacedWeight):
         self.layer, self.c = layer, c
 
     def outputs(self, y: Vectors) -> HeadVectors:
-        return self.c * project_identity(y, self.layer.n_heads, self.layer.d_head)
+        return self.c * y[..., self._coordinates(self.layer.d_head)]
 
     def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
-        kept = z
-        if len(heads) < self.layer.n_heads:
-            kept = torch.zeros_like(z)
-            kept[:, :, heads] = z[:, :, heads]
-        flat = rearrange(kept, "batch pos head d_head -> batch pos (head d_head)")
-        return self.c * project_identity_transposed(flat, self.layer.d_model)
+        kept, coordinates = z[:, :, heads], self._coordinates(z.shape[-1])[heads].flatten()
+        sums = z.new_zeros(*z.shape[:2], self.layer.d_model)
+        return self.c * sums.index_add_(-1, coordinates.to(z.device), kept.flatten(2))
+
+    def _coordinates(self, width: int) -> Int[Tensor, "head width"]:
+        """Return the coordinate of the residual stream that each row of P reads."""
+        rows = torch.arange(self.layer.n_heads * width).view(-1, width)
+        return rows % self.layer.d_model
 
 
 class _MatrixWeight(ReplacedWeight):
@@ -264,54 +245,6 @@ class _ConstantWeight(ReplacedWeight):
     def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
         output = self.output = self.output.to(z)
         return output[heads].sum(0).expand(*z.shape[:2], -1).clone()
-
-
-def project_identity(
-    y: Float[Tensor, "batch pos d_model"], n_heads: int, d_head: int
-) -> Float[Tensor, "batch pos head d_head"]:
-    """Apply P, whose row r reads coordinate r % d_model; rows run over all heads."""
-    width = n_heads * d_head
-    repeated = y.repeat(1, 1, -(-width // y.shape[-1])) if width > y.shape[-1] else y
-    heads = "batch pos (head d_head) -> batch pos head d_head"
-    return rearrange(repeated[..., :width], heads, head=n_heads)
-
-
-def project_identity_transposed(
-    z: Float[Tensor, "batch pos width"], d_model: int
-) -> Float[Tensor, "batch pos d_model"]:
-    """Apply P transposed: coordinate m sums the rows r with r % d_model == m."""
-    padded = pad(z, (0, -z.shape[-1] % d_model))
-    return padded.unflatten(-1, (-1, d_model)).sum(-2)
-
-
-def random_rows(layer: Layer, name: Projection, seed: int) -> Float[Tensor, "head d_head d_model"]:
-    """Draw R for one projection: for each head, random rows that are orthonormal.
-
-    The draw depends on seed, projection and layer alone, and is made on the CPU in float64. Heads
-    wider than d_model get several blocks of orthonormal rows, as not all rows can be orthogonal.
-    """
-    generator = _generator(layer, name, seed)
-    width = layer.d_value if name == "w_o" else layer.d_head
-    blocks, size = -(-width // layer.d_model), min(width, layer.d_model)
-    shape = (layer.n_heads, blocks, layer.d_model, size)
-    basis, triangle = torch.linalg.qr(torch.randn(*shape, generator=generator).double())
-    # Libraries differ in QR's signs, so the diagonal of its second factor is made positive.
-    basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
-    rows = rearrange(basis, "head block m row -> head (block row) m")
-    return rows[:, :width].float()
-
-
-def _generator(layer: Layer, name: Projection, seed: int) -> torch.Generator:
-    entropy = SeedSequence([seed, layer.index, WEIGHTS.index(name)])
-    return torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
-
-
-def norm_gain(layer: Layer, name: Projection) -> float:
-    """Return the gain `norm`, ||W||_F / sqrt(rows), rows counted on the side of the heads."""
-    weight = layer.weight(name).detach()
-    n_heads = layer.n_kv_heads if name in ("w_k", "w_v") else layer.n_heads
-    width = layer.d_value if name == "w_o" else layer.d_head
-    return float(weight.float().norm() / (n_heads * width) ** 0.5)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,5 +1,7 @@
 """Gains equal those of plain transformers' own projections."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support.edited_model import rectangular_identity
@@ -11,28 +13,30 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated, untrained
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
-from nope_probe.hooks.removing.replacements import (
-    Calibration,
-    project_identity,
-    project_identity_transposed,
-)
+from nope_probe.hooks.removing.replacements import Calibration, Place
 
 
+@pytest.mark.usefixtures("unenforced")  # the type check wants a layer
 @pytest.mark.parametrize(("n_heads", "d_head", "d_model"), [(3, 5, 7), (2, 3, 11), (1, 5, 5)])
 def test_projections_are_products_with_the_rectangular_identity_and_its_transpose(
     n_heads: int, d_head: int, d_model: int
 ) -> None:
     p = rectangular_identity("w_q", (n_heads * d_head, d_model))
     y, z = torch.randn(2, 13, d_model), torch.randn(2, 13, n_heads * d_head)
-    assert torch.equal(project_identity(y, n_heads, d_head).flatten(2), y @ p.T)
-    assert_same(project_identity_transposed(z, d_model), z @ p, rounding(n_heads * d_head))
+    sizes = SimpleNamespace(n_heads=n_heads, d_head=d_head, d_model=d_model)
+    identity = Place(layer=sizes, name="w_q", replacement="identity").identity()
+    heads = z.view(2, 13, n_heads, d_head)
+    assert torch.equal(identity.outputs(y).flatten(2), y @ p.T)
+    by_head = [identity.summed(heads, [head]) for head in range(n_heads)]
+    for summed in (identity.summed(heads, range(n_heads)), sum(by_head)):
+        assert_same(summed, z @ p, rounding(n_heads * d_head))
 
 
 def test_a_calibration_survives_as_tensors(bridge: ByName) -> None:
     for seed in (None, 3):
         measured = calibrate(bridge("llama"), tokens(7), seed=seed)
-        again = Calibration.from_tensors(measured.to_tensors(), measured.checksum)
-        assert (again.gains, again.seed) == (measured.gains, seed)
+        again = Calibration.from_tensors(measured.to_tensors())
+        assert (again.gains, again.seed, again.checksum) == (measured.gains, seed, "")
         assert all(torch.equal(mean, again.means[name]) for name, mean in measured.means.items())
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,8 @@ def test_a_calibration_is_stored_and_read(model_of: ModelOf, tiny: Any) -> None:
     model, name = model_of("bridge:llama")
     inputs = tiny(name).tokens
     calibration = calibrate(model, inputs, heads=HEADS)
-    stored = Calibration.from_tensors(calibration.to_tensors(), calibration.checksum)
+    stored = Calibration.from_tensors(calibration.to_tensors())
+    stored = replace(stored, checksum=calibration.checksum)
     expected = without_content(model, inputs, calibration)
     assert torch.equal(without_content(model, inputs, stored), expected)
 

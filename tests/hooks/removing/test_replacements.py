@@ -23,7 +23,7 @@ from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Place, random_rows
+from nope_probe.hooks.removing.replacements import Place
 from nope_probe.models.load import load
 from nope_probe.studies.ablate_run import run_ablations
 
@@ -38,6 +38,10 @@ def test_outputs_that_a_model_clips_in_place_are_clipped_alike(name: str, tmp_pa
             expected = plain_run(edited_as(ablation, model, tiny), tiny.tokens)
             with ablated(model, ablation, calibration_of(model, tiny, 0)):
                 assert largest_error(hooked_run(model, tiny.tokens), expected) <= NETWORK
+
+
+def rows_of(layer: Any, name: Any, seed: int) -> torch.Tensor:
+    return Place(layer=layer, name=name, replacement="random", seed=seed).random_rows()
 
 
 def test_one_token_that_is_clipped_leaves_the_constant_as_it_is(tmp_path: Path) -> None:
@@ -62,7 +66,7 @@ def test_a_random_replacement_has_orthonormal_rows_and_its_transpose_columns(
 ) -> None:
     layer = layers_of(model_of(spec)[0])[1]
     for name in WEIGHTS:
-        r = random_rows(layer, name, seed=3)
+        r = rows_of(layer, name, seed=3)
         assert r.shape == (layer.n_heads, layer.d_head, layer.d_model)
         n_terms = layer.d_head * layer.d_model  # of the reflections that make the rows
         assert_same(r @ r.mT, torch.eye(layer.d_head).expand_as(r @ r.mT), rounding(n_terms))
@@ -77,12 +81,12 @@ def test_random_replacements_differ_between_heads_layers_projections_and_seeds_a
         for layer in layers
         for name in WEIGHTS
         for seed in (0, 1)
-        for head, rows in enumerate(random_rows(layer, name, seed))
+        for head, rows in enumerate(rows_of(layer, name, seed))
     }
     flat = torch.stack(list(drawn.values())).flatten(1)
     overlap = (flat @ flat.T / layers[0].d_head).fill_diagonal_(0).abs().max()
     assert overlap < 0.5
-    assert torch.equal(random_rows(layers[1], "w_k", 1), random_rows(layers[1], "w_k", 1))
+    assert torch.equal(rows_of(layers[1], "w_k", 1), rows_of(layers[1], "w_k", 1))
 
 
 @pytest.mark.usefixtures("unenforced")  # the type check wants a layer
@@ -90,7 +94,7 @@ def test_heads_wider_than_the_residual_stream_get_blocks_of_orthonormal_rows() -
     class Wide:
         index, n_heads, d_head, d_model = 0, 2, 7, 3
 
-    r = random_rows(Wide(), "w_q", 0)
+    r = rows_of(Wide(), "w_q", 0)
     assert r.shape == (2, 7, 3)
     for rows in (r[:, :3], r[:, 3:6]):
         assert_same(rows @ rows.mT, torch.eye(3).expand(2, 3, 3), rounding(3 * 3))

@@ -16,7 +16,7 @@ from nope_probe.hooks.layers.model import logits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.components import block_frequencies
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.maps.rotation import Rotation
+from nope_probe.maps.positions import Rotation
 from nope_probe.models.load import load
 from nope_probe.removal import Component
 from nope_probe.run.session import fingerprint
