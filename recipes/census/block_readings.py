@@ -29,7 +29,7 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.reading.batch_readings import rotation_of
 from nope_probe.hooks.removing.components import mean_over_positions
-from nope_probe.maps.rotation import Rotation
+from nope_probe.maps.positions import Rotation
 
 
 @dataclass(frozen=True, kw_only=True)

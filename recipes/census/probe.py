@@ -29,7 +29,7 @@ from nope_probe.hooks.layers.model import Inputs, layers_of, read_attention, tra
 from nope_probe.hooks.reading.batch_readings import rotation_of
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.maps.rotation import NO_ROTATION, SLOWEST, Rotation
+from nope_probe.maps.positions import NO_ROTATION, SLOWEST, Rotation
 from recover import (
     FOLLOWS,
     MaskShape,

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.maps.rotation import Rotation
+from nope_probe.maps.positions import Rotation
 
 MaskKind = Literal[
     "causal", "window", "chunks", "prefix", "bidirectional", "two-sided window", "other"

@@ -22,8 +22,7 @@ from nope_probe.analyses.reader import Reader
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import Question
-from nope_probe.maps.positions import ReaderSums
-from nope_probe.maps.rotation import NO_ROTATION, Rotation
+from nope_probe.maps.positions import NO_ROTATION, ReaderSums, Rotation
 from nope_probe.removal import Writer
 
 N_FOLDS, N_POS, N_HEADS, D_HEAD = 7, 13, 2, 6

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nope_probe.errors import UserError
-from nope_probe.maps.rotation import Angles
+from nope_probe.maps.positions import Angles
 
 HeadVectors = Float[Tensor, "batch pos head d_head"]
 # With a KV cache there are more keys than queries; a removed W_K or W_V leaves a key or value head

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import HeadVectors
-from nope_probe.maps.rotation import Angles, Rotation, cos_and_sin
+from nope_probe.maps.positions import Angles, Rotation, cos_and_sin
 from nope_probe.removal import Component
 
 FITS = 1e-3  # relative error up to which a rotation is recognised

@@ -35,7 +35,7 @@ from nope_probe.hooks.layers.attention import (
     unmasked,
 )
 from nope_probe.hooks.layers.hook_points import HookPoint
-from nope_probe.maps.rotation import Angles
+from nope_probe.maps.positions import Angles
 
 # Our functions' names among transformers', in models whose masks are added to scores (eager
 # attention), in models that leave causal masks out (all other), and in others for a while.

@@ -13,7 +13,7 @@ from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, read_attention
-from nope_probe.maps.rotation import NO_ROTATION, Rotation
+from nope_probe.maps.positions import NO_ROTATION, Rotation
 
 ROWS = 128  # queries whose scores are in memory at once
 RowWeights = Float[Tensor, "batch head query_pos which"]

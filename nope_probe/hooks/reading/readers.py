@@ -48,8 +48,7 @@ from nope_probe.hooks.reading.writers import (
     written_by_blocks,
 )
 from nope_probe.maps.folds import FoldSum, State, folds_of, product_parts, sum_parts
-from nope_probe.maps.positions import PositionSums, ReaderSums
-from nope_probe.maps.rotation import NO_ROTATION, Rotation
+from nope_probe.maps.positions import NO_ROTATION, PositionSums, ReaderSums, Rotation
 from nope_probe.maps.rows import chosen_rows, rows_of
 
 # The relative error up to which writers' parts add up to queries and keys: of float32 and float64,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.rounding import assert_same, rounding
 
-from nope_probe.maps.rotation import NO_ROTATION, Rotation
+from nope_probe.maps.positions import NO_ROTATION, Rotation
 
 N_POS, D_HEAD = 5, 7
 FREQUENCIES = torch.tensor([1.0, -0.3, 0.0], dtype=torch.float64)
