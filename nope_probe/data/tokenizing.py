@@ -122,47 +122,30 @@ class TextReader:
 def read_documents(
     source: str, reader: TextReader, n_seqs: int, length: int, is_packed: bool
 ) -> list[list[int]]:
-    """Return the tokens of a source's documents; of a data set, only the part that is needed."""
-    if not is_data_set(source):
-        return list(reader.tokens(documents(source)))
-    if is_packed:
-        return first_documents(source, reader, n_seqs * length)
-    return long_documents(source, reader, n_seqs, length)
+    """Return the tokens of a source's documents; of a data set, only the part that is needed.
 
-
-def long_documents(
-    source: str, reader: TextReader, n_documents: int, n_tokens: int
-) -> list[list[int]]:
-    """Return the tokens of a data set's first n_documents documents of n_tokens tokens or more.
+    That part is the first n_seqs documents of `length` tokens or more; if documents are packed, the
+    first documents with tokens for all sequences, separators included, or all that there are.
 
     Raises:
-        UserError: for too few documents (naming their number), or a data set that cannot be read.
+        UserError: for too few documents (naming their number), or a source that cannot be read.
     """
-    long, n_read = list[list[int]](), 0
+    if not is_data_set(source):
+        return list(reader.tokens(documents(source)))
+    kept, n_read, missing = list[list[int]](), 0, n_seqs * length if is_packed else n_seqs
     for document in reader.tokens(islice(stream_texts(source), MOST_DOCUMENTS)):
         n_read += 1
-        if len(document) >= n_tokens:
-            long.append(document)
-        if len(long) == n_documents:
-            return long
-    raise UserError(
-        f"{len(long)} of the {n_read} documents read from {source} have {n_tokens} tokens or "
-        f"more, {n_documents} were asked for; lower --n-seqs or --seq-len"
-    )
-
-
-def first_documents(source: str, reader: TextReader, n_tokens: int) -> list[list[int]]:
-    """Return the tokens of a data set's first documents, n_tokens in all, separators included.
-
-    If the data set has fewer tokens, all of its documents are returned.
-    """
-    first, n_read = list[list[int]](), 0
-    for document in reader.tokens(islice(stream_texts(source), MOST_DOCUMENTS)):
-        first.append(document)
-        n_read += len(document) + 1
-        if n_read >= n_tokens:
+        if is_packed or len(document) >= length:
+            kept.append(document)
+            missing -= len(document) + 1 if is_packed else 1
+        if missing <= 0:
             break
-    return first
+    if missing > 0 and not is_packed:
+        raise UserError(
+            f"{len(kept)} of the {n_read} documents read from {source} have {length} tokens or "
+            f"more, {n_seqs} were asked for; lower --n-seqs or --seq-len"
+        )
+    return kept
 
 
 def first_token(tokenizer: PreTrainedTokenizerBase | None, bos: str) -> int | None:

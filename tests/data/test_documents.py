@@ -21,7 +21,7 @@ from nope_probe.data.documents import (
     stdlib_documents,
     stream_texts,
 )
-from nope_probe.data.tokenizing import TextReader, long_documents, read_documents
+from nope_probe.data.tokenizing import TextReader, read_documents
 from nope_probe.errors import UserError
 
 PLAIN = tokenizer()
@@ -110,7 +110,7 @@ def test_a_data_set_is_read_no_further_than_is_needed(
             yield text
 
     monkeypatch.setattr("nope_probe.data.tokenizing.stream_texts", counted)
-    result = long_documents("any/set", TextReader(PLAIN), 11, 60)
+    result = read_documents("any/set", TextReader(PLAIN), 11, 60, is_packed=False)
     whole = [ids for ids in PLAIN(TEXTS, add_special_tokens=False)["input_ids"] if len(ids) >= 60]
     assert result == whole[:11]
     assert len(read) == 64  # one batch
@@ -131,7 +131,7 @@ def test_too_few_long_documents_are_counted(folder: Path) -> None:
     assert 0 < n_long < 211
     message = rf"{n_long} of the 211 documents read from .* have 60 tokens or more, 211 were asked"
     with pytest.raises(UserError, match=message):
-        long_documents(str(folder), TextReader(PLAIN), 211, 60)
+        read_documents(str(folder), TextReader(PLAIN), 211, 60, is_packed=False)
 
 
 @pytest.mark.parametrize(
