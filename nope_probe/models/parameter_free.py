@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import transformer_lens
@@ -147,50 +147,6 @@ def _set_identities(model: Hooked) -> None:
             weight.data.copy_(size * torch.eye(d).expand_as(weight))
 
 
-PresetSize = Literal["tiny", "1.5b"]
-
-# The 1.5B shape is the paper's (section 4.2); its MLP and vocabulary follow from the number of
-# parameters and Llama-3's tokenizer. Both sizes are trained by recipes/training.
-SHAPES: dict[PresetSize, JsonObject] = {
-    "tiny": {
-        "num_hidden_layers": 4,
-        "hidden_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 384,
-        "vocab_size": 2048,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-    },
-    "1.5b": {
-        "num_hidden_layers": 22,
-        "hidden_size": 2048,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 5632,
-        "vocab_size": 128_256,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-    },
-}
-
-
-# The fields that all configurations of SmolLM3 here share.
-_COMMON = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False}
-
-
-def smollm3_config(size: PresetSize, rope: bool) -> SmolLM3Config:
-    """Return Hugging Face's configuration of the trained Llama, without RoPE or with it.
-
-    SmolLM3's `no_rope_layers` switches RoPE per layer: 0 is NoPE, 1 is RoPE.
-    """
-    shape = SHAPES[size]
-    switches = [int(rope)] * shape["num_hidden_layers"]
-    return SmolLM3Config(**shape, **_COMMON, no_rope_layers=switches)
-
-
 def hooked_config(config: PreTrainedConfig) -> Configuration:
     """Return TransformerLens's configuration of a Llama-like Hugging Face model.
 
@@ -311,8 +267,9 @@ def build_bridge(config: TransformerBridgeConfig) -> TransformerBridge:
         "rope_parameters": {"rope_type": "default", "rope_theta": float(config.rotary_base)},
         "no_rope_layers": [rotates] * config.n_layers,
         "is_causal": config.attention_dir == "causal",
+        **{"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False},
     }
-    hf = SmolLM3ForCausalLM(SmolLM3Config(**settings, **_COMMON)).requires_grad_(False)
+    hf = SmolLM3ForCausalLM(SmolLM3Config(**settings)).requires_grad_(False)
     for block in hf.model.layers:
         if config.attn_scale > 0:
             block.self_attn.scaling = 1 / config.attn_scale

@@ -13,17 +13,17 @@ import torch
 from ci.forks import forks
 from short_training import SHORT, shorten_training
 from support.command_line import refused, run_command
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import train
 from corpus import _packed, corpus_of
 from nope_probe.data.documents import is_held_out
 from nope_probe.errors import UserError
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.parameter_free import hooked_config, smollm3_config
+from nope_probe.models.parameter_free import hooked_config
 from presets import Settings
 from trainer import SayLoss, log_spaced
-from training_run import run
+from training_run import SHAPES, run, smollm3_config
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +54,27 @@ def test_documents_are_packed_with_bos_between_them_and_nothing_lost(tokenizer):
     assert len(expected) - len(stream) < 11
 
 
-def test_the_large_shape_is_the_papers():
-    config = hooked_config(smollm3_config("1.5b", rope=False))
+@pytest.mark.parametrize("rope", [False, True])
+def test_the_large_shape_is_the_papers(rope):
+    """Section 4.2; its MLP and vocabulary follow from 1.5B parameters and Llama 3's tokenizer."""
+    config = hooked_config(smollm3_config("1.5b", rope))
     shape = (config.n_layers, config.d_model, config.d_head, config.n_heads)
     assert shape == (22, 2048, 64, 32)
-    assert (config.n_key_value_heads, config.n_ctx) == (8, 1024)
+    assert (config.n_key_value_heads, config.d_mlp, config.d_vocab) == (8, 5632, 128_256)
+    assert (config.n_ctx, config.rotary_base) == (1024, 500_000.0)
+    assert config.positional_embedding_type == ("rotary" if rope else "standard")
+    assert (config.gated_mlp, config.normalization_type, config.final_rms) == (True, "RMS", True)
     with torch.device("meta"):
-        large = AutoModelForCausalLM.from_config(smollm3_config("1.5b", rope=False))
+        large = AutoModelForCausalLM.from_config(smollm3_config("1.5b", rope))
     assert sum(p.numel() for p in large.parameters()) == pytest.approx(1.5e9, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["nope-tiny", "rope-tiny"])
+def test_the_shipped_twins_have_the_small_shape(name):
+    shipped = AutoConfig.from_pretrained(CHECKPOINTS[name]).to_dict()
+    config = smollm3_config("tiny", rope=name == "rope-tiny").to_dict()
+    for field in (*SHAPES["tiny"], "no_rope_layers", "bos_token_id", "eos_token_id"):
+        assert shipped[field] == config[field], field
 
 
 def test_measured_steps_are_log_spaced_from_first_to_last():

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from transformers import set_seed
+from transformers import SmolLM3Config, set_seed
 
 from corpus import corpus_of, tokenizer_of
-from nope_probe.models.parameter_free import smollm3_config
+from nope_probe.files import JsonObject
 from nope_probe.run.paths import checkpoint_dir, locked
 from nope_probe.run.process_group import connect
 from nope_probe.run.processes import Signals, is_first_process, process_count, status
@@ -31,6 +31,44 @@ from training_folder import (
     validate_same_training,
     write_identity,
 )
+
+# The 1.5B shape is the paper's (section 4.2); its MLP and vocabulary follow from the number of
+# parameters and Llama-3's tokenizer.
+SHAPES: dict[str, JsonObject] = {
+    "tiny": {
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 384,
+        "vocab_size": 2048,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+    "1.5b": {
+        "num_hidden_layers": 22,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 5632,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+    },
+}
+
+
+def smollm3_config(size: str, rope: bool) -> SmolLM3Config:
+    """Return Hugging Face's configuration of the trained Llama, without RoPE or with it.
+
+    SmolLM3's `no_rope_layers` switches RoPE per layer: 0 is NoPE, 1 is RoPE.
+    """
+    shape = SHAPES[size]
+    switches = [int(rope)] * shape["num_hidden_layers"]
+    tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    return SmolLM3Config(**shape, **tokens, use_cache=False, no_rope_layers=switches)
 
 
 def run(settings: Settings) -> Path:

@@ -11,13 +11,13 @@ from support.rounding import NETWORK, PARAMETER_FREE
 from support.tiny_models import distance
 from torch import Tensor
 from torch.nn.functional import layer_norm, normalize
+from transformers import AutoConfig
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of, run_blocks
 from nope_probe.models.load import load
+from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import build, hooked_config, parameter_free
-from nope_probe.models.parameter_free import smollm3_config as shipped_config
-from nope_probe.models.parameter_free import smollm3_config as smollm3_shape
 
 LAYERS, N_POS, D = 3, 13, 22
 
@@ -146,30 +146,6 @@ def test_models_without_weights_are_equal_and_leave_the_random_numbers_alone(kin
     assert torch.equal(torch.rand(5), expected)
     other = build(parameter_free(2, 6)).state_dict()
     assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
-    trained = hooked_config(shipped_config("tiny", rope=False))
+    trained = hooked_config(AutoConfig.from_pretrained(CHECKPOINTS["nope-tiny"]))
     drawn = [build(trained).state_dict()["embed.W_E"] for _ in range(2 * (kind[0] == "H"))]
     assert not any(torch.equal(*pair) for pair in pairwise(drawn) if pair[0].any())
-
-
-@pytest.mark.parametrize("rope", [False, True])
-def test_the_papers_llama_has_its_shape(rope: bool) -> None:
-    """Section 4.2; its MLP and vocabulary follow from 1.5B parameters and Llama 3's tokenizer."""
-    config = hooked_config(shipped_config("1.5b", rope))
-    assert (config.n_layers, config.d_model, config.n_heads, config.d_head) == (22, 2048, 32, 64)
-    assert (config.n_key_value_heads, config.d_mlp, config.d_vocab) == (8, 5632, 128_256)
-    assert (config.n_ctx, config.rotary_base) == (1024, 500_000.0)
-    assert config.positional_embedding_type == ("rotary" if rope else "standard")
-    assert (config.gated_mlp, config.normalization_type, config.final_rms) == (True, "RMS", True)
-    tiny = smollm3_shape("tiny", rope)
-    assert (tiny.tie_word_embeddings, smollm3_shape("1.5b", rope).tie_word_embeddings) == (
-        True,
-        False,
-    )
-    assert tiny.no_rope_layers == [int(rope)] * 4
-    assert (tiny.bos_token_id, tiny.eos_token_id, tiny.pad_token_id) == (0, 0, None)
-    assert (tiny.intermediate_size, tiny.vocab_size, tiny.max_position_embeddings) == (
-        384,
-        2048,
-        256,
-    )
-    assert tiny.rope_parameters["rope_theta"] == 10_000.0

@@ -10,6 +10,7 @@ import torch
 from support.decoders import write_decoder
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf
+from transformers import AutoConfig
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
@@ -18,12 +19,12 @@ from nope_probe.hooks.layers.parity import probe_tokens, reference_of
 from nope_probe.hooks.layers.tap import Edits
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.load import load
+from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import (
     build,
     has_hooked_transformer,
     hooked_config,
     parameter_free,
-    smollm3_config,
 )
 from nope_probe.models.parity import (
     check_parity,
@@ -180,5 +181,8 @@ def test_models_are_of_the_kind_that_transformer_lens_has(kind: str) -> None:
     except ImportError:
         HookedTransformer = None
     assert has_hooked_transformer() == (HookedTransformer is not None)
-    for config in (parameter_free(1, 6), hooked_config(smollm3_config("tiny", rope=True))):
+    for config in (
+        parameter_free(1, 6),
+        hooked_config(AutoConfig.from_pretrained(CHECKPOINTS["rope-tiny"])),
+    ):
         assert type(build(config)).__name__ == kind

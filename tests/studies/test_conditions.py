@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.edited_model import subsets
+from transformers import AutoConfig
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
@@ -14,7 +15,8 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.models.parameter_free import build, hooked_config, smollm3_config
+from nope_probe.models.names import CHECKPOINTS
+from nope_probe.models.parameter_free import build, hooked_config
 from nope_probe.removal import INTACT
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import Processes
@@ -30,7 +32,7 @@ LLAMA, GPT2 = ("mask", "rope", *NOPE[1:]), (*NOPE, "pos_embed")
 
 def small_model(seed: int = 0):
     torch.manual_seed(seed)
-    model = build(hooked_config(smollm3_config("tiny", rope=True)))
+    model = build(hooked_config(AutoConfig.from_pretrained(CHECKPOINTS["rope-tiny"])))
     for parameter in model.parameters():
         parameter.data = 0.05 * torch.randn(parameter.shape)
     return model
