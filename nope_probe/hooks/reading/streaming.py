@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import (
@@ -27,6 +28,7 @@ from nope_probe.hooks.layers.model import (
     run_forward,
     tapped,
 )
+from nope_probe.hooks.layers.parity import validate_weights
 from nope_probe.hooks.layers.tap import StopForward, taps_read
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.maps.folds import State, under
@@ -77,7 +79,8 @@ def stream(
         checkpoint: deals out batches; by default, all are run.
 
     Raises:
-        UserError: for batches of no sequences, or fewer batches than processes.
+        UserError: for batches of no sequences, or fewer batches than processes; after it, for a
+            weight that is no number, and that made a total none.
         torch.OutOfMemoryError: if a single sequence does not fit.
     """
     checkpoint = checkpoint or StreamCheckpoint()
@@ -92,9 +95,10 @@ def stream(
             done += stop - start
             checkpoint.advance(stop - start)
         # Sorted by name: an order that all processes share.
-        checkpoint.all_reduce(
-            [entry.totals[name] for entry in accumulators for name in sorted(entry.totals)]
-        )
+        totals = [entry.totals[name] for entry in accumulators for name in sorted(entry.totals)]
+        checkpoint.all_reduce(totals)
+    if not all(total.sum().isfinite() for total in totals):
+        validate_weights(cast(nn.Module, model))
 
 
 def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> list[tuple[int, int]]:
