@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
+from nope_probe.hooks.layers.objects import validate_on_devices
 from nope_probe.hooks.layers.text_decoder import class_of, text_config_of, text_part
 from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
@@ -173,7 +174,7 @@ def _load_model(
         wrong = report["mismatched_keys"]
         report["mismatched_keys"] = {found for found in wrong if found[0].startswith(within)}
     validate_all_loaded(source, report)
-    validate_not_offloaded(source, model)
+    validate_on_devices(source, model)
     return model, report["unexpected_keys"]
 
 
@@ -237,20 +238,6 @@ def _quiet() -> Iterator[None]:
         logger.set_verbosity(level)
         if bars:
             logger.enable_progress_bar()
-
-
-def validate_not_offloaded(source: str, hf: PreTrainedModel) -> None:
-    """Check that every weight is on a device, not on disk or in another memory until it is used.
-
-    Raises:
-        UserError: naming the first weight that is elsewhere.
-    """
-    away = [name for name, parameter in hf.named_parameters() if parameter.device.type == "meta"]
-    if away:
-        raise UserError(
-            f"{source} does not fit the devices: {len(away)} of its weights, such as {away[0]}, "
-            "would be offloaded and cannot be read; take fewer --layers or a smaller --dtype"
-        )
 
 
 def load_tokenizer(

@@ -1,7 +1,7 @@
 """Ablations of a HookedTransformer that no Hugging Face model converts into.
 
 One has LayerNorm with biases, biases in every projection, q/k-norm, a soft cap and adjacent rotary
-pairs, one has positions in queries and keys alone (Shortformer), one has ALiBi. The oracle is a
+pairs, one has ALiBi. The oracle is a
 copy of the model whose parameters are set by hand; without mask, RoPE or ALiBi, each attention
 module gets a configuration of its own.
 """
@@ -20,8 +20,7 @@ from support.edited_model import SEVEN, rectangular_identity
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, distance, tokens
 
-from nope_probe import Ablation, ablated, calibrate, run_ablations, run_trace
-from nope_probe.errors import UserError
+from nope_probe import Ablation, ablated, run_ablations
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.components import components
 from nope_probe.studies.engine import irreplaceable
@@ -34,10 +33,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"d_model": 23, "d_head": 10, "n_heads": 3, "d_mlp": 37, "act_fn": "gelu"},
         **{"normalization_type": "LN", "positional_embedding_type": "rotary", "rotary_dim": 6},
         **{"rotary_adjacent_pairs": True, "use_qk_norm": True, "attn_scores_soft_cap": 5.0},
-    },
-    "shortformer": {
-        **{"d_model": 15, "d_head": 5, "n_heads": 3, "d_mlp": 31, "act_fn": "gelu"},
-        **{"normalization_type": "LN", "positional_embedding_type": "shortformer"},
     },
     "alibi": {
         **{"d_model": 12, "d_head": 3, "n_heads": 4, "attn_only": True},
@@ -119,7 +114,6 @@ def test_each_removal_changes_the_model(name: str) -> None:
 def test_what_a_hooked_transformer_has_is_known() -> None:
     assert components(model_of("rotary")) == SEVEN
     assert components(model_of("alibi")) == ("mask", "w_q", "w_k", "w_o", "w_v", "alibi")
-    assert {*components(model_of("shortformer"))} == {*SEVEN, "pos_embed"} - {"rope"}
 
 
 def test_alibi_in_named_heads_equals_a_copy_without_their_slopes() -> None:
@@ -141,26 +135,16 @@ def test_alibi_is_the_source_of_the_first_layers_pattern_and_the_mask_is_not() -
     assert list(terms) == ["mask", "alibi", "mask_x_alibi", "without_sources"]
 
 
-def test_positions_in_queries_and_keys_alone_are_the_source_of_a_pattern() -> None:
-    model = model_of("shortformer")
-    run = run_ablations(model, tokens(32, 17), remove=["sources"])
-    first = run.tables["pattern"].query("layer == 0").set_index("removed")["kept"]
-    assert abs(first["pos_embed"]) < 0.1 * first["intact"]
-    assert "w_q" not in {*run_ablations(model, tokens(32, 17)).tables["pattern"]["removed"]}
-    refused = pytest.raises(ValueError, match="w_k of L0 cannot be removed: positions are added to")
-    with refused, ablated(model, Ablation(remove=["w_k"], replacement="identity", gain="identity")):
-        pass
-    with pytest.raises(ValueError, match="pos_embed writes nothing in this model"):
-        calibrate(model, tokens(3), writers=["pos_embed"])
-    with pytest.raises(UserError, match="cannot be traced: between the residual stream and the"):
-        run_trace(model, tokens(32, 11))
-
-
 @pytest.mark.parametrize(
-    "settings", [{"parallel_attn_mlp": True}, {"use_normalization_before_and_after": True}]
+    "settings",
+    [
+        {"parallel_attn_mlp": True},
+        {"use_normalization_before_and_after": True},
+        {"positional_embedding_type": "shortformer"},
+    ],
 )
-def test_parallel_and_post_norm_blocks_of_a_hooked_transformer_are_an_error(
-    settings: dict[str, bool],
+def test_other_formulas_of_a_hooked_transformer_are_an_error(
+    settings: dict[str, Any],
 ) -> None:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 

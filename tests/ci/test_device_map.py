@@ -104,7 +104,7 @@ def test_a_placed_model_gives_the_same_maps(device_map: Any, tiny: ByName, bridg
     [
         (
             {"": "meta"},
-            r"does not fit the devices: \d+ of its weights, such as model\.embed_tokens",
+            r"\d+ weights of .*qwen3, such as model\.embed_tokens.*, are offloaded",
         ),
         (
             dict.fromkeys(PARTS, "cpu") | {"model.layers.1": "disk"},

@@ -18,7 +18,7 @@ from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.hook_points import INSTALLING, HookPoint, PlacedHook
 from nope_probe.hooks.layers.rotation import fit_rotary
 from nope_probe.hooks.layers.tap import Tap
-from nope_probe.maps.rotation import Rotation
+from nope_probe.maps.positions import Rotation
 from nope_probe.removal import Projection
 
 ModelKind = Literal["HookedTransformer", "TransformerBridge"]
@@ -168,11 +168,6 @@ class Layer(ABC):
     def source_of_keys(self) -> int | None:
         """The number of the block whose keys and values this block attends to; None for its own."""
         return None
-
-    @property
-    def adds_positions(self) -> bool:
-        """Whether positions are added to the normed inputs of W_Q and W_K (Shortformer)."""
-        return False
 
     @property
     @abstractmethod

@@ -24,7 +24,7 @@ from nope_probe.hooks.layers.attention import (
 from nope_probe.hooks.layers.base_layer import COMPUTED, Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.tap import BORROWED, FUSED, NAME, attend_inline, current, register
-from nope_probe.maps.rotation import Rotation
+from nope_probe.maps.positions import Rotation
 from nope_probe.removal import Projection
 
 # Options of TransformerLens that change the formula of attention beyond that of `_attend`.
@@ -40,24 +40,18 @@ class HookedLayer(Layer):
 
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
-        if self.parallel or any(getattr(cfg, name, None) for name in OTHER_FORMULAS):
+        adds_positions = cfg.positional_embedding_type == "shortformer"  # to queries and keys
+        others = (self.parallel, *(getattr(cfg, name, None) for name in OTHER_FORMULAS))
+        if adds_positions or any(others):
             raise NotImplementedError(
                 "post-norm and parallel blocks, clipped and log-n attention are read through "
-                "TransformerBridge, not HookedTransformer: load the model with nope_probe.load"
+                "TransformerBridge, not HookedTransformer (load the model with nope_probe.load), "
+                "and shortformer's positions not at all"
             )
 
     @property
     def attending(self) -> nn.Module:
         return self.attn
-
-    @property
-    def adds_positions(self) -> bool:
-        return bool(self.cfg.positional_embedding_type == "shortformer")
-
-    def why_not_replaced(self, name: Projection) -> str | None:
-        if name in ("w_q", "w_k") and self.adds_positions:
-            return "positions are added to its input behind the norm (as in Shortformer)"
-        return None
 
     @property
     def soft_cap(self) -> float | None:

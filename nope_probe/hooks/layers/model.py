@@ -44,7 +44,7 @@ from nope_probe.hooks.layers.tap import (
     positions_far_apart,
     taps_read,
 )
-from nope_probe.maps.rotation import Angles
+from nope_probe.maps.positions import Angles
 
 Reading = TypeVar("Reading")
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
@@ -456,14 +456,13 @@ def _as_first_pass(module: nn.Module, run: Callable[..., Any]) -> Callable[..., 
 def position_point(model: HookedModel) -> HookPoint | None:
     """Return the hook point of learned position embeddings; None if a model lacks them.
 
-    Shortformer's enter the queries and keys of every block, all others the residual stream.
     A HookedTransformer with position embeddings of 0 counts as a model without them, because
     TransformerLens has no position embedding type "none".
     """
     hooked: Any = model
     if is_bridge(model):
         return hooked.pos_embed.hook_out if "pos_embed" in hooked._modules else None
-    learned = model.cfg.positional_embedding_type in ("standard", "shortformer")
+    learned = model.cfg.positional_embedding_type == "standard"
     return hooked.hook_pos_embed if learned and bool(hooked.pos_embed.W_pos.any()) else None
 
 

@@ -30,7 +30,6 @@ from nope_probe.hooks.layers.parity import (
     probe_tokens,
     reference_of,
     validate_surroundings,
-    validate_weights,
     validate_within,
 )
 
@@ -95,11 +94,10 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
     validate_surroundings()
     _validate_whole(given)
     model = _unwrapped(given)
-    _validate_on_devices(model)
+    if isinstance(model, nn.Module):
+        validate_on_devices("the model", model)
     _validate_split(model)
     _validate_forwards(model)
-    if hasattr(model, "cfg"):
-        validate_weights(model)
     if hasattr(model, "cfg") or model in _IN_USE:
         return _IN_USE.get(model, model), {}
     from nope_probe.hooks.layers.bridges import boot_bridge
@@ -164,13 +162,18 @@ def _validate_whole(given: object) -> None:
         )
 
 
-def _validate_on_devices(model: Any) -> None:
-    weights = model.named_parameters() if isinstance(model, nn.Module) else ()
-    away = next((name for name, weight in weights if weight.is_meta), None)
-    if away is not None:
+def validate_on_devices(what: str, model: nn.Module) -> None:
+    """Check that every weight is on a device, not on disk or in another memory until it is used.
+
+    Raises:
+        UserError: naming the first weight that is elsewhere.
+    """
+    away = [name for name, weight in model.named_parameters() if weight.is_meta]
+    if away:
         raise UserError(
-            f"weights of the model, such as {away}, are offloaded (on the device meta) and cannot "
-            "be read: load fewer layers, or a smaller dtype, so that all of them are on devices"
+            f"{len(away)} weights of {what}, such as {away[0]}, are offloaded (on the device meta) "
+            "and cannot be read: take fewer --layers (n_layers) or a smaller --dtype, so that all "
+            "of them are on devices"
         )
 
 

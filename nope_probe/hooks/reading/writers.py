@@ -159,7 +159,7 @@ def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
         kept = tensors_at(model, inputs, points)
         tolerance, x = score_tolerance(kept["x"].dtype), upcast(kept["x"])
         norm = norm_between(layer.block, x, layer.norm_output("ln1", kept["y"]).to(x), tolerance)
-    if norm is None or layer.adds_positions:
+    if norm is None:
         raise NotImplementedError(
             f"between the residual stream and the attention of L{layer.index} is more than a norm"
         )
@@ -169,10 +169,9 @@ def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
 def learned_positions(model: HookedModel, inputs: Inputs) -> HookPoint | None:
     """Return the hook point of position embeddings in the residual stream, or None.
 
-    There are none for input vectors, nor where only queries and keys get positions (Shortformer).
+    There are none for input vectors.
     """
-    in_residual = not inputs.is_floating_point() and not layers_of(model)[0].adds_positions
-    return position_point(model) if in_residual else None
+    return None if inputs.is_floating_point() else position_point(model)
 
 
 def scalar_between(
