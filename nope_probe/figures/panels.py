@@ -84,7 +84,7 @@ def panel_groups(
     scales = [[panel.scale for panel in group] for group in groups]
     shared = len(groups) > 1 and all(group == scales[0] for group in scales)
     columns = max(size, size * min(len(groups), ACROSS // size))
-    names, row_gap = [panel.name for panel in panels], 52 if shared else 52 + BAR
+    names, row_gap = [panel.name for panel in panels], 52 if shared else 52 + BAR + AXES
     figure = place_squares(title, names, columns=columns, row_gap=row_gap)
     figure.update_annotations(font_size=12).update_layout(
         _bars(figure, panels, columns, size, shared)
@@ -207,10 +207,10 @@ def _bars(
 ) -> Layout:
     """Return the layout keys of the colour bars: below each scale's first map in its row."""
     keys: Layout = {}
-    n = len(panels)
-    last_row = (n - 1) // columns * columns
+    last_row = (len(panels) - 1) // columns * columns
+    drop = (BAR_DROP + AXES) / plot_height(figure)
     for index, panel in enumerate(panels):
-        bottom, is_last = figure.layout[f"yaxis{axis(index)}"].domain[0], index >= n - columns
+        bottom = figure.layout[f"yaxis{axis(index)}"].domain[0]
         start = index - index % size
         alike = [
             other
@@ -220,7 +220,6 @@ def _bars(
         is_first = index == alike[0]
         left = figure.layout[f"xaxis{axis(index)}"].domain[0]
         right = figure.layout[f"xaxis{axis(alike[-1])}"].domain[1]
-        drop = (BAR_DROP + AXES * is_last) / plot_height(figure)
         length = min(0.3, 0.8 * (right - left))
         across = (left + right - length) / 2, (left + right + length) / 2
         bar = {**colour_bar(panel.unit, across, bottom - drop), **_ticks(panel.low, panel.high)}

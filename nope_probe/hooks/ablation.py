@@ -39,12 +39,13 @@ from nope_probe.hooks.removing.block_ablation import (
     content_heads,
     in_effect,
 )
-from nope_probe.hooks.removing.components import lone_mlps, removals_of, without_position
+from nope_probe.hooks.removing.components import lone_mlps, removals_of
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import (
     Calibration,
     WrittenPosition,
 )
+from nope_probe.hooks.removing.written import without_position
 from nope_probe.removal import Writer
 
 _REDRAWN: WeakKeyDictionary[HookedModel, object] = WeakKeyDictionary()

@@ -31,9 +31,14 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
 from nope_probe.hooks.reading.writers import BlockWriting, written_by_blocks
-from nope_probe.hooks.removing.components import POINTS
 from nope_probe.hooks.removing.replacements import BlockPositions, MeanOutput
-from nope_probe.hooks.removing.written import Texts, fingerprints, null_order, without_written
+from nope_probe.hooks.removing.written import (
+    POINTS,
+    Texts,
+    fingerprints,
+    null_order,
+    without_written,
+)
 from nope_probe.removal import WRITTEN_NULL, Component, Writer
 
 MASSIVE = 4.0  # times the median norm of a component's outputs

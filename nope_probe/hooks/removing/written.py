@@ -16,15 +16,73 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Vectors
 from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoint, first, last
 from nope_probe.hooks.layers.model import block_point, blocks_of
-from nope_probe.hooks.removing.components import POINTS, Removal, check_length
+from nope_probe.hooks.removing.components import Removal
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import BlockPositions, Calibration
+from nope_probe.hooks.removing.replacements import BlockPositions, Calibration, WrittenPosition
 from nope_probe.removal import Writer
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+POINTS = {
+    "HEAD": "hook_attn_out",
+    "ATTN": "hook_attn_out",
+    "MLP": "hook_mlp_out",
+    "BLOCK": "hook_resid_post",
+}
+
+
+class Position(Removal):
+    """A writer's mean output at each position becomes its mean over positions."""
+
+    kind = "position"
+
+    @classmethod
+    def groups(
+        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
+    ) -> Iterator[HookGroup]:
+        for writer in ablation.condition.writers:
+            assert calibration is not None
+            yield without_position(model, writer, calibration.positions[writer])
+
+
+def without_position(
+    model: HookedModel, writer: Writer, written: WrittenPosition, reader: int | None = None
+) -> HookGroup:
+    """Return the hook that takes a component's position out of the residual stream.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        writer: the component.
+        written: the position to remove.
+        reader: the only block whose input loses the position; by default the component's output
+            loses it, and so do all later blocks.
+    """
+    name = "hook_resid_pre" if reader is not None else POINTS.get(writer.kind, "hook_resid_pre")
+    number, n = writer.block if reader is None else reader, len(written.vectors)
+    vectors = written.vectors / (1.0 if reader is not None else written.factor)
+
+    def subtract(tensor: Vectors, hook: HookPoint) -> Vectors:
+        check_length(tensor, n, f"the position of {writer}")
+        return tensor - vectors.to(tensor)
+
+    block, point = blocks_of(model)[number], block_point(model, number, name)
+    return HookGroup(block, [first(point, subtract)])
+
+
+def check_length(tensor: Vectors, n: int, what: str) -> None:
+    """Check that sequences are as long as those on which a position was measured.
+
+    Raises:
+        UserError: naming both lengths.
+    """
+    if tensor.shape[1] != n:
+        raise UserError(
+            f"sequences of {tensor.shape[1]} tokens, but {what} was calibrated on sequences of "
+            f"{n}: pass calibrate(model, tokens) of that length"
+        )
 
 
 class WrittenPositions(Removal):
