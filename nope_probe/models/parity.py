@@ -18,17 +18,15 @@ from nope_probe.hooks.layers.attention import Attention, relative_error
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
-    as_evaluated,
-    attention_read,
     blocks_of,
     layers_of,
     position_point,
-    run_blocks,
     takes_position_ids,
     tapped,
 )
 from nope_probe.hooks.layers.objects import Model, checked_model
 from nope_probe.hooks.layers.parity import Reference, errors_of, probe_tokens, validate_within
+from nope_probe.hooks.layers.passes import as_evaluated, attention_read, run_blocks
 from nope_probe.hooks.removing.components import rope_layers
 from nope_probe.models.info import GGUFInfo, LoadedModel, ModelInfo
 

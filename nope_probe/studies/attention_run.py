@@ -24,7 +24,8 @@ from nope_probe.analyses.attention import (
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.verdicts import UNIFORM
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.model import Given, traits_of
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nope_probe.data.sequences import Sequences, random_twice, repeated
-from nope_probe.hooks.layers.entry import Entry, entered, logits_from, run_to_enter
+from nope_probe.hooks.layers.passes import Entry, entered, logits_from, run_to_enter
 from nope_probe.hooks.reading.capture import LossAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.removing.removals import Ablation

@@ -24,8 +24,8 @@ from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import MIN_KEYS
 from nope_probe.errors import UserError
 from nope_probe.files import reading
-from nope_probe.hooks.layers.entry import Entry
 from nope_probe.hooks.layers.model import Given, numbered_layers
+from nope_probe.hooks.layers.passes import Entry
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint

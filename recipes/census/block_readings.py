@@ -20,13 +20,8 @@ from transformers import PreTrainedConfig
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
-from nope_probe.hooks.layers.model import (
-    Inputs,
-    layers_of,
-    position_point,
-    read_attention,
-    traits_of,
-)
+from nope_probe.hooks.layers.model import Inputs, layers_of, position_point
+from nope_probe.hooks.layers.passes import read_attention, traits_of
 from nope_probe.hooks.reading.batch_readings import rotation_of
 from nope_probe.hooks.removing.components import mean_over_positions
 from nope_probe.maps.positions import Rotation

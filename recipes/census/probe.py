@@ -25,7 +25,8 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attention import Attention, query_blocks
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Inputs, layers_of, read_attention, traits_of
+from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.passes import read_attention, traits_of
 from nope_probe.hooks.reading.batch_readings import rotation_of
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation

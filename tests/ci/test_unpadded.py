@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from nope_probe import Ablation, ablated, capture_losses, capture_scores, load
-from nope_probe.hooks.layers.model import as_evaluated, run_blocks
+from nope_probe.hooks.layers.passes import as_evaluated, run_blocks
 from nope_probe.models.names import CHECKPOINTS
 
 Change = Callable[[Any], None]

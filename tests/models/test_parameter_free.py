@@ -14,7 +14,8 @@ from torch.nn.functional import layer_norm, normalize
 from transformers import AutoConfig
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.model import layers_of, run_blocks
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.passes import run_blocks
 from nope_probe.models.load import load
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import build, hooked_config, parameter_free

@@ -23,8 +23,7 @@ from nope_probe import (
     sequences,
 )
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.entry import entered, logits_from, run_to_enter
-from nope_probe.hooks.layers.model import logits_of
+from nope_probe.hooks.layers.passes import entered, logits_from, logits_of, run_to_enter
 from nope_probe.studies.heads import (
     COLUMNS,
     MEASURES,

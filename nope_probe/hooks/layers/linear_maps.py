@@ -27,7 +27,8 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_detached,
     replaced_in_this_thread,
 )
-from nope_probe.hooks.layers.model import run_forward, tapped, traits_of
+from nope_probe.hooks.layers.model import tapped
+from nope_probe.hooks.layers.passes import run_forward, traits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.layers.tap import Edits, edited, taps_read
 from nope_probe.removal import Component

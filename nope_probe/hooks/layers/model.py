@@ -1,19 +1,16 @@
-"""A model as a whole: its blocks, their inputs, and a forward pass for its hooks.
+"""A model as a whole: its blocks, its modules, and the inputs that it takes.
 
-This file holds the differences between HookedTransformer and TransformerBridge as models.
-`block_kinds.py` holds the differences between their blocks, `linear_maps.py` those of the modules
-in a block. No other file asks for a model's kind.
+This file and `passes.py` hold the differences between HookedTransformer and TransformerBridge as
+models. `block_kinds.py` holds the differences between their blocks, `linear_maps.py` those of the
+modules in a block. No other file asks for a model's kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from inspect import signature
-from threading import Lock
-from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
-from weakref import WeakKeyDictionary
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -21,32 +18,11 @@ from torch import Tensor, nn
 
 from nope_probe.errors import UserError, validate_layer_numbers, validate_unicode
 from nope_probe.files import JsonObject
-from nope_probe.hooks.layers.attention import Attention, HeadVectors
-from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
+from nope_probe.hooks.layers.base_layer import Layer, find_point
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
-from nope_probe.hooks.layers.hook_points import (
-    INSTALLING,
-    HookedModel,
-    HookGroup,
-    HookPoint,
-    OfThread,
-    first,
-    hooks_attached,
-    hooks_detached,
-    hooks_in_place,
-    replaced_in_this_thread,
-)
-from nope_probe.hooks.layers.tap import (
-    Edits,
-    StopForward,
-    current,
-    edited,
-    positions_far_apart,
-    taps_read,
-)
-from nope_probe.maps.positions import Angles
+from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint
+from nope_probe.hooks.layers.tap import current
 
-Reading = TypeVar("Reading")
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
@@ -138,38 +114,6 @@ _N_SEQS = "_current_batch_size"
 
 def _set_n_seqs(module: nn.Module, n_seqs: int | None) -> None:
     current.n_seqs = n_seqs
-
-
-@contextmanager
-def attention_read(
-    model: HookedModel, read: Callable[[Layer, Attention], Reading], *, n_layers: int | None = None
-) -> Iterator[list[Reading]]:
-    """Show the attention of each pass to a reader, and yield the list of the reader's results.
-
-    A pass ends after the first `n_layers` that attend.
-    """
-    readings: list[Reading] = []
-
-    def keep(layer: Layer, attention: Attention) -> None:
-        readings.append(read(layer, attention))
-
-    with tapped(model) as layers:
-        readers = [(layer.tap, partial(keep, layer)) for layer in layers[:n_layers]]
-        with taps_read(readers, [] if n_layers is None else [readers[-1][0]]):
-            yield readings
-
-
-def read_attention(
-    model: HookedModel,
-    inputs: Inputs,
-    read: Callable[[Layer, Attention], Reading],
-    *,
-    n_layers: int | None = None,
-) -> list[Reading]:
-    """Run a batch, and return what a reader makes of the attention of the first blocks."""
-    with torch.inference_mode(), attention_read(model, read, n_layers=n_layers) as readings:
-        run_forward(model, inputs)
-    return readings
 
 
 def modules_of(model: HookedModel) -> dict[str, nn.Module]:
@@ -344,115 +288,6 @@ def positions_of(model: HookedModel) -> int | None:
     return None if is_bridge(model) and not has_learned else int(model.cfg.n_ctx)
 
 
-def logits_of(
-    model: HookedModel, tokens: Int[Tensor, "batch pos"]
-) -> Float[Tensor, "batch logit_pos d_vocab"]:
-    """Return the logits of a batch of tokens, on the model's device."""
-    with as_evaluated(model):
-        return model(tokens.to(next(model.parameters()).device))
-
-
-@contextmanager
-def as_evaluated(model: HookedModel) -> Iterator[None]:
-    """Run a model on whole sequences: without dropout, with the mask and RoPE that they get.
-
-    Modules in training mode are in evaluation mode for as long as the context lasts, in all
-    threads. In this thread, nothing is padded, whatever a HookedTransformer's tokenizer pads with,
-    and where, and dynamic RoPE knows no sequence but a pass's.
-    """
-    with evaluated(modules_of(model).values()), _unpadded(model):
-        yield
-
-
-@contextmanager
-def _unpadded(model: HookedModel) -> Iterator[None]:
-    """Run a HookedTransformer on whole sequences, though its tokenizer pads on the left.
-
-    TransformerLens takes every leading pad token for padding then, BOS too where both are the same.
-    """
-    hooked: Any = model
-    tokenizer = None if is_bridge(model) else getattr(hooked, "tokenizer", None)
-    if tokenizer is None or tokenizer.padding_side != "left":
-        yield
-        return
-
-    def embedding_all(embed: Callable[..., Any]) -> Callable[..., Any]:
-        def embed_all(
-            tokens: Int[Tensor, "batch pos"],
-            attention_mask: Tensor | None = None,
-            **options: object,
-        ) -> tuple[Any, ...]:
-            seen = torch.ones_like(tokens) if attention_mask is None else attention_mask
-            *embedded, _ = embed(tokens, attention_mask=seen, **options)
-            return *embedded, attention_mask
-
-        return embed_all
-
-    with replaced_in_this_thread(model, "input_to_embed", embedding_all):
-        yield
-
-
-_EVALUATED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by how many contexts
-
-
-@contextmanager
-def evaluated(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run modules without dropout, and RoPE in this thread as if no pass had been before."""
-    modules = [*modules]
-    with INSTALLING:
-        training = [module for module in modules if module.training or module in _EVALUATED]
-        for module in training:
-            _EVALUATED[module] = _EVALUATED.get(module, 0) + 1
-            vars(module)["training"] = False  # past a bridge's __setattr__
-    try:
-        with ExitStack() as stack:
-            for module in modules:
-                if _ORIGINAL in vars(module):
-                    make = partial(_as_first_pass, module)
-                    stack.enter_context(replaced_in_this_thread(module, "forward", make))
-            yield
-    finally:
-        with INSTALLING:
-            for module in training:
-                _EVALUATED[module] -= 1
-                if not _EVALUATED[module]:  # no other thread reads the model
-                    del _EVALUATED[module]
-                    vars(module)["training"] = True
-
-
-# The longest sequence that dynamic RoPE has met, and the length for which it was made.
-_LONGEST, _ORIGINAL = "max_seq_len_cached", "original_max_seq_len"
-_ROTATING = Lock()  # for the moment in which a module has the frequencies of one pass
-
-
-def _as_first_pass(module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward pass of RoPE with the frequencies of its sequences alone.
-
-    transformers keeps those of the longest sequence so far on the module. It forgets them for
-    sequences shorter than the original context, not for equally long ones. It
-    writes those of LongRoPE into the buffer.
-    """
-
-    def forward(*args: object, **options: object) -> object:
-        with _ROTATING:
-            attributes, buffers = vars(module), module._buffers
-            longest = {name: attributes[name] for name in [*attributes] if name.endswith(_LONGEST)}
-            before = {**buffers}
-            buffers |= {name: x.clone() for name, x in before.items() if x is not None}
-            for name in longest:
-                prefix = name.removesuffix(_LONGEST)  # the type of a layer, or nothing
-                if attributes[name] > attributes[_ORIGINAL]:
-                    buffers[f"{prefix}inv_freq"] = buffers[f"{prefix}original_inv_freq"]
-                    attributes[name] = attributes[_ORIGINAL]
-            try:
-                return run(*args, **options)
-            finally:
-                attributes.update(longest)
-                buffers.update(before)
-
-    return forward
-
-
 def position_point(model: HookedModel) -> HookPoint | None:
     """Return the hook point of learned position embeddings; None if a model lacks them.
 
@@ -484,111 +319,8 @@ def takes_position_ids(model: HookedModel) -> bool:
     return original is not None and "position_ids" in signature(original.forward).parameters
 
 
-def run_forward(model: HookedModel, inputs: Inputs) -> None:
-    """Run a batch of tokens or vectors through a model's blocks, for its hooks alone.
-
-    Vectors enter the first block as they are, on every kind of model. A bridge takes vectors as
-    input embeddings, to which GPT-2 adds positions, so a hook writes them after that sum.
-    (`start_at_layer` would do, but TransformerLens 3.9 has it for HookedTransformers only.)
-    """
-    inputs = inputs.to(next(model.parameters()).device)
-    options: dict[str, int] = {} if is_bridge(model) else {"stop_at_layer": model.cfg.n_layers}
-    entries: list[HookGroup] = []
-    if inputs.is_floating_point() and is_bridge(model):
-        here = OfThread(lambda tensor, hook: inputs)
-        enter = first(block_point(model, 0, "hook_resid_pre"), here)
-        entries.append(HookGroup(blocks_of(model)[0], [enter]))
-    elif inputs.is_floating_point():
-        options["start_at_layer"] = 0
-    # The first of all hooks, so that even an ablation's hooks read the vectors.
-    with as_evaluated(model), suppress(StopForward), hooks_in_place(entries):
-        model(inputs, **options)
-
-
-def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d_model"]:
-    """Run a batch of tokens or vectors, and return the output of the last block.
-
-    Example:
-        >>> from nope_probe import load
-        >>> from nope_probe.hooks.layers.model import run_blocks
-        >>> run_blocks(load("parameter-free", n_layers=2).model, torch.randn(3, 5, 64)).shape
-        torch.Size([3, 5, 64])
-    """
-    outputs: list[Tensor] = []
-
-    def keep(tensor: Tensor, hook: HookPoint) -> None:
-        outputs.append(tensor)
-        raise StopForward
-
-    with hooks_attached([(block_point(model, -1, "hook_resid_post"), keep)]):
-        run_forward(model, inputs)
-    return outputs[0]
-
-
 def block_point(model: HookedModel, number: int, name: str) -> HookPoint:
     """Return a hook point of any block, attending or not."""
     point = find_point(blocks_of(model)[number], name)
     assert point is not None
     return point
-
-
-TRAITS: WeakKeyDictionary[HookedModel, dict[int, Traits]] = WeakKeyDictionary()
-
-
-def traits_of(model: HookedModel) -> dict[int, Traits]:
-    """Return the traits of every block's attention, by the block's number.
-
-    The traits come from one short pass, run once for each model, because a bridge's configuration
-    may be wrong. The pass holds a sequence twice. The second copy gets the angles of position 0 in
-    every block, and enters every block with the first copy's residual stream. Masks are made as if
-    the two positions were further from each other than any window.
-    """
-    if model not in TRAITS:
-        TRAITS[model] = _traits(model)
-    return TRAITS[model]
-
-
-def _traits(model: HookedModel) -> dict[int, Traits]:
-    layers = layers_of(model)
-    if not is_bridge(model):
-        return {layer.index: layer.traits() for layer in layers if isinstance(layer, HookedLayer)}
-    traits: dict[int, Traits] = {}
-
-    def compare(layer: Layer, attention: Attention) -> None:
-        traits[layer.index] = Traits.of(attention, layer.attending)
-
-    def copy_first(tensor: Tensor, hook: HookPoint) -> Tensor:
-        return tensor[:1].expand(2, *tensor.shape[1:])
-
-    entries = [(layer.point("hook_resid_pre"), copy_first) for layer in layers]
-    with (
-        torch.inference_mode(),
-        hooks_detached(model),
-        hooks_attached(entries),
-        positions_far_apart(),
-        attention_read(model, compare, n_layers=len(layers)),
-        edited({layer.tap: Edits(rope=_SecondStraight()) for layer in layers}),
-    ):
-        # Token 0 may be padding, whose embedding is 0.
-        run_forward(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
-    return traits
-
-
-class _SecondStraight:
-    """Gives the second sequence of a batch the angles of position 0."""
-
-    def turned_back(self, x: HeadVectors, angles: Angles) -> HeadVectors:
-        raise NotImplementedError  # a HookedTransformer's configuration suffices
-
-    def straightened(self, angles: Angles) -> Angles:
-        if not isinstance(angles, Tensor):
-            cos, sin = angles
-            return self._second(cos), self._second(sin)
-        return self._second(angles)
-
-    @staticmethod
-    def _second(angles: Tensor) -> Tensor:
-        if angles.dtype == torch.long:  # positions
-            return torch.cat((angles[:1], torch.zeros_like(angles[:1])))
-        one = angles[..., :1, :, :]
-        return torch.cat((one, one[..., :1, :].expand_as(one)), -3)

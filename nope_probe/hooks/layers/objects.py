@@ -23,7 +23,6 @@ from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.block_kinds import is_plain
 from nope_probe.hooks.layers.hook_points import HookedModel, methods_replaced
-from nope_probe.hooks.layers.model import evaluated
 from nope_probe.hooks.layers.parity import (
     Reference,
     errors_of,
@@ -32,6 +31,7 @@ from nope_probe.hooks.layers.parity import (
     validate_surroundings,
     validate_within,
 )
+from nope_probe.hooks.layers.passes import evaluated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

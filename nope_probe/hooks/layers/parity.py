@@ -14,7 +14,8 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import attention_read, evaluated, layers_of, logits_of
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.passes import attention_read, evaluated, logits_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -26,10 +26,10 @@ from nope_probe.hooks.layers.model import (
     as_inputs,
     documents_of,
     numbered_layers,
-    read_attention,
     skip_keys_of,
 )
 from nope_probe.hooks.layers.objects import Model, model_of
+from nope_probe.hooks.layers.passes import read_attention
 from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.folds import FoldSum, folds_of, sum_parts

@@ -12,7 +12,8 @@ from torch import Tensor
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Inputs, read_attention
+from nope_probe.hooks.layers.model import Inputs
+from nope_probe.hooks.layers.passes import read_attention
 from nope_probe.maps.positions import NO_ROTATION, Rotation
 
 ROWS = 128  # queries whose scores are in memory at once

@@ -26,9 +26,9 @@ from nope_probe.hooks.layers.model import (
     layers_of,
     numbered_layers,
     skip_keys_of,
-    traits_of,
 )
 from nope_probe.hooks.layers.objects import Model, model_of
+from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.reading.accumulators import (
     STAGES,
@@ -317,7 +317,7 @@ class LossAccumulator(Accumulator):
 
     Args:
         n_folds: parts of the sequences.
-        first: the first position that has logits; see `entry.logits_from`.
+        first: the first position that has logits; see `passes.logits_from`.
     """
 
     reads_logits = True

@@ -23,11 +23,10 @@ from nope_probe.hooks.layers.model import (
     as_inputs,
     documents_of,
     numbered_layers,
-    read_attention,
     tapped,
-    traits_of,
 )
 from nope_probe.hooks.layers.objects import Model, model_of
+from nope_probe.hooks.layers.passes import read_attention, traits_of
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.attention import scores_of_rows
 from nope_probe.hooks.reading.calibration import calibrate

@@ -36,8 +36,8 @@ from nope_probe.hooks.layers.model import (
     kept_positions_of,
     numbered_layers,
     skip_keys_of,
-    traits_of,
 )
+from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.reading.writers import (

@@ -21,14 +21,9 @@ from nope_probe.hooks.layers.hook_points import (
     HookPoint,
     hooks_attached,
 )
-from nope_probe.hooks.layers.model import (
-    Inputs,
-    block_point,
-    logits_of,
-    run_forward,
-    tapped,
-)
+from nope_probe.hooks.layers.model import Inputs, block_point, tapped
 from nope_probe.hooks.layers.parity import validate_weights
+from nope_probe.hooks.layers.passes import logits_of, run_forward
 from nope_probe.hooks.layers.tap import StopForward, taps_read
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.maps.folds import State, under

@@ -41,9 +41,9 @@ from nope_probe.hooks.layers.model import (
     blocks_of,
     layers_of,
     position_point,
-    run_forward,
     tapped,
 )
+from nope_probe.hooks.layers.passes import run_forward
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.removal import Writer
 

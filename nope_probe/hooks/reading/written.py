@@ -12,7 +12,6 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Vectors
-from nope_probe.hooks.layers.entry import Entry, entered, n_outputs_of
 from nope_probe.hooks.layers.hook_points import (
     Attachment,
     HookedModel,
@@ -20,14 +19,8 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_attached,
     hooks_in_place,
 )
-from nope_probe.hooks.layers.model import (
-    Inputs,
-    block_point,
-    blocks_of,
-    layers_of,
-    run_forward,
-    tapped,
-)
+from nope_probe.hooks.layers.model import Inputs, block_point, blocks_of, layers_of, tapped
+from nope_probe.hooks.layers.passes import Entry, entered, n_outputs_of, run_forward
 from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
 from nope_probe.hooks.reading.writers import BlockWriting, written_by_blocks

@@ -20,8 +20,9 @@ from nope_probe.hooks.layers.hook_points import (
     OfThread,
     restores_places,
 )
-from nope_probe.hooks.layers.model import layers_of, modules_of, numbered_layers, traits_of
+from nope_probe.hooks.layers.model import layers_of, modules_of, numbered_layers
 from nope_probe.hooks.layers.objects import ABLATED_ALREADY
+from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.removing.components import Target, components, lone_mlps, removals_of
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration

@@ -33,8 +33,8 @@ from nope_probe.hooks.layers.model import (
     layers_of,
     position_module,
     position_point,
-    traits_of,
 )
+from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, Place

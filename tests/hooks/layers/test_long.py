@@ -12,7 +12,7 @@ from support.tiny_models import tokens
 from nope_probe import load
 from nope_probe.hooks.layers import attention as module
 from nope_probe.hooks.layers.attention import AttentionMask
-from nope_probe.hooks.layers.model import attention_read, run_blocks, run_forward
+from nope_probe.hooks.layers.passes import attention_read, run_blocks, run_forward
 
 N = 61
 

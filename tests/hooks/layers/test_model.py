@@ -13,7 +13,8 @@ from support.tiny_models import ByName, ModelOf, distance, tokens
 import nope_probe
 from nope_probe import capture_losses, capture_scores
 from nope_probe.hooks.layers.hook_points import HookPoint, hooks_attached
-from nope_probe.hooks.layers.model import layers_of, run_blocks, run_forward
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.passes import run_blocks, run_forward
 from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.models.load import load
 
@@ -116,7 +117,7 @@ def test_a_model_loaded_in_inference_mode_leaves_other_models_their_gradients(
 # Names by which a file asks which kind a model is, and the files that may.
 KINDS = ("is_bridge", "HookedLayer", "BridgeLayer", "original_model", "original_component")
 BLOCKS = ("hooks/layers/block_kinds.py",)
-LAYERS = ("bridges.py", "linear_maps.py", "model.py", "objects.py")
+LAYERS = ("bridges.py", "linear_maps.py", "model.py", "objects.py", "passes.py")
 HOMES = (*BLOCKS, *(f"hooks/layers/{name}" for name in LAYERS), "models/")
 
 

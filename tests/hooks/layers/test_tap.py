@@ -28,7 +28,8 @@ from nope_probe import load
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
-from nope_probe.hooks.layers.model import layers_of, traits_of
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.layers.tap import (
     FUSED,
     NAME,

@@ -7,7 +7,7 @@ from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, tokens
 
 from nope_probe import capture_scores, load
-from nope_probe.hooks.layers.model import traits_of
+from nope_probe.hooks.layers.passes import traits_of
 
 N_SEQS, N_POS, N_FOLDS = 23, 13, 5
 FAST, SLOW = "rope[0:2]", "rope[2:5]"  # of the five pairs of a head of ten coordinates

@@ -10,7 +10,8 @@ from support.rounding import assert_same
 from support.tiny_models import ByName, tokens
 
 from nope_probe.hooks.layers.hook_points import hooks_attached
-from nope_probe.hooks.layers.model import layers_of, read_attention
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.passes import read_attention
 from nope_probe.hooks.reading.batch_readings import (
     weights_on,
 )

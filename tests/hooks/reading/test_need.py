@@ -16,7 +16,8 @@ from torch import Tensor
 from nope_probe import Ablation, ablated, capture_need, load
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
-from nope_probe.hooks.layers.model import layers_of, read_attention
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.passes import read_attention
 
 N_SEQS, N_POS, N_FOLDS = 7, 19, 3
 BOUND = 1e-5  # nats

@@ -8,7 +8,7 @@ from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance
 
 from nope_probe.hooks.ablation import STD, Ablation, ablated, untrained
-from nope_probe.hooks.layers.model import run_blocks
+from nope_probe.hooks.layers.passes import run_blocks
 from nope_probe.models.load import to_hooked
 from nope_probe.models.parameter_free import build, parameter_free
 

@@ -12,7 +12,7 @@ from support.rounding import NETWORK
 from support.tiny_models import ModelOf, Tiny, distance, tokens
 
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.model import logits_of
+from nope_probe.hooks.layers.passes import logits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.components import block_frequencies
 from nope_probe.hooks.removing.removals import Ablation

@@ -1,0 +1,404 @@
+"""Forward passes: for their hooks and readers, as evaluated, or begun at a later block.
+
+What comes before a block is computed once for many ablations of later blocks. One short pass shows
+the positional parts of every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from nope_probe.hooks.layers.attention import Attention, HeadVectors
+from nope_probe.hooks.layers.base_layer import Layer, Traits, Vectors
+from nope_probe.hooks.layers.block_kinds import HookedLayer
+from nope_probe.hooks.layers.hook_points import (
+    INSTALLING,
+    HookedModel,
+    HookGroup,
+    HookPoint,
+    OfThread,
+    first,
+    hooks_attached,
+    hooks_detached,
+    hooks_in_place,
+    replaced_in_this_thread,
+)
+from nope_probe.hooks.layers.model import (
+    Inputs,
+    block_point,
+    blocks_of,
+    is_bridge,
+    layers_of,
+    modules_of,
+    tapped,
+)
+from nope_probe.hooks.layers.tap import Edits, StopForward, edited, positions_far_apart, taps_read
+from nope_probe.maps.positions import Angles
+
+Reading = TypeVar("Reading")
+
+
+@contextmanager
+def attention_read(
+    model: HookedModel, read: Callable[[Layer, Attention], Reading], *, n_layers: int | None = None
+) -> Iterator[list[Reading]]:
+    """Show the attention of each pass to a reader, and yield the list of the reader's results.
+
+    A pass ends after the first `n_layers` that attend.
+    """
+    readings: list[Reading] = []
+
+    def keep(layer: Layer, attention: Attention) -> None:
+        readings.append(read(layer, attention))
+
+    with tapped(model) as layers:
+        readers = [(layer.tap, partial(keep, layer)) for layer in layers[:n_layers]]
+        with taps_read(readers, [] if n_layers is None else [readers[-1][0]]):
+            yield readings
+
+
+def read_attention(
+    model: HookedModel,
+    inputs: Inputs,
+    read: Callable[[Layer, Attention], Reading],
+    *,
+    n_layers: int | None = None,
+) -> list[Reading]:
+    """Run a batch, and return what a reader makes of the attention of the first blocks."""
+    with torch.inference_mode(), attention_read(model, read, n_layers=n_layers) as readings:
+        run_forward(model, inputs)
+    return readings
+
+
+def logits_of(
+    model: HookedModel, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch logit_pos d_vocab"]:
+    """Return the logits of a batch of tokens, on the model's device."""
+    with as_evaluated(model):
+        return model(tokens.to(next(model.parameters()).device))
+
+
+@contextmanager
+def as_evaluated(model: HookedModel) -> Iterator[None]:
+    """Run a model on whole sequences: without dropout, with the mask and RoPE that they get.
+
+    Modules in training mode are in evaluation mode for as long as the context lasts, in all
+    threads. In this thread, nothing is padded, whatever a HookedTransformer's tokenizer pads with,
+    and where, and dynamic RoPE knows no sequence but a pass's.
+    """
+    with evaluated(modules_of(model).values()), _unpadded(model):
+        yield
+
+
+@contextmanager
+def _unpadded(model: HookedModel) -> Iterator[None]:
+    """Run a HookedTransformer on whole sequences, though its tokenizer pads on the left.
+
+    TransformerLens takes every leading pad token for padding then, BOS too where both are the same.
+    """
+    hooked: Any = model
+    tokenizer = None if is_bridge(model) else getattr(hooked, "tokenizer", None)
+    if tokenizer is None or tokenizer.padding_side != "left":
+        yield
+        return
+
+    def embedding_all(embed: Callable[..., Any]) -> Callable[..., Any]:
+        def embed_all(
+            tokens: Int[Tensor, "batch pos"],
+            attention_mask: Tensor | None = None,
+            **options: object,
+        ) -> tuple[Any, ...]:
+            seen = torch.ones_like(tokens) if attention_mask is None else attention_mask
+            *embedded, _ = embed(tokens, attention_mask=seen, **options)
+            return *embedded, attention_mask
+
+        return embed_all
+
+    with replaced_in_this_thread(model, "input_to_embed", embedding_all):
+        yield
+
+
+_EVALUATED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by how many contexts
+
+
+@contextmanager
+def evaluated(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Run modules without dropout, and RoPE in this thread as if no pass had been before."""
+    modules = [*modules]
+    with INSTALLING:
+        training = [module for module in modules if module.training or module in _EVALUATED]
+        for module in training:
+            _EVALUATED[module] = _EVALUATED.get(module, 0) + 1
+            vars(module)["training"] = False  # past a bridge's __setattr__
+    try:
+        with ExitStack() as stack:
+            for module in modules:
+                if _ORIGINAL in vars(module):
+                    make = partial(_as_first_pass, module)
+                    stack.enter_context(replaced_in_this_thread(module, "forward", make))
+            yield
+    finally:
+        with INSTALLING:
+            for module in training:
+                _EVALUATED[module] -= 1
+                if not _EVALUATED[module]:  # no other thread reads the model
+                    del _EVALUATED[module]
+                    vars(module)["training"] = True
+
+
+# The longest sequence that dynamic RoPE has met, and the length for which it was made.
+_LONGEST, _ORIGINAL = "max_seq_len_cached", "original_max_seq_len"
+
+
+_ROTATING = Lock()  # for the moment in which a module has the frequencies of one pass
+
+
+def _as_first_pass(module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward pass of RoPE with the frequencies of its sequences alone.
+
+    transformers keeps those of the longest sequence so far on the module. It forgets them for
+    sequences shorter than the original context, not for equally long ones. It
+    writes those of LongRoPE into the buffer.
+    """
+
+    def forward(*args: object, **options: object) -> object:
+        with _ROTATING:
+            attributes, buffers = vars(module), module._buffers
+            longest = {name: attributes[name] for name in [*attributes] if name.endswith(_LONGEST)}
+            before = {**buffers}
+            buffers |= {name: x.clone() for name, x in before.items() if x is not None}
+            for name in longest:
+                prefix = name.removesuffix(_LONGEST)  # the type of a layer, or nothing
+                if attributes[name] > attributes[_ORIGINAL]:
+                    buffers[f"{prefix}inv_freq"] = buffers[f"{prefix}original_inv_freq"]
+                    attributes[name] = attributes[_ORIGINAL]
+            try:
+                return run(*args, **options)
+            finally:
+                attributes.update(longest)
+                buffers.update(before)
+
+    return forward
+
+
+def run_forward(model: HookedModel, inputs: Inputs) -> None:
+    """Run a batch of tokens or vectors through a model's blocks, for its hooks alone.
+
+    Vectors enter the first block as they are, on every kind of model. A bridge takes vectors as
+    input embeddings, to which GPT-2 adds positions, so a hook writes them after that sum.
+    (`start_at_layer` would do, but TransformerLens 3.9 has it for HookedTransformers only.)
+    """
+    inputs = inputs.to(next(model.parameters()).device)
+    options: dict[str, int] = {} if is_bridge(model) else {"stop_at_layer": model.cfg.n_layers}
+    entries: list[HookGroup] = []
+    if inputs.is_floating_point() and is_bridge(model):
+        here = OfThread(lambda tensor, hook: inputs)
+        enter = first(block_point(model, 0, "hook_resid_pre"), here)
+        entries.append(HookGroup(blocks_of(model)[0], [enter]))
+    elif inputs.is_floating_point():
+        options["start_at_layer"] = 0
+    # The first of all hooks, so that even an ablation's hooks read the vectors.
+    with as_evaluated(model), suppress(StopForward), hooks_in_place(entries):
+        model(inputs, **options)
+
+
+def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d_model"]:
+    """Run a batch of tokens or vectors, and return the output of the last block.
+
+    Example:
+        >>> from nope_probe import load
+        >>> from nope_probe.hooks.layers.passes import run_blocks
+        >>> run_blocks(load("parameter-free", n_layers=2).model, torch.randn(3, 5, 64)).shape
+        torch.Size([3, 5, 64])
+    """
+    outputs: list[Tensor] = []
+
+    def keep(tensor: Tensor, hook: HookPoint) -> None:
+        outputs.append(tensor)
+        raise StopForward
+
+    with hooks_attached([(block_point(model, -1, "hook_resid_post"), keep)]):
+        run_forward(model, inputs)
+    return outputs[0]
+
+
+TRAITS: WeakKeyDictionary[HookedModel, dict[int, Traits]] = WeakKeyDictionary()
+
+
+def traits_of(model: HookedModel) -> dict[int, Traits]:
+    """Return the traits of every block's attention, by the block's number.
+
+    The traits come from one short pass, run once for each model, because a bridge's configuration
+    may be wrong. The pass holds a sequence twice. The second copy gets the angles of position 0 in
+    every block, and enters every block with the first copy's residual stream. Masks are made as if
+    the two positions were further from each other than any window.
+    """
+    if model not in TRAITS:
+        TRAITS[model] = _traits(model)
+    return TRAITS[model]
+
+
+def _traits(model: HookedModel) -> dict[int, Traits]:
+    layers = layers_of(model)
+    if not is_bridge(model):
+        return {layer.index: layer.traits() for layer in layers if isinstance(layer, HookedLayer)}
+    traits: dict[int, Traits] = {}
+
+    def compare(layer: Layer, attention: Attention) -> None:
+        traits[layer.index] = Traits.of(attention, layer.attending)
+
+    def copy_first(tensor: Tensor, hook: HookPoint) -> Tensor:
+        return tensor[:1].expand(2, *tensor.shape[1:])
+
+    entries = [(layer.point("hook_resid_pre"), copy_first) for layer in layers]
+    with (
+        torch.inference_mode(),
+        hooks_detached(model),
+        hooks_attached(entries),
+        positions_far_apart(),
+        attention_read(model, compare, n_layers=len(layers)),
+        edited({layer.tap: Edits(rope=_SecondStraight()) for layer in layers}),
+    ):
+        # Token 0 may be padding, whose embedding is 0.
+        run_forward(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
+    return traits
+
+
+class _SecondStraight:
+    """Gives the second sequence of a batch the angles of position 0."""
+
+    def turned_back(self, x: HeadVectors, angles: Angles) -> HeadVectors:
+        raise NotImplementedError  # a HookedTransformer's configuration suffices
+
+    def straightened(self, angles: Angles) -> Angles:
+        if not isinstance(angles, Tensor):
+            cos, sin = angles
+            return self._second(cos), self._second(sin)
+        return self._second(angles)
+
+    @staticmethod
+    def _second(angles: Tensor) -> Tensor:
+        if angles.dtype == torch.long:  # positions
+            return torch.cat((angles[:1], torch.zeros_like(angles[:1])))
+        one = angles[..., :1, :, :]
+        return torch.cat((one, one[..., :1, :].expand_as(one)), -3)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Entry:
+    """The residual stream of sequences before some blocks, for passes that begin there.
+
+    Attributes:
+        residuals: [seq, pos, d_model] by the number of the block.
+        n_outputs: how many values a block returns; 0 for the residual stream alone.
+    """
+
+    residuals: Mapping[int, Vectors]
+    n_outputs: int
+
+    @classmethod
+    def joined(cls, batches: Sequence[Entry]) -> Entry:
+        """Return the residual streams of several batches as those of one."""
+        first, *_ = batches
+        numbers = first.residuals
+        joined = {n: torch.cat([batch.residuals[n] for batch in batches]) for n in numbers}
+        return cls(residuals=joined, n_outputs=first.n_outputs)
+
+
+def run_to_enter(
+    model: HookedModel, tokens: Int[Tensor, "batch pos"], numbers: Iterable[int]
+) -> tuple[Entry, Float[Tensor, "batch logit_pos d_vocab"]]:
+    """Run a batch, and keep what `entered` needs to begin passes at some blocks.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        tokens: the batch.
+        numbers: of the blocks; at block 0, a pass begins as ever. A later block that attends to the
+            keys of an earlier one is left for the latest block that all keys come after.
+
+    Returns:
+        What was kept, and the logits.
+    """
+    residuals = dict[int, Tensor]()
+
+    def keep(tensor: Tensor, hook: HookPoint, number: int) -> None:
+        residuals[number] = tensor
+
+    sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
+    latest = min(sharing, default=len(blocks_of(model)))
+    points = [
+        (block_point(model, number, "hook_resid_pre"), partial(keep, number=number))
+        for number in {min(number, latest) for number in numbers} - {0}
+    ]
+    with _counting_outputs(model) as counts, hooks_attached(points):
+        logits = logits_of(model, tokens)
+    return Entry(residuals=residuals, n_outputs=counts[0]), logits
+
+
+def n_outputs_of(model: HookedModel, inputs: Inputs) -> int:
+    """Return how many values the first block of a model returns; 0 for a single tensor."""
+    with _counting_outputs(model) as counts:
+        run_forward(model, inputs)
+    return counts[0]
+
+
+@contextmanager
+def _counting_outputs(model: HookedModel) -> Iterator[list[int]]:
+    counts = list[int]()
+
+    def count(module: nn.Module, args: object, output: object) -> None:
+        counts.append(len(output) if isinstance(output, tuple) else 0)
+
+    with blocks_of(model)[0].register_forward_hook(OfThread(count)):
+        yield counts
+
+
+@contextmanager
+def entered(
+    model: HookedModel,
+    entry: Entry,
+    number: int,
+    rows: Callable[[], Tensor | slice] = lambda: slice(None),
+) -> Iterator[None]:
+    """Begin passes at a block: earlier blocks do not run, and their hooks see nothing.
+
+    Args:
+        model: the model, with no other change than in this block and later ones.
+        entry: of the same sequences.
+        number: of the block. A pass begins at the latest block up to it whose residual stream was
+            kept.
+        rows: returns the sequences of the batch that is run; by default all of the entry.
+    """
+    number = max((kept for kept in entry.residuals if kept <= number), default=0)
+
+    def skip(*_: object, **__: object) -> object:
+        residual = entry.residuals[number][rows()]
+        return (residual, *[None] * (entry.n_outputs - 1)) if entry.n_outputs else residual
+
+    with ExitStack() as stack:
+        for block in blocks_of(model)[:number]:
+            stack.enter_context(replaced_in_this_thread(block, "forward", lambda _: skip))
+        yield
+
+
+@contextmanager
+def logits_from(model: HookedModel, position: int) -> Iterator[None]:
+    """Compute logits from a position on: the unembedding is a quarter of a small model's work."""
+
+    def cut(
+        module: nn.Module, inputs: tuple[Float[Tensor, "batch pos d_model"]]
+    ) -> tuple[Float[Tensor, "batch later d_model"]]:
+        return (inputs[0][:, position:],)
+
+    with modules_of(model)["unembed"].register_forward_pre_hook(OfThread(cut)):
+        yield
