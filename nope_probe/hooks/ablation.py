@@ -25,6 +25,7 @@ from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     hooks_in_place,
     methods_replaced,
+    registered,
 )
 from nope_probe.hooks.layers.model import Inputs, as_inputs, layers_of, tapped
 from nope_probe.hooks.layers.objects import ABLATED_ALREADY, Model, model_of, opened
@@ -37,7 +38,6 @@ from nope_probe.hooks.removing.block_ablation import (
     BlockAblation,
     ablations_of,
     content_heads,
-    in_effect,
 )
 from nope_probe.hooks.removing.components import lone_mlps, removals_of
 from nope_probe.hooks.removing.removals import Ablation
@@ -158,7 +158,11 @@ def _active(
 @contextmanager
 def _in_place(model: HookedModel, active: ActiveAblation) -> Iterator[None]:
     """Run a model with the hooks of an ablation, which `ABLATED` names meanwhile."""
-    with in_effect(model, active), tapped(model), hooks_in_place(active.groups):
+    with (
+        registered(ABLATED, model, active, ABLATED_ALREADY),
+        tapped(model),
+        hooks_in_place(active.groups),
+    ):
         yield
 
 
@@ -349,7 +353,8 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
     """
     model = model_of(model)
     generator = torch.Generator().manual_seed(seed)
-    with _restored(model):
+    taken = "the model is untrained already: leave the other `untrained` first"
+    with registered(_REDRAWN, model, object(), taken), _restored(model):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(_drawn(name, parameter, generator))
@@ -359,9 +364,6 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
 @contextmanager
 def _restored(model: HookedModel) -> Iterator[None]:
     """Restore a model's weights at the end, from copies in main memory."""
-    mine = object()
-    if _REDRAWN.setdefault(model, mine) is not mine:
-        raise UserError("the model is untrained already: leave the other `untrained` first")
     saved = [(weight, weight.detach().cpu().clone()) for weight in model.parameters()]
     try:
         yield
@@ -369,7 +371,6 @@ def _restored(model: HookedModel) -> Iterator[None]:
         with torch.no_grad():
             for weight, value in saved:
                 weight.copy_(value)
-        _REDRAWN.pop(model, None)
 
 
 def _drawn(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 import torch
@@ -15,16 +15,12 @@ from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.fold_rows import PackedFolds, Stored
 from nope_probe.maps.folds import State, TensorRecord, pooled
 from nope_probe.maps.layers import LayerMaps
-from nope_probe.maps.rows import MapRows, QueryPositions, rows_of
+from nope_probe.maps.rows import MapRows, QueryPositions
 from nope_probe.stages import Letter
 
 Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
 NO_HEADS = "the maps have no heads: capture_scores(..., per_head=True) keeps them"
 SHOWN = 64  # positions of the figure at the end of a notebook's cell
-
-
-def _all_rows() -> Int[Tensor, " row"]:
-    return torch.empty(0, dtype=torch.long)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -39,7 +35,7 @@ class ScoreMaps(TensorRecord):
         per_head: the fold means for each query head; or None.
         bos: whether all sequences begin with the same token.
         skip_keys: how many first keys patterns leave out; captures set 1 for tokens.
-        query_positions: the queries of the rows; all by default.
+        query_positions: the queries of the rows.
     """
 
     folds: Float[Tensor, "fold layer row key_pos"]
@@ -49,12 +45,7 @@ class ScoreMaps(TensorRecord):
     per_head: Float[Tensor, "fold layer head row key_pos"] | None = None
     bos: bool = False
     skip_keys: int = 0
-    query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
-
-    def __post_init__(self) -> None:
-        """Set the queries of the rows if they are not given."""
-        given = self.query_positions if len(self.query_positions) else None
-        object.__setattr__(self, "query_positions", rows_of(self.folds.shape[-2], given))
+    query_positions: Int[Tensor, " row"]
 
     @property
     def where(self) -> MapRows:
@@ -237,7 +228,7 @@ class StageMaps(TensorRecord):
         counts: sequences per fold.
         bos: whether all sequences begin with the same token.
         skip_keys: how many first keys patterns leave out, as in `ScoreMaps`.
-        query_positions: the positions of the rows; all by default.
+        query_positions: the positions of the rows.
     """
 
     folds: dict[Letter, Float[Tensor, "fold row col_pos"]]
@@ -245,13 +236,7 @@ class StageMaps(TensorRecord):
     counts: Int[Tensor, " fold"]
     bos: bool = False
     skip_keys: int = 0
-    query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
-
-    def __post_init__(self) -> None:
-        """Set the positions of the rows if they are not given."""
-        n_rows = next(iter(self.folds.values())).shape[-2]
-        given = self.query_positions if len(self.query_positions) else None
-        object.__setattr__(self, "query_positions", rows_of(n_rows, given))
+    query_positions: Int[Tensor, " row"]
 
     def __repr__(self) -> str:
         """Return the stages, and how much data their means are taken over."""

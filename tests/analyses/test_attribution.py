@@ -151,6 +151,7 @@ MAPS = {
         visible=torch.ones(2, 11, 11, dtype=torch.bool),
         counts=torch.full((5,), 3),
         layers=(0, 1),
+        query_positions=torch.arange(11),
     )
     for seed, removed in enumerate(map(Condition, ((), ("mask",), ("rope",), ("mask", "rope"))))
 }

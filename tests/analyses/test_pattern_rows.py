@@ -79,6 +79,7 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
             visible=torch.ones(2, N, N, dtype=torch.bool).tril(),
             counts=COUNTS,
             layers=(0, 1),
+            query_positions=torch.arange(N),
         )
         for seed, condition in enumerate(CONDITIONS)
     }

@@ -101,6 +101,7 @@ def test_stored_maps_come_back_from_a_checkpoint(tmp_path: Path) -> None:
         counts=torch.tensor([3, 1, 2, 7, 5]),
         layers=(1, 12),
         skip_keys=1,
+        query_positions=torch.arange(11),
         per_head=torch.randn(5, 2, 13, 11, 11).masked_fill(~visible[0], torch.nan),
     )
     with RunCheckpoint(tmp_path / "run") as run:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Hashable, Iterator
 from copy import copy
 from functools import partial
+from threading import get_ident
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,7 @@ from nope_probe.hooks.layers.attention import (
     whole,
 )
 from nope_probe.hooks.layers.base_layer import COMPUTED, Layer, NormName, Traits, Vectors
-from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
+from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, last
 from nope_probe.hooks.layers.tap import BORROWED, FUSED, NAME, attend_inline, current, register
 from nope_probe.maps.positions import Rotation
 from nope_probe.removal import Projection
@@ -394,7 +395,14 @@ class BridgeLayer(Layer):
         return tensor
 
     def hooks_without_norm_weight(self, norm: NormName) -> Iterator[PlacedHook]:
-        keep, write = keep_and_write()
+        kept: dict[int, Tensor] = {}  # by thread
+
+        def keep(tensor: Tensor, hook: HookPoint) -> None:
+            kept[get_ident()] = tensor
+
+        def write(tensor: Tensor, hook: HookPoint) -> Tensor:
+            return kept.pop(get_ident()).to(tensor.dtype)
+
         yield last(self.point(f"{norm}.hook_normalized"), keep)
         yield first(self.point(f"{norm}.hook_out"), write)
 

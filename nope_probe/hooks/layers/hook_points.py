@@ -16,7 +16,7 @@ in all passes that begin after they were attached.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, update_wrapper
 from threading import Lock, get_ident
@@ -214,19 +214,6 @@ def _restore_order(point: Any, first: Sequence[int], last: Sequence[int]) -> Non
             hooks.move_to_end(number)
 
 
-def keep_and_write() -> tuple[Hook, Hook]:
-    """Return a hook that keeps a tensor, and a hook that writes it at a later hook point."""
-    kept: dict[int, Tensor] = {}  # by thread
-
-    def keep(tensor: Tensor, hook: HookPoint) -> None:
-        kept[get_ident()] = tensor
-
-    def write(tensor: Tensor, hook: HookPoint) -> Tensor:
-        return kept.pop(get_ident()).to(tensor.dtype)
-
-    return keep, write
-
-
 class OfThread:
     """A hook that runs in the passes of the thread that made it, and in no others."""
 
@@ -281,6 +268,23 @@ def hooks_detached(model: HookedModel) -> Iterator[None]:
                 make = partial(without, module)
                 stack.enter_context(replaced_in_this_thread(module, "_call_impl", make))
         yield
+
+
+@contextmanager
+def registered(
+    registry: MutableMapping[Any, Any], key: object, value: object, taken: str
+) -> Iterator[None]:
+    """Keep a value in a registry for as long as the context lasts.
+
+    Raises:
+        UserError: saying `taken`, if another value is there, of any thread.
+    """
+    if registry.setdefault(key, value) is not value:
+        raise UserError(taken)
+    try:
+        yield
+    finally:
+        del registry[key]
 
 
 class _ByThread:

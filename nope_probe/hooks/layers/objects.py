@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.block_kinds import is_plain
-from nope_probe.hooks.layers.hook_points import HookedModel, methods_replaced
+from nope_probe.hooks.layers.hook_points import HookedModel, methods_replaced, registered
 from nope_probe.hooks.layers.parity import (
     Reference,
     errors_of,
@@ -330,13 +330,11 @@ def opened(given: Model) -> Iterator[HookedModel]:
             raise UserError("inside `ablated`, run the model that it gives: `as model`")
         return run(*args, **options)
 
-    if _IN_USE.setdefault(original, model) is not model:
-        raise UserError(ABLATED_ALREADY)
-    try:
-        with methods_replaced(replaced, forward=forward):
-            yield model
-    finally:
-        del _IN_USE[original]
+    with (
+        registered(_IN_USE, original, model, ABLATED_ALREADY),
+        methods_replaced(replaced, forward=forward),
+    ):
+        yield model
 
 
 def _backbone(model: Any) -> nn.Module:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -132,18 +133,14 @@ def restore(accumulators: Sequence[Accumulator], state: State) -> None:
         accumulator.n_seen = int(state["n_seen"])
 
 
+@dataclass
 class BatchRunner:
     """Runs batches. If a batch does not fit into GPU memory, it and later batches are halved."""
 
-    def __init__(
-        self,
-        model: HookedModel,
-        accumulators: Sequence[Accumulator],
-        checkpoint: StreamCheckpoint,
-        batch_size: int,
-    ) -> None:
-        self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
-        self.batch_size = batch_size
+    model: HookedModel
+    accumulators: Sequence[Accumulator]
+    checkpoint: StreamCheckpoint
+    batch_size: int
 
     def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
         """Run a batch before which `done` sequences of this process were run."""

@@ -192,28 +192,26 @@ def scalar_between(
     return 1.0 if abs(factor - 1) < tolerance / 10 else factor
 
 
+@dataclass(eq=False)
 class Residual:
     """Keeps the inputs of blocks and the outputs of their attention for the length of a pass.
 
-    Args:
+    Attributes:
         model: the model.
         blocks: the writing of the blocks before the last reader.
         positions: the hook point of learned position embeddings; None without them.
         moved_to: the position whose z is split by the tokens that heads moved it from; None for the
             first key's share of z at every position.
+        kept: the tensors of the last pass, by block and name.
+        moved: by block, the shares of z that heads moved in the last pass.
     """
 
-    def __init__(
-        self,
-        model: HookedModel,
-        blocks: Sequence[BlockWriting],
-        positions: HookPoint | None,
-        moved_to: int | None = None,
-    ) -> None:
-        self.model, self.blocks, self.positions = model, blocks, positions
-        self.moved_to = moved_to
-        self.kept: dict[tuple[int, str], Tensor] = {}
-        self.moved: dict[int, Tensor] = {}
+    model: HookedModel
+    blocks: Sequence[BlockWriting]
+    positions: HookPoint | None
+    moved_to: int | None = None
+    kept: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    moved: dict[int, Tensor] = field(default_factory=dict)
 
     def hooks(self) -> Iterator[Attachment]:
         """Return the hooks that keep the blocks' outputs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -83,6 +83,7 @@ def capture_block_positions(
         latest=min(sharing, default=len(blocks_of(model))),
         checkpoint=checkpoint,
         n_writers=sum(len(block.names) for block in blocks),
+        n_outputs=n_outputs_of(model, inputs[:1]),
         positions=BlockPositions(
             outputs={},
             texts=torch.zeros(len(inputs), dtype=torch.long),
@@ -101,24 +102,19 @@ def null_seed_of(removal: Component, seed: int) -> int | None:
     return seed + 1 if removal == WRITTEN_NULL else None
 
 
+@dataclass(kw_only=True)
 class _Measuring:
     """The measurement in progress: residual streams before a block, and what is known so far."""
 
-    def __init__(
-        self,
-        *,
-        model: HookedModel,
-        inputs: Inputs,
-        batches: Sequence[tuple[int, int]],
-        latest: int,
-        checkpoint: StreamCheckpoint,
-        n_writers: int,
-        positions: BlockPositions,
-    ) -> None:
-        self.model, self.inputs, self.batches, self.latest = model, inputs, batches, latest
-        self.checkpoint, self.n_writers, self.positions = checkpoint, n_writers, positions
-        self.n_outputs = n_outputs_of(model, inputs[:1])
-        self.residuals: dict[int, Vectors] = {}  # by the first text of the batch
+    model: HookedModel
+    inputs: Inputs
+    batches: Sequence[tuple[int, int]]
+    latest: int
+    checkpoint: StreamCheckpoint
+    n_writers: int
+    n_outputs: int
+    positions: BlockPositions
+    residuals: dict[int, Vectors] = field(default_factory=dict)  # by the first text of the batch
 
     def measure(self, block: BlockWriting, *, is_last: bool) -> None:
         """Measure what a block writes, and run the texts through it without that."""

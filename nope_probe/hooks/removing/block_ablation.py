@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -21,7 +20,6 @@ from nope_probe.hooks.layers.hook_points import (
     restores_places,
 )
 from nope_probe.hooks.layers.model import layers_of, modules_of, numbered_layers
-from nope_probe.hooks.layers.objects import ABLATED_ALREADY
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.removing.components import Target, components, lone_mlps, removals_of
 from nope_probe.hooks.removing.removals import Ablation
@@ -154,21 +152,6 @@ class ActiveAblation:
 
 
 ABLATED: WeakKeyDictionary[HookedModel, ActiveAblation] = WeakKeyDictionary()
-
-
-@contextmanager
-def in_effect(model: HookedModel, active: ActiveAblation) -> Iterator[None]:
-    """Name an ablation in `ABLATED` for as long as the context lasts.
-
-    Raises:
-        UserError: if the model is ablated already, by any thread.
-    """
-    if ABLATED.setdefault(model, active) is not active:
-        raise UserError(ABLATED_ALREADY)
-    try:
-        yield
-    finally:
-        ABLATED.pop(model, None)
 
 
 def foreign_hooks(model: HookedModel) -> list[str]:
