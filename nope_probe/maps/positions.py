@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,8 +18,6 @@ KeyMeans = Float[Tensor, "fold pos kv_head d_head"]
 # The angles of all positions, as a model passes them to attention: cos and sin, complex numbers, or
 # the positions themselves.
 Angles: TypeAlias = tuple[Tensor, Tensor] | Tensor
-PairLayout = Literal["halves", "adjacent", "other"]
-SLOWEST = 1e-10  # radians per position; a pair below it does not turn
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,8 +35,8 @@ class Rotation:
         >>> angles = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.1])
         >>> pairs = torch.tensor([[0, 2], [1, 3]])
         >>> rotation = Rotation(pairs=pairs, cos=angles.cos(), sin=angles.sin())
-        >>> rotation.layout, [round(angle, 6) for angle in rotation.frequencies.tolist()]
-        ('halves', [1.0, 0.1])
+        >>> [round(angle, 6) for angle in rotation.frequencies.tolist()]
+        [1.0, 0.1]
     """
 
     pairs: Int[Tensor, "pair two"] | None
@@ -68,18 +66,6 @@ class Rotation:
         sine, cosine = sin[1] * cos[0] - cos[1] * sin[0], cos[1] * cos[0] + sin[1] * sin[0]
         return torch.atan2(sine, cosine)
 
-    @property
-    def layout(self) -> PairLayout | None:
-        """`halves` for the pairs (f, f + n), `adjacent` for (2f, 2f + 1); None without pairs."""
-        if not len(self.known_pairs):
-            return None
-        low, high = self.known_pairs.T
-        f, n = torch.arange(len(low)), len(low)
-        if torch.equal(low, f) and torch.equal(high, f + n):
-            return "halves"
-        adjacent = torch.equal(low, 2 * f) and torch.equal(high, 2 * f + 1)
-        return "adjacent" if adjacent else "other"
-
     def at(self, angles: Angles) -> Rotation:
         """Return the rotation in a pass, whose frequencies may depend on the pass's length."""
         assert self.columns is not None
@@ -97,11 +83,6 @@ class Rotation:
         """Return the rotation at some of the positions."""
         cos, sin = (x[..., positions, :].clone() for x in (self.cos, self.sin))
         return replace(self, cos=cos, sin=sin)
-
-    @property
-    def turning(self) -> Rotation:
-        """The rotation of the pairs that turn."""
-        return self.of(self.frequencies.abs() > SLOWEST)
 
     def turned(
         self, x: Float[Tensor, "*batch pos head d_head"]

@@ -15,8 +15,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Inputs
 from nope_probe.hooks.reading.accumulators import Cut
-from nope_probe.hooks.reading.attention import AttentionAccumulator
-from nope_probe.hooks.reading.batch_readings import attended
+from nope_probe.hooks.reading.attention import AttentionAccumulator, attended
 from nope_probe.hooks.reading.capture import LossAccumulator
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation

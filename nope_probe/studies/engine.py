@@ -22,8 +22,8 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.passes import window_hides
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.batch_readings import window_hides
 from nope_probe.hooks.reading.calibration import (
     blocks_that_write,
     calibrate,

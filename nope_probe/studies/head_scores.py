@@ -20,7 +20,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.batch_readings import attended, induction_scores
+from nope_probe.hooks.reading.attention import attended, induction_scores
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.folds import State, sum_parts

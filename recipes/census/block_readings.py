@@ -22,9 +22,8 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import Inputs, layers_of, position_point
 from nope_probe.hooks.layers.passes import read_attention, traits_of
-from nope_probe.hooks.reading.batch_readings import rotation_of
 from nope_probe.hooks.removing.components import mean_over_positions
-from nope_probe.maps.positions import Rotation
+from nope_probe.maps.positions import NO_ROTATION, Rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,3 +190,12 @@ def hooks_without_learned_positions(model: HookedModel) -> Iterator[Attachment]:
 
 def _write(residual: Tensor, tensor: Tensor, hook: HookPoint) -> Tensor:
     return residual
+
+
+def rotation_of(attention: Attention, rotary: Rotation | None) -> Rotation:
+    """Return a block's rotation in a pass."""
+    if rotary is None:
+        return NO_ROTATION
+    if attention.angles is None or rotary.columns is None:
+        return rotary
+    return rotary.at(attention.angles)

@@ -19,6 +19,7 @@ from block_readings import (
     hooks_scaling,
     hooks_without_learned_positions,
     read_layers,
+    rotation_of,
     scaled_point,
 )
 from nope_probe.hooks.ablation import ablated
@@ -27,18 +28,20 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, layers_of
 from nope_probe.hooks.layers.passes import read_attention, traits_of
-from nope_probe.hooks.reading.batch_readings import rotation_of
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.maps.positions import NO_ROTATION, SLOWEST, Rotation
+from nope_probe.maps.positions import NO_ROTATION, Rotation
 from recover import (
     FOLLOWS,
+    SLOWEST,
     MaskShape,
     ScoreProduct,
     fit_score_product,
+    layout_of,
     mask_shape,
     power_law,
     recover_rotation,
+    turning_part,
 )
 
 N_SHORT = 48  # positions of the batch for all findings but the mask
@@ -272,7 +275,7 @@ def _rescaling(before: Rotation, after: Rotation) -> float:
     """Return the ratio of the most changed frequency (or factor); 1 within rounding."""
     if before.pairs is None or after.pairs is None:
         return 1.0
-    before, after = before.turning, after.turning
+    before, after = turning_part(before), turning_part(after)
     if len(before.known_pairs) != len(after.known_pairs) or not len(before.known_pairs):
         return 1.0
     sizes = torch.tensor([after.factor / before.factor], dtype=torch.float64)
@@ -295,7 +298,7 @@ def _findings(
         for name, reading in changed.items()
     }
     product = _score_product([intact, changed["q"]], cells)
-    rotation = _rotation(intact, changed["rope"]).turning
+    rotation = turning_part(_rotation(intact, changed["rope"]))
     q_norm, k_norm = (  # a norm undoes the scaling, up to its epsilon
         scaled_point(layer, name) is not None and change[name] < 0.01 * largest
         for name in ("q", "k")
@@ -315,7 +318,7 @@ def _findings(
         rope_scale=rope_law.scale,
         rope_as_configured=rope_law.as_configured,
         rotary_fraction=2 * len(pairs) / intact.q.shape[-1],
-        rope_layout=rotation.layout,
+        rope_layout=layout_of(rotation),
         rope_factor=rotation.factor,
         learned_positions_change=change["learned"],
         mask=mask[0],

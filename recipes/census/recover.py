@@ -17,6 +17,7 @@ from nope_probe.maps.positions import Rotation
 MaskKind = Literal[
     "causal", "window", "chunks", "prefix", "bidirectional", "two-sided window", "other"
 ]
+SLOWEST = 1e-10  # radians per position; a pair below it does not turn
 FOLLOWS = 1e-3  # relative deviation of a frequency that still follows the power law
 ROWS = 256  # queries whose mask is compared at once
 LINEAR = 1e-4  # relative error up to which scores are a multiple of q.k
@@ -80,6 +81,23 @@ def mask_shape(
         shapes = {shape: f for shape, f in shapes.items() if torch.equal(f(i), cells)}
     kind, size = next(iter(shapes), ("other", None))
     return MaskShape(kind=kind, size=size, n_positions=n_positions)
+
+
+def turning_part(rotation: Rotation) -> Rotation:
+    """Return the rotation of the pairs that turn."""
+    return rotation.of(rotation.frequencies.abs() > SLOWEST)
+
+
+def layout_of(rotation: Rotation) -> Literal["halves", "adjacent", "other"] | None:
+    """Return `halves` for the pairs (f, f + n), `adjacent` for (2f, 2f + 1); None without pairs."""
+    if not len(rotation.known_pairs):
+        return None
+    low, high = rotation.known_pairs.T
+    f, n = torch.arange(len(low)), len(low)
+    if torch.equal(low, f) and torch.equal(high, f + n):
+        return "halves"
+    adjacent = torch.equal(low, 2 * f) and torch.equal(high, 2 * f + 1)
+    return "adjacent" if adjacent else "other"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,19 @@
 """Masks, rotations and scores that are written down by hand get their names and numbers back."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from math import cos, sin
 
 import pytest
 import torch
 
-from recover import fit_score_product, mask_shape, power_law, recover_rotation
+from recover import (
+    fit_score_product,
+    layout_of,
+    mask_shape,
+    power_law,
+    recover_rotation,
+    turning_part,
+)
 
 N = 11
 ROW, J = torch.arange(N)[:, None], torch.arange(N)[None, :]
@@ -56,7 +63,10 @@ def test_the_pairs_their_angles_and_their_layout_are_recovered(pairs, layout):
     rotation = recover_rotation(straight, turned)
     assert rotation.pairs.tolist() == [list(pair) for pair in pairs]
     assert rotation.frequencies.tolist() == pytest.approx(list(angles.values()))
-    assert (rotation.layout, rotation.factor) == (layout, pytest.approx(1.25))
+    assert (layout_of(rotation), rotation.factor) == (layout, pytest.approx(1.25))
+    still = rotation.sin * torch.tensor([1, 0])  # the second pair
+    first = replace(rotation, cos=torch.ones_like(rotation.cos), sin=still)
+    assert turning_part(first).pairs.tolist() == [list(pairs[0])]
 
 
 def test_vectors_that_turn_in_no_known_pairs_have_no_rotation():

@@ -44,9 +44,7 @@ def test_some_pairs_or_positions_turn_as_in_the_whole_rotation() -> None:
     assert torch.equal(first[..., [1, 2, 4, 5, 6]], x[..., [1, 2, 4, 5, 6]])
 
 
-def test_pairs_that_stand_still_do_not_turn() -> None:
-    assert rotation_of(FREQUENCIES).turning.pairs.tolist() == PAIRS[:2].tolist()
-    assert (rotation_of(FREQUENCIES).layout, NO_ROTATION.layout) == ("halves", None)
+def test_without_pairs_nothing_turns() -> None:
     x = torch.randn(2, N_POS, 3, D_HEAD)
     assert torch.equal(NO_ROTATION.turned(x), x)
 

@@ -80,6 +80,15 @@ def read_attention(
     return readings
 
 
+def window_hides(model: HookedModel, inputs: Inputs, n_layers: int) -> bool:
+    """Return whether one of the first blocks hides an earlier key of the first sequence."""
+
+    def hides(layer: Layer, attention: Attention) -> bool:
+        return bool((~attention.visible_to_all).tril().any())
+
+    return any(read_attention(model, inputs, hides, n_layers=n_layers))
+
+
 def logits_of(
     model: HookedModel, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch logit_pos d_vocab"]:

@@ -1,4 +1,4 @@
-"""Each head's attention weights, their running sums and information, and one score changed."""
+"""Each head's attention: its weights, their sums and information, chosen keys, a changed score."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ from nope_probe.maps.folds import FoldSum, folds_of, sum_parts
 from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import RowGroup, choose_rows, rows_of
 
+RowWeights = Float[Tensor, "batch head query_pos which"]
+ROWS = 128  # queries whose scores are in memory at once
 LOWEST = -800  # nats below a row's largest score: its weight is 0 in float64
 
 
@@ -179,10 +181,6 @@ class AttentionAccumulator(MapAccumulator):
                 parts[name + group.name] = sum_parts(rows.double(), *folds)
         self.add(**parts)
 
-    @property
-    def _has_sinks(self) -> bool:
-        return any(name.startswith("sinks") for name in self.totals)
-
     def _measured(self, scores: Scores, visible: Visible) -> tuple[Scores, Tensor, Tensor]:
         """Return weights, KL(A, U) and (1 - a) KL(A', U'), nats; scores are overwritten.
 
@@ -220,6 +218,7 @@ class AttentionAccumulator(MapAccumulator):
     def all_means(self) -> dict[str, Float[Tensor, "fold head *map"]]:
         """Return the fold means of weights, information and any scores, and forget the sums."""
         n = self.cut.counts.view(-1, 1, 1)
+        has_sinks = any(name.startswith("sinks") for name in self.totals)
 
         def rows(name: str) -> Float[Tensor, "fold head row"]:
             totals = [self.totals.pop(name + group.name).cpu() for group in self.groups]
@@ -234,7 +233,7 @@ class AttentionAccumulator(MapAccumulator):
             "information": rows("information"),
             "others": rows("others"),
             **({"scores": maps("scores")} if self.keeps_scores else {}),
-            **({"sinks": rows("sinks").mean(-1)} if self._has_sinks else {}),
+            **({"sinks": rows("sinks").mean(-1)} if has_sinks else {}),
         }
 
 
@@ -250,6 +249,67 @@ def scores_of_rows(attention: Attention, group: RowGroup) -> tuple[Scores, Visib
         hooked=None if hooked is None else hooked[..., keys],
     )
     return upcast(seen.scores(rows)), attention.mask.rows(rows)[..., keys]
+
+
+def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> RowWeights:
+    """Return each query's attention to chosen keys, in float32 or better, on the CPU.
+
+    Attention is the softmax of the scores, or what hooks on `hook_pattern` made of it: a learned
+    sink outside the scores (as in gpt-oss) is left out. No map of all keys is kept.
+    """
+    weights = []
+    for start in range(0, attention.q.shape[1], ROWS):
+        rows = slice(start, start + ROWS)
+        hooked = attention.hooked_weights(rows)
+        scores = upcast(attention.masked_scores(rows)) if hooked is None else hooked
+        where = keys[:, rows].T.to(scores.device).expand(*scores.shape[:3], -1)
+        chosen = scores.gather(-1, where)
+        if hooked is None:
+            chosen = (chosen - scores.logsumexp(-1, keepdim=True)).exp()
+        weights.append(chosen)
+    return torch.cat(weights, 2).cpu()
+
+
+def keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
+    """Return the key at a distance before each query; 0 for queries without such a key."""
+    return (torch.arange(n_pos) - distance).clamp_min(0)
+
+
+def attended(attention: Attention) -> dict[str, Float[Tensor, "batch head"]]:
+    """Return the mean attention of every head to the first key and to the previous token.
+
+    `first_key` is over all queries but the first, which has no other key. A head is a sink head if
+    its mean over sequences exceeds 0.3 (Gu et al., arXiv 2410.10781, whose sink score is the share
+    of such heads). `previous_token` is at key i - 1, over queries i >= 2: key i - 1 of query 1 is
+    the first key. Attention is the softmax of the scores, so a learned sink outside them (as in
+    gpt-oss) is left out.
+    """
+    n_pos = attention.q.shape[1]
+    keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), keys_before(n_pos, 1)))
+    to_first, to_previous = weights_on(attention, keys).unbind(-1)
+    return {
+        "first_key": to_first[..., 1:].mean(-1),
+        "previous_token": to_previous[..., 2:].mean(-1),
+    }
+
+
+def induction_scores(attention: Attention, n_tokens: int) -> Float[Tensor, "batch head"]:
+    """Return the mean attention of every head at key i - (n - 1), over queries of the second copy.
+
+    That key follows the previous occurrence of the query's token.
+
+    Args:
+        attention: in n random tokens and their copy, with or without BOS before them.
+        n_tokens: n.
+
+    Raises:
+        ValueError: if the sequence is shorter than two copies.
+    """
+    n_pos = attention.q.shape[1]
+    if n_pos < 2 * n_tokens:
+        raise ValueError(f"expected two copies of {n_tokens} tokens, got {n_pos} positions")
+    keys = keys_before(n_pos, n_tokens - 1)[None]
+    return weights_on(attention, keys)[..., -n_tokens:, 0].mean(-1)
 
 
 class Cell(NamedTuple):

@@ -448,9 +448,3 @@ def rope_layers(model: HookedModel) -> tuple[bool, ...]:
         number in traits and traits[number].rotary is not None
         for number in range(len(blocks_of(model)))
     )
-
-
-def block_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
-    """Return for each block that attends the angle per position of its rotary pairs, or None."""
-    rotaries = [traits.rotary for traits in traits_of(model).values()]
-    return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries)

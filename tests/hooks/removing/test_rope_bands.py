@@ -12,9 +12,8 @@ from support.rounding import NETWORK
 from support.tiny_models import ModelOf, Tiny, distance, tokens
 
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.passes import logits_of
+from nope_probe.hooks.layers.passes import logits_of, traits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
-from nope_probe.hooks.removing.components import block_frequencies
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.positions import Rotation
 from nope_probe.models.load import load
@@ -35,7 +34,8 @@ from nope_probe.run.session import fingerprint
 def test_frequencies_are_those_of_the_rotary_embedding(
     spec: str, n_rotated: int, d_rotary: int, base: int, model_of: ModelOf
 ) -> None:
-    result = [angles for angles in block_frequencies(model_of(spec)[0]) if angles is not None]
+    rotaries = [traits.rotary for traits in traits_of(model_of(spec)[0]).values()]
+    result = [rotary.frequencies for rotary in rotaries if rotary is not None]
     assert len(result) == n_rotated
     for angles in result:
         expected = [base ** (-2 * f / d_rotary) for f in range(d_rotary // 2)]
