@@ -69,14 +69,26 @@ def class_of(name: str, base: str, keys: Iterable[str]) -> str:
 
 
 def text() -> str:
-    """Return the stub: a class of what all functions take alike, and a class for each of them."""
+    """Return the stub: what all functions take, what those with removals take, and a class each."""
     keys = {name: keys_of(function) for name, function in FUNCTIONS.items()}
-    first, *others = keys.values()
-    shared = [key for key in first if all(key in of_other for of_other in others)]
-    classes = [class_of("RunOptions", "TypedDict", shared)]
+    removing = [name for name in keys if any("    in_heads: " in key for key in keys[name])]
+    of_all = shared_by(keys.values())
+    of_removals = [key for key in shared_by(keys[name] for name in removing) if key not in of_all]
+    classes = [
+        class_of("RunOptions", "TypedDict", of_all),
+        class_of("RemovingOptions", "RunOptions", of_removals),
+    ]
     for name, of_name in keys.items():
-        classes.append(class_of(name, "RunOptions", [key for key in of_name if key not in shared]))
+        base = "RemovingOptions" if name in removing else "RunOptions"
+        inherited = {*of_all, *(of_removals if name in removing else ())}
+        classes.append(class_of(name, base, [key for key in of_name if key not in inherited]))
     return formatted("\n".join([BEGIN, *classes]))
+
+
+def shared_by(classes: Iterable[list[str]]) -> list[str]:
+    """Return the keys that all classes have alike, in the order of the first."""
+    first, *others = classes
+    return [key for key in first if all(key in of_other for of_other in others)]
 
 
 def formatted(code: str) -> str:

@@ -14,11 +14,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.analyses.verdicts import mostly_lost
+from nope_probe.figures.attention import head_values
 from nope_probe.figures.intervals import bound_columns, excludes_zero, interval_of
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, phrase, row_name, short, varying_name
 from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
-from nope_probe.figures.values import head_values
 from nope_probe.figures.words import (
     MEASURES,
     NO_PATTERN,

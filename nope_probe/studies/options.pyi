@@ -43,7 +43,16 @@ class RunOptions(TypedDict, total=False):
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
     """The type of the weights; auto: bfloat16 on a GPU, else float32. ['auto']"""
 
-class AblateOptions(RunOptions, total=False):
+class RemovingOptions(RunOptions, total=False):
+    in_heads: str | Collection[str]
+    """The heads that lose it (L16H0 L18H6), in place of all heads. [()]"""
+    gain: Literal["output", "norm", "identity"]
+    """The size of the replacements identity and random. ['output']"""
+    kept_positions: int
+    """How many first tokens keep what blocks write, where `written` is removed; 0 takes the first
+    token's mark too. [1]"""
+
+class AblateOptions(RemovingOptions, total=False):
     data: str
     """auto (shipped; gaussian for a parameter-free model), shipped (Python source), prose (Python's
     language reference), stdlib, random, gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, a
@@ -64,23 +73,16 @@ class AblateOptions(RunOptions, total=False):
     (position[L1H0], position[MLP0]), that of all blocks in a model that stays causal (written),
     content (attention becomes its mean over texts), unions such as w_k+w_o; `sources` for the
     sources alone; `none` to map the intact model alone. By default w_q w_k w_q+w_k w_o. [None]"""
-    in_heads: str | Collection[str]
-    """The heads that lose it (L16H0 L18H6), in place of all heads. [()]"""
     replacement: (
         Literal["identity", "random", "mean", "zero"]
         | Collection[Literal["identity", "random", "mean", "zero"]]
     )
     """What a removed weight is replaced by; several are shown side by side. [('mean',)]"""
-    gain: Literal["output", "norm", "identity"]
-    """The size of the replacements identity and random. ['output']"""
-    kept_positions: int
-    """How many first tokens keep what blocks write, where `written` is removed; 0 takes the first
-    token's mark too. [1]"""
     per_head: bool
     """Also measure each head without each source; with --remove none keep each head's map, and
     measure its attention. [False]"""
 
-class AttentionOptions(RunOptions, total=False):
+class AttentionOptions(RemovingOptions, total=False):
     data: str | None
     """Other texts, named as in `ablate` [shipped; with --text none, unless --n-seqs]. [None]"""
     n_seqs: int | None
@@ -98,15 +100,8 @@ class AttentionOptions(RunOptions, total=False):
     sequence's length, and the rest), the position that a head, MLP or embedding writes
     (position[L1H0], position[MLP0]), that of all blocks in a model that stays causal (written),
     content (attention becomes its mean over texts), unions such as w_k+w_o. [()]"""
-    in_heads: str | Collection[str]
-    """The heads that lose it (L16H0 L18H6), in place of all heads. [()]"""
     replacement: Literal["identity", "random", "mean", "zero"]
     """What a removed weight is replaced by. ['mean']"""
-    gain: Literal["output", "norm", "identity"]
-    """The size of the replacements identity and random. ['output']"""
-    kept_positions: int
-    """How many first tokens keep what blocks write, where `written` is removed; 0 takes the first
-    token's mark too. [1]"""
     text: str | None
     """A text of up to 512 tokens: the page shows where each head looks in it. With --n-seqs or
     --data it is compared with other texts, and has up to --seq-len tokens. [None]"""
@@ -120,7 +115,7 @@ class AttentionOptions(RunOptions, total=False):
     key, or the query, moved it, and why they looked there; what each moved is taken out of the
     model too, to measure what the score loses. [1]"""
 
-class BehaviourOptions(RunOptions, total=False):
+class BehaviourOptions(RemovingOptions, total=False):
     data: str
     """auto (shipped; gaussian for a parameter-free model), shipped (Python source), prose (Python's
     language reference), stdlib, random, gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, a
@@ -141,18 +136,11 @@ class BehaviourOptions(RunOptions, total=False):
     texts), unions such as w_k+w_o; or a group, if the model has it: `position` (rope written
     rope+written mask), the default; `sources` (rope mask mask+rope); `weights` (w_q w_k qk w_o ov
     mlp). [('position',)]"""
-    in_heads: str | Collection[str]
-    """The heads that lose it (L16H0 L18H6), in place of all heads. [()]"""
     replacement: (
         Literal["identity", "random", "mean", "zero"]
         | Collection[Literal["identity", "random", "mean", "zero"]]
     )
     """What a removed weight becomes; several are measured side by side. [('mean',)]"""
-    gain: Literal["output", "norm", "identity"]
-    """The size of the replacements identity and random. ['output']"""
-    kept_positions: int
-    """How many first tokens keep what blocks write, where `written` is removed; 0 takes the first
-    token's mark too. [1]"""
     measures: (
         Literal["loss", "in-context", "copy", "order", "bos", "extrapolation", "position"]
         | Collection[
@@ -170,7 +158,7 @@ class BehaviourOptions(RunOptions, total=False):
     max_len: int
     """Most tokens in a window of the extrapolation. [4096]"""
 
-class CircuitOptions(RunOptions, total=False):
+class CircuitOptions(RemovingOptions, total=False):
     data: str
     """auto (shipped; gaussian for a parameter-free model), shipped (Python source), prose (Python's
     language reference), stdlib, random, gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, a
@@ -187,15 +175,8 @@ class CircuitOptions(RunOptions, total=False):
     sequence's length, and the rest), the position that a head, MLP or embedding writes
     (position[L1H0], position[MLP0]), that of all blocks in a model that stays causal (written),
     content (attention becomes its mean over texts), unions such as w_k+w_o. [()]"""
-    in_heads: str | Collection[str]
-    """The heads that lose it (L16H0 L18H6), in place of all heads. [()]"""
     replacement: Literal["identity", "random", "mean", "zero"]
     """What a removed weight is replaced by. ['mean']"""
-    gain: Literal["output", "norm", "identity"]
-    """The size of the replacements identity and random. ['output']"""
-    kept_positions: int
-    """How many first tokens keep what blocks write, where `written` is removed; 0 takes the first
-    token's mark too. [1]"""
     layer: int
     """Which block, from 0; the last one has (a) to (g). [0]"""
 

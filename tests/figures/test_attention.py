@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from support.maps import text_of
 
-from nope_probe.figures.values import head_values
+from nope_probe.figures.attention import head_values
 
 
 def rows_of(places: list[dict[str, int]], *removed: str, **labels: str) -> pd.DataFrame:
