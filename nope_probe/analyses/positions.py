@@ -9,7 +9,7 @@ writers, and so are the last three parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -203,40 +203,6 @@ def term_maps(reader: Reader) -> dict[str, Float[Tensor, "row key_pos"]]:
     return {
         name: reader.pattern_of(of_term[None]).mean_with_lead() for name, of_term in scores.items()
     }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Clock:
-    """Mean keys (or queries) along the two axes in which they differ most between positions.
-
-    Attributes:
-        whole: the sum of all writers.
-        writers: the part of each writer, along the same axes.
-        explained: each axis's share of the variance between positions.
-    """
-
-    whole: Float[Tensor, "pos two"]
-    writers: Mapping[str, Float[Tensor, "pos two"]]
-    explained: Float[Tensor, " two"]
-
-
-def clock(reader: Reader, side: Side = "key") -> Clock:
-    """Return the coordinates of each position's mean key (query) on their two principal axes."""
-    whole, brought = (
-        (reader.sums.k, reader.sums.keys) if side == "key" else (reader.sums.q, reader.sums.queries)
-    )
-
-    def about_mean(x: FoldVectors) -> Float[Tensor, "pos width"]:
-        return pooled(reader.part(x, "written").double(), reader.counts).flatten(1)
-
-    written = about_mean(whole)
-    _, sizes, axes = torch.linalg.svd(written[reader.kept_positions :], full_matrices=False)
-    axes = axes[:2] * axes[:2].sum(1, keepdim=True).sign()
-    return Clock(
-        whole=written @ axes.T,
-        writers={name: about_mean(x) @ axes.T for name, x in brought.items()},
-        explained=(sizes.square() / sizes.square().sum())[:2],
-    )
 
 
 def readers(sums: PositionSums) -> Iterator[tuple[dict[str, int], Reader]]:

@@ -139,7 +139,6 @@ class ReaderSums:
         norm_queries, norm_keys: queries and keys that the norms make of vectors that know nothing
             of position: the norms' mean scale at each position times the mean over positions; None
             without writers.
-        norm_scale: the norms' mean scale at each position; None without writers.
         scores: mean q.k times the scale, nats, over heads or per head; NaN where masked.
         bias: the bias added to the scores (ALiBi), nats; None without a bias.
         scale: the factor between the sum of q.k over the heads of `q` and `scores`.
@@ -155,7 +154,6 @@ class ReaderSums:
     first_keys: Mapping[str, KeyMeans] = field(default_factory=dict)
     norm_queries: Queries | None = None
     norm_keys: KeyMeans | None = None
-    norm_scale: Float[Tensor, "fold pos"] | None = None
     scores: Float[Tensor, "fold *head row key_pos"]
     bias: Float[Tensor, "*head row key_pos"] | None = None
     scale: float

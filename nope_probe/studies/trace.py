@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from nope_probe.analyses.verdicts import main_writers, most_of
 from nope_probe.figures.intervals import ValueAndBounds, bound_columns
 from nope_probe.figures.names import OTHERS
-from nope_probe.figures.words import MEASURES, SHARE, Column, View, listed, with_readers
+from nope_probe.figures.words import MEASURES, Column, View, listed, with_readers
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
@@ -55,10 +55,6 @@ COLUMNS = {
     "total": Column(
         "lost on all paths", "Lost if all blocks after the writer lose its position.", "nats"
     ),
-    "axis_1": Column("first axis", "The mean key or query along its first principal axis."),
-    "axis_2": Column("second axis", "The same along the second axis."),
-    "explained": Column("explained", "Both axes' share of the variance between positions.", SHARE),
-    "norm_scale": Column("norm's scale", "The norm's mean scale there over its mean everywhere."),
 }
 VIEWS = (
     View(
@@ -92,6 +88,7 @@ VIEWS = (
 )
 MOST_WRITERS, MOST_READERS = 24, 32  # in the figure of writers and readers
 NAMED = 2  # writers of a lead or a pattern in the sentence
+AGAINST = 0.1  # of a lead or pattern: a part below 0 that the sentence names
 LEAST = 0.05  # of a lead or pattern, which a drawn term or a writer in the first table makes
 INDENT = "· "  # before a head, whose nats its attention's row counts
 NO_PATTERN = "No layer or head shows a lead or pattern that exceeds the noise."
@@ -111,6 +108,7 @@ MADE_BY = {  # by the term that surely is most of a lead or pattern
     "noisy": "no single writer makes {whole}, of which {part} were written",
     "none": "no single term makes {whole}",
 }
+PUSHES = "pushes back"
 LOST = "Lost: on all paths, without its position{kept}."
 OF_HEADS = "A head's nats are counted in the row of its attention, above it."
 
@@ -359,7 +357,10 @@ def headline(run: Run) -> Headline:
         return Headline(sentence=f"{reader} shows no lead or pattern that exceeds the noise.")
     kept = ", which the first token keeps" if manifest.results["kept_positions"] else ""
     length = f"{manifest.seq_len:,} tokens"
-    clauses = [_clause(name, made, reader) for name in ("pattern", "lead") if name in made]
+    asked = [name for name in ("pattern", "lead") if name in made]
+    clauses = [clause for name in asked for clause in _clauses(name, made, reader)]
+    if any(PUSHES in clause for clause in clauses):
+        clauses.append("Where a part pushes back, the others can exceed the whole")
     table, n_left_out = _table(f"{reader} at {length}, nats", made)
     rule = f"{reader} has the largest lead and pattern of {notes.layers_of_run(manifest)}."
     parts = [
@@ -375,26 +376,32 @@ def headline(run: Run) -> Headline:
     )
 
 
-def _clause(question: str, made: Mapping[str, pd.DataFrame], reader: str) -> str:
-    """Return a clause on the main term of a lead or a pattern."""
-    rows, what = made[question], f"in the order of {reader}'s other keys"
-    if question == "lead":
-        what = "of the first key's lead" if len(made) > 1 else f"of {reader}'s lead"
-    parts, size = rows["part"], rows["part"]["whole"]
-    style = "z.1f" if abs(size) >= 1 else "z.2f"
-    terms = {*PARTS.values()} & {*rows.index} - {"whole"}
+def _clauses(question: str, made: Mapping[str, pd.DataFrame], reader: str) -> Iterator[str]:
+    """Yield the main term or writers of a lead or a pattern, and what pushes back the most."""
+    rows = made[question]
+    size, terms = rows["part"]["whole"], {*PARTS.values()} & {*rows.index} - {"whole"}
+    parts = rows["part"] * (-1 if size < 0 else 1)
+    style, way = "z.1f" if abs(size) >= 1 else "z.2f", "trails" if size < 0 else "leads"
+    of = {"pattern": f"in the order of {reader}'s other keys", "lead": "by which the first key "}
+    of["lead"] += way if len(made) > 1 else f"{way} in {reader}"
     most = most_of(over_whole(rows, terms)) or "none"
-    attentions = {Writer(name).whole for name in writers_of(rows) if Writer(name).head is not None}
-    main = main_writers(over_whole(rows, {*writers_of(rows)} - attentions))
+    names = writers_of(rows)
+    attentions = {Writer(name).whole for name in names if Writer(name).head is not None}
+    main = main_writers(over_whole(rows, {*names} - attentions))
     named = [f"{name} {parts[name]:{style}}" for name in main[:NAMED]]
     if main:
         named[0] = named[0].replace(" ", " writes ")
     named += ["others the rest"] if len(main) > NAMED else []
-    return MADE_BY["noisy" if most == "written" and not main else most].format(
-        whole=f"the {size:{style}} nats {what}",
+    yield MADE_BY["noisy" if most == "written" and not main else most].format(
+        whole=f"the {abs(size):{style}} nats {of[question]}",
         part=f"{parts.get(most, 0.0):{style}}",
         writers=listed(named) if named else "",
     )
+    wholes = terms - {"written"} | {name for name in names if Writer(name).whole == name}
+    against = {name: high for name, (_, _, high) in over_whole(rows, wholes).items()}
+    strongest = min(against, key=lambda name: parts[name], default="")
+    if strongest and against[strongest] < -AGAINST:
+        yield f"{strongest} {PUSHES} by {-parts[strongest]:{style}}"
 
 
 def _table(name: str, made: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, int]:

@@ -10,22 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Unpack, get_args
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import pandas as pd
 
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.positions import clock, direct_part, readers, scores_without, term_maps
-from nope_probe.analyses.reader import Reader, Side
+from nope_probe.analyses.positions import direct_part, readers, scores_without, term_maps
+from nope_probe.analyses.reader import Reader
 from nope_probe.errors import UserError
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import WrittenPosition
-from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.removal import Writer
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
 EFFECTS = ("predicted", "held", "direct", "norm", "total")
 EFFECTS_COLUMNS = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
-ALL, CLOCKS = "all", 4  # writers with a clock: all together, and the strongest of them
 MATTERS = 0.05  # of a lead or pattern: what a removal takes, or what a writer writes
 
 
@@ -92,8 +90,7 @@ class TracePosition(Study[Settings]):
         effects, n_heads = pd.DataFrame(columns=EFFECTS_COLUMNS), self.settings.confirm
         if reader is not None and n_heads:
             effects = measure_effects(engine, sums, writers, reader, n_heads=n_heads)
-        clocks = clock_table(sums, writers)
-        return reader, {"terms": terms, "writers": writers, "effects": effects, "clocks": clocks}
+        return reader, {"terms": terms, "writers": writers, "effects": effects}
 
     def analyse(self, results: Results) -> Run:
         """Return the run of the trace."""
@@ -295,43 +292,6 @@ def map_arrays(sums: PositionSums) -> dict[str, np.ndarray]:
     if n_rows < n and reader.query_positions is not None:
         maps["query_positions"] = reader.query_positions.numpy()
     return maps
-
-
-def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of clocks: mean keys and queries along their two principal axes.
-
-    Args:
-        sums: the writers' parts of each reader.
-        writers: `writers.csv`, which ranks the writers.
-
-    Returns:
-        layer (head), side, writer (`all`, then the strongest), position, axis_1 and axis_2, and
-        `explained`: both axes' share of the variance of all writers' sum between positions, and
-        `norm_scale`: the norms' mean scale at the position over its mean over positions.
-    """
-    tables, kept = [], sums.kept_positions
-    for names, reader in readers(sums):
-        scales = reader.sums.norm_scale
-        assert scales is not None
-        scale = pooled(scales, reader.counts)[kept:]
-        for side in get_args(Side):
-            hands, place = clock(reader, side), {**names, "of": "pattern", "side": side}
-            rows = writers[(writers[[*place]] == pd.Series(place)).all(axis=1)]
-            ranked = rows.sort_values("part", key=abs, ascending=False)["writer"]
-            for writer in (ALL, *ranked[: CLOCKS - 1]):
-                points = (hands.whole if writer == ALL else hands.writers[writer])[kept:]
-                columns = {
-                    **names,
-                    "side": side,
-                    "writer": writer,
-                    "position": range(kept, kept + len(points)),
-                    "axis_1": points[:, 0],
-                    "axis_2": points[:, 1],
-                    "explained": float(hands.explained.sum()),
-                    "norm_scale": scale / scale.mean(),
-                }
-                tables.append(pd.DataFrame(columns))
-    return pd.concat(tables, ignore_index=True)
 
 
 @partial(takes_options, Settings)

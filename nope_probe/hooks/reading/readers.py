@@ -451,7 +451,6 @@ class ReaderAccumulator(MeansAccumulator):
             first_keys={name: x[:, :, n:] for name, x in first.items()},
             norm_queries=self._queries(norm[:, :, :n], n_kv),
             norm_keys=norm[:, :, n:],
-            norm_scale=means["scales"].mean((2, 3)),
         )
 
     def _queries(self, x: Float[Tensor, "fold pos head d_head"], n_kv_heads: int) -> Tensor:

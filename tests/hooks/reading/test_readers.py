@@ -375,5 +375,3 @@ def test_norms_multiply_the_mean_residual_stream_by_their_mean_scale_at_each_pos
         if side == "q" and not per_head:
             made = made.unflatten(1, (reader.k.shape[2], -1)).sum(2)
         assert distance(found[0], made.detach().double()) <= NETWORK
-    if name == "llama":
-        assert distance(reader.norm_scale[0], outer.mean((0, 2)).double()) <= NETWORK
