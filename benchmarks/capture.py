@@ -26,8 +26,9 @@ import tyro
 
 from nope_probe import capture_scores, load
 from nope_probe.hooks.layers.hook_points import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import run_forward
-from nope_probe.hooks.layers.tap import StopForward, layers_of
+from nope_probe.hooks.layers.tap import StopForward
 
 What = Literal["bare", "streamed", "cached"]
 WAYS: tuple[What, ...] = ("bare", "streamed", "cached")
