@@ -1,15 +1,12 @@
 """Where the fold maps of a layer are kept: in memory, or packed at and below the diagonal.
 
-Both are read by blocks of rows. Packed maps may stay in a file until a block is needed.
+Both are read by blocks of rows. Packed maps may be mapped from a file, which a block is read from.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cached_property
-from types import EllipsisType
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -17,20 +14,6 @@ from torch import Tensor
 
 from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.rows import MapRows
-
-Index = int | slice | EllipsisType
-
-
-@runtime_checkable
-class Stored(Protocol):
-    """A tensor in memory, or a tensor in a file whose parts are read on demand."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """The size of each dimension."""
-
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
-        """Return a part of the tensor, the whole for `...`."""
 
 
 class FoldRows(ABC):
@@ -103,12 +86,12 @@ class PackedFolds(FoldRows):
         where: the rows.
     """
 
-    def __init__(self, cells: Stored, where: MapRows) -> None:
+    def __init__(self, cells: Float[Tensor, "fold cell"], where: MapRows) -> None:
         self.cells, self.n_folds, self.where = cells, cells.shape[0], where
 
     @property
     def maps(self) -> Float[Tensor, "fold row key_pos"]:
-        return self.where.unpack(self.cells[...])
+        return self.where.unpack(self.cells)
 
     def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
         return self.cells[fold]

@@ -19,7 +19,7 @@ from torch import Tensor
 from nope_probe.errors import UserError
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights, leave_one_out
-from nope_probe.maps.fold_rows import FoldRows, Stored, TensorFolds
+from nope_probe.maps.fold_rows import FoldRows, TensorFolds
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.rows import BLOCK_BYTES, MapRows, QueryPositions
 
@@ -44,7 +44,7 @@ class LayerMaps:
     folds: FoldRows
     counts: Int[Tensor, " fold"]
     skip_keys: int = 0
-    stored_mean: Stored | None = None
+    stored_mean: Float[Tensor, "row key_pos"] | None = None
     heads: tuple[LayerMaps, ...] = ()
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
-from nope_probe.maps.fold_rows import PackedFolds, Stored
+from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.folds import State, TensorRecord, pooled
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows, QueryPositions
@@ -177,13 +176,13 @@ def packed_tensors(maps: ScoreMaps) -> State:
     return tensors
 
 
-def stored_layers(stored: Mapping[str, Stored]) -> Layers:
+def stored_layers(stored: State) -> Layers:
     """Return the maps of each layer from the tensors of `packed_tensors`, in memory or a file.
 
-    Maps in a file, those of heads too, stay there until they are read.
+    Maps of a file are mapped from it, those of heads too, and read where they are used.
     """
-    queries = stored["query_positions"][...] if "query_positions" in stored else None
-    counts, skip_keys = stored["counts"][...], int(stored["skip_keys"][...])
+    queries = stored.get("query_positions")
+    counts, skip_keys = stored["counts"], int(stored["skip_keys"])
 
     def maps_of(name: str) -> LayerMaps:
         cells = stored[f"{name}/folds"]

@@ -10,22 +10,19 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe.errors import StorageError, UserError, is_mistake
 from nope_probe.files import JsonObject, read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.maps.fold_rows import Index
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
 from nope_probe.run.paths import atomic_write, clear, reason, write_json
@@ -133,20 +130,11 @@ class RunCheckpoint:
         Raises:
             StorageError: if the file is broken.
         """
-        return _read(self._path(key))
-
-    def open(self, key: str) -> dict[str, StoredTensor]:
-        """Return the tensors of a finished part, which are read from disk as they are asked for.
-
-        Raises:
-            StorageError: if the file is broken.
-        """
         path = self._path(key)
-        with _opened(path) as file:
-            return {
-                name: StoredTensor(path=path, name=name, shape=file.get_slice(name).get_shape())
-                for name in file.keys()  # noqa: SIM118
-            }
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(f"{path} is broken ({error}); remove it and run again") from error
 
     def load_or_compute(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
         """Return the tensors of a part of the run, computed and saved unless that is finished.
@@ -247,46 +235,6 @@ def _write(path: Path, tensors: State) -> None:
             save_file(contiguous, partial)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write {path}: {reason(error)}") from error
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"{path} is broken ({error}); remove it and run again") from error
-
-
-def _read(path: Path) -> State:
-    with _opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTensor:
-    """A tensor in a file, of which only requested parts are read.
-
-    Attributes:
-        path: the file.
-        name: the tensor's name there.
-        shape: the size of each dimension.
-    """
-
-    path: Path
-    name: str
-    shape: Sequence[int]
-
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
-        """Return a part, all of it for `...`; the file is mapped into memory only for this call.
-
-        Raises:
-            StorageError: if the file is broken.
-        """
-        with _opened(self.path) as file:
-            if index is ...:
-                return file.get_tensor(self.name).clone()
-            return file.get_slice(self.name)[index].clone()
 
 
 @contextmanager

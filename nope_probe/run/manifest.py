@@ -197,10 +197,6 @@ class Manifest:
         results = {k: v for k, v in entries.items() if k not in known and k not in OF_FILE}
         return record_of(cls, {**entries, "results": results})
 
-    def results_as(self, kind: type[Record]) -> Record:
-        """Return the command's entries as its record."""
-        return record_of(kind, self.results)
-
 
 def record_of(kind: type[Record], entries: JsonObject) -> Record:
     """Return the record that has these entries, as JSON holds them; others are left out."""

@@ -211,7 +211,8 @@ class Engine:
     ) -> Layers:
         """Return the score maps of some layers (all by default); see `capture_scores`.
 
-        Their folds stay in the checkpoint until they are read. The passes add to the sums `also`.
+        Their folds are mapped from the checkpoint, and read where they are used. The passes add to
+        the sums `also`.
 
         Raises:
             UserError: for a non-finite score, with the key of the capture.
@@ -226,7 +227,7 @@ class Engine:
 
         tensors = self.load_or_compute(key, capture, ablation)
         restore(also, under(tensors, "also."))
-        captured = stored_layers(tensors if self.checkpoint is None else self.checkpoint.open(key))
+        captured = stored_layers(tensors)
         return captured if self.skip_keys is None else with_skip_keys(captured, self.skip_keys)
 
     def n_maps(self, layers: Sequence[int], *, per_head: bool = False) -> int:

@@ -26,7 +26,7 @@ from nope_probe.maps.rows import MapRows
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.folder import Run, read_run
-from nope_probe.run.manifest import Manifest, read_manifest
+from nope_probe.run.manifest import Manifest, read_manifest, record_of
 from nope_probe.run.paths import atomic_write
 from nope_probe.run.processes import program
 from nope_probe.run.session import Session, versions
@@ -182,7 +182,7 @@ def best_runs(new: Mapping[str, Path], above: Path) -> Runs:
 
     def merits(run: tuple[Path, Manifest]) -> tuple[bool, bool, str]:
         folder, manifest = run
-        found = manifest.results_as(Reproduction)
+        found = record_of(Reproduction, manifest.results)
         return found.as_the_paper, folder in new.values(), manifest.finished
 
     return {figure: max(runs, key=merits) for figure, runs in candidates.items() if runs}
@@ -194,7 +194,7 @@ def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
     if figure not in runs:
         command = f"python recipes/paper/reproduce.py {figure}"
         return [[title, "", "○\u00a0not\u00a0run\u00a0yet", f"run: {command}"]]
-    folder, found = runs[figure][0], runs[figure][1].results_as(Reproduction)
+    folder, found = runs[figure][0], record_of(Reproduction, runs[figure][1].results)
     rows: list[list[Cell]] = []
     for claim in found.claims:
         of = f"{claim.experiment}: " if FIGURES[figure].models else ""
@@ -215,7 +215,7 @@ def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
 
 def index_headline(manifests: Sequence[Manifest]) -> Headline:
     """Return how many claims are reproduced, and how many figures and panels."""
-    runs = [manifest.results_as(Reproduction) for manifest in manifests]
+    runs = [record_of(Reproduction, manifest.results) for manifest in manifests]
     claims = [claim for run in runs for claim in run.claims]
     exact, agree = (sum(getattr(run.panels, name) for run in runs) for name in ("exact", "agree"))
     compared = sum(run.panels.compared for run in runs)

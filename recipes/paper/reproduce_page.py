@@ -18,7 +18,7 @@ from nope_probe.figures.words import capitalised
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.folder import Run, read_run
-from nope_probe.run.manifest import Manifest, read_manifest
+from nope_probe.run.manifest import Manifest, read_manifest, record_of
 from nope_probe.studies.page import PlainConsole, print_headline
 from paper_claims import Reproduction
 from published_panels import Pair, agreements, pairs_of
@@ -56,14 +56,14 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
     return Report(
         title=f"{figure} of the paper, reproduced",
         headline=headline(manifest),
-        sections=[*_figures(figure, pairs), _claims(manifest.results_as(Reproduction))],
+        sections=[*_figures(figure, pairs), _claims(record_of(Reproduction, manifest.results))],
         how_to_read=notes.how_to_read(HOW_TO_READ),
     )
 
 
 def headline(manifest: Manifest) -> Headline:
     """Return how many of the paper's claims are reproduced, and which."""
-    figure, found = title_of(manifest.settings["figure"]), manifest.results_as(Reproduction)
+    figure, found = title_of(manifest.settings["figure"]), record_of(Reproduction, manifest.results)
     claims = found.claims
     n = sum(claim.reproduced for claim in claims)
     sentence = f"Of the paper's claims about {figure}, {n} of {len(claims)} could be reproduced."
@@ -93,7 +93,7 @@ def draw(folder: Path, image: Path) -> None:
 
 def _experiments(manifest: Manifest, folder: Path) -> dict[str, Path]:
     """Return the folders of a figure's experiments by name."""
-    experiments = manifest.results_as(Reproduction).experiments
+    experiments = record_of(Reproduction, manifest.results).experiments
     return {name: Path(os.path.normpath(folder / path)) for name, path in experiments.items()}
 
 
@@ -214,7 +214,7 @@ def print_summary(folder: Path, verbose: bool = False) -> None:
     """Print a figure's claims with their verdicts, and the path of its page; their numbers too."""
     manifest = read_manifest(folder)
     figure, lines = manifest.settings["figure"], []
-    found = manifest.results_as(Reproduction)
+    found = record_of(Reproduction, manifest.results)
     console = PlainConsole()
     print_headline(console, headline(manifest))
     if verbose:

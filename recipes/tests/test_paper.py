@@ -19,7 +19,7 @@ import reproduce
 from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.run.folder import Run, read_run
-from nope_probe.run.manifest import Manifest, read_manifest
+from nope_probe.run.manifest import Manifest, read_manifest, record_of
 from nope_probe.stages import ParameterFreeSpec
 from nope_probe.studies.ablate import Settings as AblateSettings
 from paper_claims import (
@@ -263,4 +263,4 @@ def test_what_a_figures_run_found_is_read_back_from_its_manifest() -> None:
     claim = Claim(paper="it rises", reproduced=True, evidence="1 < 2")
     found = Reproduction(claims=(claim, replace(claim, reproduced=False)), notes=("a note",))
     entries = json.loads(json.dumps(Manifest(results=asdict(found)).to_json()))
-    assert Manifest.of_json(entries).results_as(Reproduction) == found
+    assert record_of(Reproduction, Manifest.of_json(entries).results) == found

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from nope_probe.models.info import GGUFInfo
-from nope_probe.run.manifest import Manifest, RunData, RunModel, ShownText
+from nope_probe.run.manifest import Manifest, RunData, RunModel, ShownText, record_of
 from tests.support.manifests import A_MODEL, manifest_of
 
 GGUF = GGUFInfo(file="a.gguf", sha256="b1", file_type=None, tensor_types={"F32": 61})
@@ -54,7 +54,7 @@ class Block:
 def test_a_command_reads_its_results_as_a_record() -> None:
     block = Block(layer=1, components=("mask", "w_q"), of={"h": "it is the last"})
     entries = json.loads(json.dumps(Manifest(results=asdict(block)).to_json()))
-    assert Manifest.of_json(entries).results_as(Block) == block
+    assert record_of(Block, Manifest.of_json(entries).results) == block
 
 
 def test_a_model_in_a_folder_is_named_after_the_folder() -> None:
