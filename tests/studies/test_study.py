@@ -1,7 +1,6 @@
 """The attribution in memory is the ablate command's, for any model of TransformerLens."""
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -167,30 +166,6 @@ def test_written_position_is_measured_once_for_all_passes_of_a_length_and_its_me
         for name in ("written", "written_null")
         for n in (18, 17)
     }
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "most"),
-    [
-        ("ablate", {"layers": 3}, 3),
-        ("ablate", {"layers": 3, "per_head": True, "remove": ()}, 3 * (1 + 4)),
-        ("circuit", {"remove": ("mask",)}, 2 * 9),  # stages (a) to (i), intact and ablated
-        ("attention", {"layers": 3, "query_rows": 11}, 3 * 4),
-        ("heads", {"layers": 3, "remove": ("mask",), "mean_seqs": 8, "k": (1,), "folds": 5}, 4),
-        # L2 sums keys of 2 heads and queries of 2, of 32 numbers, of two blocks' 4 heads and MLP;
-        # L1 those of one block; a number of a position is a 17th of a row
-        ("trace", {"layers": 3, "folds": 5}, 3 + (2 + 1) * 5 * (2 + 2) * 32 // 17),
-    ],
-)
-def test_the_memory_of_a_run_holds_the_maps_of_its_largest_pass(
-    command: str, options: dict[str, Any], most: int, tmp_path: Path
-) -> None:
-    settings = import_module(f"nope_probe.{command}").Settings(
-        model="nope-tiny", n_seqs=8, seq_len=17, out=tmp_path / "run", **options
-    )
-    (kind,) = import_module(f"nope_probe.studies.{command}_run").run.args
-    with Session(settings, kind.load) as session:
-        assert max(one.maps for one in kind(session).passes()) == most
 
 
 @pytest.mark.parametrize(

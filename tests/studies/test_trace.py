@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
 from nope_probe.studies import trace as page
 from nope_probe.studies.tables import term_table, writer_table
-from nope_probe.studies.trace import Settings
 from nope_probe.studies.trace_run import strongest_reader
 from tests.support.manifests import manifest_of
 
@@ -73,30 +71,6 @@ def test_writers_stand_in_the_order_in_which_they_write(done: Path) -> None:
     assert sorted(names, key=lambda name: Writer(name).order) == [
         *("pos_embed", "L0H2", "L0H10", "MLP0", "L1H0", "ATTN1", "BLOCK2", "MLP10", "bias")
     ]
-
-
-@pytest.mark.parametrize("per_head", [False, True])
-@pytest.mark.parametrize("kind", ["heads", "layers"])
-def test_the_bytes_of_a_run_are_those_of_what_heads_and_mlps_write(
-    kind: Any, per_head: bool, tiny: Callable[[str], Any]
-) -> None:
-    loaded = load(str(tiny("smollm3").folder))
-    text = torch.randint(263, (10, N), generator=torch.Generator().manual_seed(3))
-    sums = capture_positions(loaded.model, text, n_folds=5, writers=kind, per_head=per_head)
-    kept = sum(
-        values.nbytes
-        for reader in sums.readers.values()
-        for parts in (reader.keys, reader.queries)
-        for name, values in parts.items()
-        if name not in ("embed", "bias")
-    )
-    settings = Settings(
-        model="x", layers="all", writers=kind, per_head=per_head, folds=5, seq_len=N, n_seqs=10
-    )
-    assert settings.bytes_of_sums(loaded.info) == kept
-    assert replace(settings, layers=1).bytes_of_sums(loaded.info) == 0
-    assert replace(settings, reader="L2H1").traces_heads
-    assert replace(settings, reader="L2").traces_heads == per_head
 
 
 def test_heads_read_and_whole_attentions_write(

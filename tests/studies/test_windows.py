@@ -8,12 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file
 from support.command_line import run_command
 from support.decoders import write_decoder
 from support.edited_model import subsets
 from support.plain_attention import plain_attention
-from support.rounding import NETWORK, assert_same
+from support.rounding import NETWORK
 
 from nope_probe import ablate, run_ablations
 
@@ -22,7 +21,6 @@ TERMS = (
     *("without_sources", "mask", "rope", "window"),
     *("mask_x_rope", "mask_x_window", "rope_x_window", "mask_x_rope_x_window"),
 )
-KINDS = ("pattern", "term")  # of maps that are patterns
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +44,6 @@ def test_offsets_and_maps_end_with_the_window(runs: Path) -> None:
     assert offsets["mean"].notna().all()
     gemma2 = pd.read_csv(runs / "gemma2" / "offsets.csv").groupby("layer")["offset"].max()
     assert gemma2.tolist() == [4, 22]
-    row, key = torch.arange(23)[:, None], torch.arange(23)
-    seen = (key < row) & (row - key < 5)
-    maps = load_file(runs / "mistral" / "maps.safetensors")
-    patterns = [captured for name, captured in maps.items() if name.split("/")[0] in KINDS]
-    assert all(pattern.isfinite().equal(seen.expand(2, -1, -1)) for pattern in patterns)
-    whole = maps["pattern/intact"].double()
-    terms = sum(maps[f"term/{term}"].double() for term in TERMS)
-    assert_same(terms, whole)
 
 
 def test_the_window_is_a_source_and_its_terms_are_differences_of_plain_models(

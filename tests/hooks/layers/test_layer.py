@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rot
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
-from nope_probe.hooks.layers.hook_points import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached, replaced_in_this_thread
 from nope_probe.hooks.layers.model import as_inputs, layers_of
 from nope_probe.hooks.layers.passes import attention_read, run_forward
 from nope_probe.hooks.layers.rotation import RemovedPairs, fit_rotary
@@ -131,6 +131,19 @@ def test_hooks_run_in_order_and_only_they_are_removed(hooked: ByName) -> None:
             assert run_once() == "abc"
         assert run_once() == "a"
     assert run_once() == ""
+
+
+def test_a_method_replaced_within_a_replacement_is_the_outer_ones_again() -> None:
+    module = torch.nn.Identity()
+
+    def adding(n: int) -> Any:
+        return lambda forward: lambda x: forward(x) + n
+
+    with replaced_in_this_thread(module, "forward", adding(1)):
+        with replaced_in_this_thread(module, "forward", adding(10)):
+            assert module(0) == 11
+        assert module(0) == 1
+    assert module(0) == 0
 
 
 def test_hooks_are_removed_when_a_later_one_cannot_be_attached(

@@ -82,24 +82,6 @@ def test_weights_and_their_information_are_those_that_hooks_on_the_pattern_left(
     assert_same(information[0], pooled(intact.information, intact.counts)[1, 0, rows], NETWORK)
 
 
-@pytest.mark.parametrize("spec", ["hooked:smollm3-rope", "bridge:llama"])
-def test_scores_that_a_user_rewrites_are_captured_as_rewritten(
-    model_of: ModelOf, spec: str
-) -> None:
-    model, _ = model_of(spec)
-    inputs = torch.randint(3, 60, (N_SEQS, 13), generator=torch.Generator().manual_seed(0))
-    point = layers_of(model)[1].point("attn.hook_attn_scores")
-    with hooks_attached([(point, lambda scores, hook: 1.5 * scores)]):
-        maps = capture_attention(model, inputs, n_folds=1, query_rows=11)
-        cache = model.run_with_cache(inputs)[1]
-    rows = maps.query_positions
-    for name, point in (("weights", "attn.hook_pattern"), ("scores", "attn.hook_attn_scores")):
-        used = cache[f"blocks.1.{point}"].double().mean(0)[:, rows]
-        hidden = ~maps.visible[1]
-        expected = used.masked_fill(hidden, 0 if name == "weights" else torch.nan)
-        assert_same(getattr(maps, name)[0, 1].double(), expected, NETWORK)
-
-
 def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(tmp_path: Path) -> None:
     tiny = write_decoder("gpt_oss", tmp_path)
     model, inputs = load(str(tiny.folder)).model, tokens_of(tiny)
@@ -110,25 +92,6 @@ def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(tmp_path
     for name in ("weights", "information", "others", "scores"):
         assert_same(getattr(hooked, name), getattr(intact, name), NETWORK)
     pd.testing.assert_frame_equal(hooked_heads, heads, rtol=NETWORK)
-
-
-def test_head_scores_are_of_the_pattern_that_hooks_left(bridge: ByName) -> None:
-    model: Any = bridge("llama")
-    inputs = torch.randint(3, 60, (N_SEQS, 13), generator=torch.Generator().manual_seed(0))
-    point = layers_of(model)[0].point("attn.hook_pattern")
-    before = torch.zeros(13, 13)
-    before[range(1, 13), range(12)] = 0.75
-    before[:, 0] += 0.25
-
-    def write(pattern: torch.Tensor, hook: object) -> torch.Tensor:
-        n = pattern.shape[-1]
-        return before[:n, :n].expand_as(pattern) if n <= 13 else pattern
-
-    with hooks_attached([(point, write)]):
-        heads = head_scores(model, inputs)
-    of_first = heads[heads["layer"] == 0]
-    assert_same(of_first["previous_token"], torch.full((6,), 0.75), NETWORK)
-    assert_same(of_first["first_key"], torch.full((6,), 0.25 + 0.75 / 12), NETWORK)
 
 
 def test_rows_of_many_groups_are_joined(tiny: ByName) -> None:

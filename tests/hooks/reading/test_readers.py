@@ -225,31 +225,6 @@ def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
             )
 
 
-@pytest.mark.parametrize(("name", "per_head"), [("llama", True), ("smollm3", False)])
-def test_without_writers_queries_keys_and_scores_stay(
-    name: str, per_head: bool, bridge: ByName, inputs: torch.Tensor
-) -> None:
-    whole, plain = (
-        capture_positions(
-            bridge(name), inputs, n_folds=N_FOLDS, per_head=per_head, writers=kind, query_rows=7
-        )
-        for kind in ("heads", "none")
-    )
-    assert plain.readers.keys() == whole.readers.keys()
-    for layer, reader in plain.readers.items():
-        assert not {**reader.keys, **reader.queries, **reader.first_keys, **reader.first_queries}
-        expected = whole.readers[layer]
-        for x, y in (
-            (reader.q, expected.q),
-            (reader.k, expected.k),
-            (reader.scores.nan_to_num(), expected.scores.nan_to_num()),
-        ):
-            assert distance(x, y) <= 1e-6
-        assert reader.scale == expected.scale
-        straight = name == "smollm3" and layer == 1
-        assert [len(sums.rotation.pairs) == 0 for sums in (reader, expected)] == [straight] * 2
-
-
 @pytest.mark.parametrize("model_type", ["bloom", "mpt", "gpt_neox"])
 @pytest.mark.parametrize("query_rows", [None, 7])
 def test_scores_and_alibi_are_those_of_plain_transformers(

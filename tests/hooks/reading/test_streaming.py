@@ -10,7 +10,6 @@ from support.stream_checkpoints import Recorded, out_of_memory_above
 from support.tiny_models import ByName, tokens
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 
@@ -83,25 +82,3 @@ def test_blocks_that_have_counted_different_sequences_catch_up(fits: int, bridge
     with out_of_memory_above(11, model, 0), out_of_memory_above(fits, model, 1):
         maps = capture_scores(model, inputs, **options)
     assert agree(maps.folds, expected.folds)
-
-
-@pytest.mark.parametrize("remove", [["w_v"], ["mask", "w_q", "w_k", "w_v", "w_o"]])
-def test_tensors_that_an_ablation_reads_are_freed_after_the_block(
-    remove: list[Any], bridge: ByName
-):
-    import gc
-
-    model, inputs = bridge("llama"), tokens(7, n_pos=29)
-
-    def living() -> list[torch.Size]:
-        gc.collect()
-        tensors = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
-        return sorted(tensor.shape for tensor in tensors if tensor.shape[:1] == (7,))
-
-    before = living()
-    with (
-        ablated(model, Ablation(remove=remove, replacement="identity", gain="norm")),
-        torch.inference_mode(),
-    ):
-        model(inputs)
-        assert living() == before
