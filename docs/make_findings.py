@@ -382,7 +382,9 @@ def constant_keys(run: str) -> pd.DataFrame:
         with ablated(loaded, Ablation(remove=remove, layers=layers), calibration):
             return order(capture_scores(loaded, texts, layers=layers))
 
+    whole = attribute({(): intact})
     orders = {
+        "intact": [whole[layer].conditions["intact"].kept.value for layer in intact.layers],
         "w_k": without("w_k"),
         "w_k here": [value for layer in intact.layers for value in without("w_k", [layer])],
         "w_q+w_k": without("w_q+w_k"),
@@ -588,6 +590,7 @@ def over_layers(rows: pd.DataFrame, title: str) -> str:
 def keys_alone(stored: pd.DataFrame) -> str:
     """Return the table of the order with constant keys in all layers, and in one layer."""
     columns = {
+        "intact": "intact",
         "w_k": "constant keys in all layers",
         "w_k here": "in the read layer alone",
         "w_q+w_k": "both constant",
