@@ -59,13 +59,13 @@ COMMANDS = {
     "gemma": f"ablate {GEMMA} --layers all --n-seqs 96",
     "gemma never": f"ablate {GEMMA} --layers all --n-seqs 48 --bos never",
     "gemma turn": f'ablate {GEMMA} --layers all --n-seqs 48 --bos "<start_of_turn>"',
-    **{f"code {n}": f"{ALL_LAYERS} 16 --seq-len {n} --remove written" for n in (256, 512)},
+    "code 256": f"{ALL_LAYERS} 16 --seq-len 256 --remove written",
     "no mark code": f"{ALL_LAYERS} 48 {NO_MARK}",
     "no mark gemma": f"ablate {GEMMA} --layers all --n-seqs 48 {NO_MARK}",
     **{f"no mark {model}": f"ablate --model {model} {NO_MARK}" for model in TWINS},
     "worth code": f"behaviour {SMOLLM2} {WORTH} copy --n-seqs 64 --seq-len 64",
     "worth prose": f"behaviour {SMOLLM2} {WORTH} --n-seqs 64 --seq-len 64 --data prose",
-    "worth gemma": f"behaviour {GEMMA} {WORTH} copy --n-seqs 48 --seq-len 64",
+    "worth gemma": f"behaviour {GEMMA} {WORTH} --n-seqs 48 --seq-len 64",
     "worth nope-tiny": "behaviour --model nope-tiny --remove written --measures loss copy "
     "--n-seqs 256 --seq-len 96",
     "worth rope-tiny": f"behaviour --model rope-tiny {WORTH} copy --n-seqs 256 --seq-len 96",
@@ -179,7 +179,7 @@ WRITTEN = {
     "code": "SmolLM2, 64, code",
     "prose": "SmolLM2, 64, prose",
     "endoftext": "SmolLM2, 64, endoftext first",
-    **{f"code {n}": f"SmolLM2, {n}, code" for n in (256, 512)},
+    "code 256": "SmolLM2, 256, code",
     "gemma": "Gemma 3, 64, code",
 }
 WORTHS = {
