@@ -59,13 +59,13 @@ COMMANDS = {
     "gemma": f"ablate {GEMMA} --layers all --n-seqs 96",
     "gemma never": f"ablate {GEMMA} --layers all --n-seqs 48 --bos never",
     "gemma turn": f'ablate {GEMMA} --layers all --n-seqs 48 --bos "<start_of_turn>"',
-    "code 256": f"{ALL_LAYERS} 16 --seq-len 256 --remove written",
+    **{f"code {n}": f"{ALL_LAYERS} 16 --seq-len {n} --remove written" for n in (256, 512)},
     "no mark code": f"{ALL_LAYERS} 48 {NO_MARK}",
     "no mark gemma": f"ablate {GEMMA} --layers all --n-seqs 48 {NO_MARK}",
     **{f"no mark {model}": f"ablate --model {model} {NO_MARK}" for model in TWINS},
     "worth code": f"behaviour {SMOLLM2} {WORTH} copy --n-seqs 64 --seq-len 64",
     "worth prose": f"behaviour {SMOLLM2} {WORTH} --n-seqs 64 --seq-len 64 --data prose",
-    "worth gemma": f"behaviour {GEMMA} {WORTH} --n-seqs 48 --seq-len 64",
+    "worth gemma": f"behaviour {GEMMA} {WORTH} copy --n-seqs 48 --seq-len 64",
     "worth nope-tiny": "behaviour --model nope-tiny --remove written --measures loss copy "
     "--n-seqs 256 --seq-len 96",
     "worth rope-tiny": f"behaviour --model rope-tiny {WORTH} copy --n-seqs 256 --seq-len 96",
@@ -146,7 +146,7 @@ STORED, IMAGES = Path(__file__).parent / "findings.csv", Path(__file__).parent /
 CHECKPOINTS = Path(__file__).parent.parent / "nope_probe" / "checkpoints"
 TEXTS = {
     "code": "SmolLM2: any",
-    "prose": "any, prose",
+    "prose": "prose",
     "im_start": "im_start",
     "endoftext": "endoftext",
     "gemma never": "Gemma 3: any",
@@ -179,7 +179,7 @@ WRITTEN = {
     "code": "SmolLM2, 64, code",
     "prose": "SmolLM2, 64, prose",
     "endoftext": "SmolLM2, 64, endoftext first",
-    "code 256": "SmolLM2, 256, code",
+    **{f"code {n}": f"SmolLM2, {n}, code" for n in (256, 512)},
     "gemma": "Gemma 3, 64, code",
 }
 WORTHS = {
@@ -562,8 +562,11 @@ def families(stored: pd.DataFrame) -> str:
         ]
         for name, label in CONDITIONS.items()
     }
-    models = {run: MODELS[run][0].split()[0].rstrip(",") for run in SHORTER}
-    columns = [f"{model}: {title}" for model in models.values() for title in short.values()]
+    models = [MODELS[run][0].split()[0].rstrip(",") for run in SHORTER]
+    columns = [
+        f"{model}: {title}" if title == "lead" else title
+        for model, title in product(models, short.values())
+    ]
     return markdown("nats", columns, lines)
 
 
@@ -577,7 +580,7 @@ def over_layers(rows: pd.DataFrame, title: str) -> str:
             for number in NUMBERS
             for cell in (
                 estimate(row, number),
-                "{:.0f} of {:.0f}".format(
+                "{:.0f}\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}{:.0f}".format(
                     *(value(row, f"{number}_{count}") for count in ("below_half", "layers"))
                 ),
             )
@@ -686,28 +689,26 @@ def worth(stored: pd.DataFrame) -> str:
     quantities = {
         "loss": "text",
         "copy_text_second": "second copy of a text",
-        "copy_random_second": "of random tokens",
+        "copy_random_second": "second copy of random tokens",
     }
     removals = {
-        "rope": "RoPE",
-        "written": "written",
-        "written_null": "null",
-        "rope+written": "both",
+        "rope": "without RoPE",
+        "written": "without written position",
+        "written_null": "its null",
+        "rope+written": "without both",
     }
     lines = {
-        label: [
+        f"{label}: {what}": [
             number_or_nothing(
                 of(stored, run=run, name=f"{quantity} {removed}"), "difference", "+z.2f"
             )
-            for quantity in quantities
             for removed in removals
         ]
         for run, label in WORTHS.items()
+        for quantity, what in quantities.items()
     }
-    columns = [
-        f"{what}: {removed}" for what in quantities.values() for removed in removals.values()
-    ]
-    return markdown("rise of the loss, nats", columns, lines)
+    lines = {label: line for label, line in lines.items() if any(line)}
+    return markdown("rise of the loss, nats", list(removals.values()), lines)
 
 
 def written(rows: pd.DataFrame) -> str:
@@ -953,7 +954,7 @@ def estimate(rows: pd.DataFrame, measure: str, style: str = "z.2f") -> str:
     if row.empty:
         return ""
     ends = tuple(float(row[name].item()) for name in ("value", "low", "high"))
-    return interval_text(ends, style)
+    return interval_text(ends, style).replace(", ", ",\N{NO-BREAK SPACE}")
 
 
 def main(*arguments: str) -> None:

@@ -92,7 +92,7 @@ def test_the_tables_of_long_sequences_are_those_of_the_stored_results():
 
 
 # A value and its interval, such as `0.40 nats [0.24, 0.56]`; a sentence may say "lower by 0.40".
-ESTIMATE = r"([+-]?[\d.]+)(?: nats)?\s\[([+-]?[\d.]+), ([+-]?[\d.]+)\]"
+ESTIMATE = r"([+-]?[\d.]+)(?: nats)?\s\[([+-]?[\d.]+),\s([+-]?[\d.]+)\]"
 
 
 def unsigned(estimate: tuple[str, ...]) -> tuple[float, ...]:
