@@ -34,6 +34,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.studies.tidy import (
+    KEYS,
     above_noise,
     brief,
     preferred_keys,
@@ -48,7 +49,6 @@ WHAT = {
     "non_relative": "what is not a function of distance",
 }
 SHORT = WHAT | {"kept": "the order", "lead": "the lead"}
-KEYS = {"near": "near keys", "far": "far keys", "neither": "neither near nor far keys"}
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 LEADS = " The column on the left is the first key's lead over the others."
 PER_HEAD = "score_per_head/intact"

@@ -270,8 +270,8 @@ def report(run: Run) -> Report:
     text = "" if view is None else view.sentence
     lead = Headline(sentence=text, caption=ALONE_CAPTION)
     if has_other_texts(run):
-        subject = f"ablated {name}" if removed else name
-        lead = headline(subject, table, run.manifest.skip_keys, text)
+        lead = headline(f"ablated {name}" if removed else name, table, run.manifest.skip_keys)
+        lead = Headline(sentence=text, also=lead.sentence) if text else lead
     return Report(
         title="Position and content in the attention of "
         + (f"{name} without {listed(removed)}" if removed else name),
@@ -281,14 +281,13 @@ def report(run: Run) -> Report:
     )
 
 
-def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1, text: str = "") -> Headline:
+def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1) -> Headline:
     """Return what the first key gets, and how much is position among the other keys.
 
     Args:
         subject: the model.
         table: `attention.csv`.
         skip_keys: how many keys count as first.
-        text: a line on the run's text.
     """
     known = table.dropna(subset=["information"]).assign(
         first=table["first_position"] + table["first_content"],
@@ -309,7 +308,7 @@ def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1, text: str = 
         ),
     ):
         if is_so:
-            return Headline(sentence=sentence, also=text)
+            return Headline(sentence=sentence)
     keys = "key gets" if skip_keys <= 1 else f"{skip_keys} keys get"
     first = (
         f"The first {keys} {mean['first_weight']:.0%} of the attention of {subject}'s heads, and "
@@ -330,7 +329,6 @@ def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1, text: str = 
         caption="The heads whose attention among the other keys is most and least position, the "
         "same in every text. Weight and nats above uniform of the first key; nats of the other "
         "keys, and how much of them is position.",
-        also=text,
     )
 
 
@@ -370,6 +368,11 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
         return
     compared, why = view.position is not None, view.why
     bar = "from other texts' mean" if compared else "above uniform weights"
+    opens = "whose attention differs most from other texts"
+    if why is not None:
+        opens = "that --why asks about"
+    elif not compared:
+        opens = "with the largest weight on a key between the first and its own"
     terms = (
         "position, and what earlier components wrote into this text's key or query."
         if compared
@@ -378,8 +381,10 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
     yield Section(
         title="Attention on your text",
         html=view.html(),
-        caption="Click a token to shade the keys it attends to. The bar under it: nats "
-        f"{bar}." + f" Terms of a score, less the mean of the keys: {terms}" * (why is not None),
+        caption=f"It opens on the head and token {opens}. Click a token to shade its keys. Bars: "
+        f"nats {bar}."
+        + f" Terms of a score, less the mean of the keys: {terms}"
+        * (why is not None),
         table=None if why is None else why.table,
         columns=COLUMNS,
     )

@@ -17,9 +17,9 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.flags import COUNT, LAYERS, SEQ_LEN, Bounds, Mistakes
-from nope_probe.stages import LETTERS, STAGE_MEANINGS
+from nope_probe.stages import LETTERS, STAGE_MEANINGS, Letter
 from nope_probe.studies.removing import RemovingSettings
-from nope_probe.studies.tidy import preferred_keys, sections
+from nope_probe.studies.tidy import KEYS, preferred_keys, sections
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,13 +62,24 @@ KINDS: dict[MapKind, tuple[str, str]] = {  # of the maps: the section, and how t
         "What is left is no function of the distance between two positions alone.",
     ),
 }
-INVERSIONS = {  # what becomes of the pattern from (f) over (g) to (h)
-    "undefined": "{where} has no stage (f) between attention and MLP, so no inversion is defined.",
-    "no order": "{where} has no order of positions at (f), (g) or (h) to compare.",
-    "kept": "{where} does not invert the positional pattern at its {what}, from (f) to (g).",
-    "inverted": "{where} inverts the positional pattern at its {what}, from (f) to (g).",
-    "restored": "{where} inverts the positional pattern at its {what}, from (f) to (g), and the "
-    "next norm restores it at (h).",
+INVERSIONS = {  # what becomes of the order from (f) over (g) to (h)
+    "undefined": "It has no stage (f) between attention and MLP, so no inversion is defined.",
+    "no order": "Its stages (f), (g) or (h) have no order of positions to compare.",
+    "kept": "Its {what} does not invert the order, from LN(O) (f) to the block's output (g).",
+    "inverted": "Its {what} inverts the order, from LN(O) (f) to the block's output (g).",
+    "restored": "Its {what} inverts the order, from LN(O) (f) to the block's output (g), and the "
+    "next LN (h) restores it.",
+}
+NAMES: dict[Letter, str] = {
+    "a": "the block's input",
+    "b": "scores",
+    "c": "attention's output",
+    "d": "after W_O",
+    "e": "added to X",
+    "f": "the MLP's input",
+    "g": "the block's output",
+    "h": "the next block's input",
+    "i": "its scores",
 }
 
 
@@ -164,7 +175,7 @@ def circuit_figure(run: Run, kind: MapKind) -> go.Figure:
 
 
 def headline(run: Run) -> Headline:
-    """Return how the MLP changes the pattern, and the keys that each stage prefers.
+    """Return the keys that the scores and each stage prefer, and whether the MLP inverts it.
 
     Args:
         run: its table `stages`.
@@ -182,7 +193,7 @@ def headline(run: Run) -> Headline:
         where += f" without {many or listed([*map(phrase, removed)])}"
     shown = models["ablated" if removed else "intact"]
     letters = [letter for letter in LETTERS if letter in shown]
-    cells = {"stage": [f"({letter}) {STAGE_MEANINGS[letter]}" for letter in letters]}
+    cells = {"stage": [f"({x}) {NAMES[x]}, {STAGE_MEANINGS[x]}" for x in letters]}
     for name, stages in models.items():
         heading = f"{name}: prefers" if len(models) > 1 else "prefers"
         cells[heading] = [_preference(stages.get(letter)) for letter in letters]
@@ -190,12 +201,16 @@ def headline(run: Run) -> Headline:
     missing = "".join(
         f" No {listed([f'({x})' for x in absent if absent[x] == why])}: {why}." for why in reasons
     )
+    of_scores = f"In {where} the scores (b) prefer {KEYS[preferred_keys(shown['b'])]}."
+    if "i" in shown:
+        of_scores += f" The next block's (i) prefer {KEYS[preferred_keys(shown['i'])]}."
     what = "residual sum" if "mlp" in removed else "MLP"
     return Headline(
-        sentence=INVERSIONS[inversion(shown)].format(where=where, what=what),
+        sentence=f"{of_scores} {INVERSIONS[inversion(shown)].format(what=what)}",
         table=pd.DataFrame(cells),
-        caption="The number is the rank correlation of a value with its key's position: above 0, "
-        f"near keys have larger values; below 0, far keys.{missing}",
+        caption="The number is the rank correlation of a score, or of the inner product of two "
+        "positions' vectors, with its key's position. Above 0, near keys have larger values; below "
+        f"0, far keys.{missing}",
     )
 
 
@@ -203,7 +218,7 @@ def _preference(locality: ValueAndBounds | None) -> str:
     """Return the keys that have larger values at a stage, with the number that shows it."""
     if locality is None or isnan(locality[0]):
         return ""
-    return f"{preferred_keys(locality)}, {locality[0]:+.2f}"
+    return f"{preferred_keys(locality)} ({locality[0]:+.2f})"
 
 
 def inversion(stages: Mapping[str, ValueAndBounds]) -> str:

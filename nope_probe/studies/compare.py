@@ -186,7 +186,8 @@ def report(run: Run) -> Report:
     kind = runs[next(iter(runs))].manifest.kind
     columns = columns_of(kind) | COLUMNS
     signed = {name: replace(INFORMATION[name], signed=True) for name in PARTS} | COLUMNS
-    views = [HEADS, ALL] if kind == "attention" else [ALL]
+    heads = [*sections([HEADS], run.tables, signed)] if kind == "attention" else []
+    whole = sections([ALL], run.tables, signed)
     base, label = runs
     return Report(
         title=f"{label} against {base}",
@@ -196,7 +197,7 @@ def report(run: Run) -> Report:
             caption="The number that differs most of each layer and condition, or head; the "
             f"difference is {label}'s value less that of {base}.",
         ),
-        sections=[*_maps(runs), *sections(views, run.tables, signed)],
+        sections=[*_maps(runs), *(replace(of, table=None) for of in heads), *whole],
         how_to_read=[
             note
             for topic in ("compare", *(["attention"] if kind == "attention" else []))

@@ -39,6 +39,7 @@ from nope_probe.reports.page import Section
 if TYPE_CHECKING:
     import pandas as pd
 
+KEYS = {"near": "near keys", "far": "far keys", "neither": "neither near nor far keys"}
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"
 
 

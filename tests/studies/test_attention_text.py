@@ -83,7 +83,7 @@ def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relativ
     look = (*place_of(name), query)
     assert view.content[look] == view.content.max()
     assert view.weights[look][key] == view.weights[look].max()
-    said = report(compared).headline.also
+    said = report(compared).headline.sentence
     assert said.startswith(f"In the text {name} gives {percent(view.weights[look][key])} of token ")
     assert f" ({percent(view.position[look][key])} in other texts): of all heads and tokens" in said
 
