@@ -246,17 +246,16 @@ def validate_unicode(where: object, text: str) -> None:
         )
 
 
-def beyond_context(seq_len: int, n_ctx: int) -> UserError:
-    """Return the error for a sequence beyond the context without `--beyond-context`."""
-    return UserError(
-        f"--seq-len {seq_len} is beyond the model's context {n_ctx}: take --beyond-context, or "
-        "shorter sequences"
-    )
+def beyond_context(seq_len: int, n_ctx: int, *, has_table: bool = False) -> UserError:
+    """Return the error for a sequence beyond the context without `--beyond-context`.
 
-
-def beyond_table(seq_len: int, n_ctx: int) -> UserError:
-    """Return the error for a sequence beyond a model's table of positions."""
+    Args:
+        seq_len: its tokens.
+        n_ctx: the model's context.
+        has_table: whether the model looks positions up in a table, which ends there.
+    """
+    in_table = ", where its table of positions ends: --beyond-context cannot help, take"
+    way_out = in_table if has_table else ": take --beyond-context, or"
     return UserError(
-        f"--seq-len {seq_len} is beyond the model's context {n_ctx}, where its table of positions "
-        "ends: --beyond-context cannot help, take shorter sequences"
+        f"--seq-len {seq_len} is beyond the model's context {n_ctx}{way_out} shorter sequences"
     )

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, SmolLM3Config
 from transformers.models.auto import modeling_auto as auto
 
-from nope_probe.errors import TooFewLayersError, UserError, beyond_context, beyond_table
+from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.text_decoder import context_in, text_config_of
 from nope_probe.models.gguf import read_gguf_config
@@ -75,7 +75,7 @@ def validate_context(
     if n_ctx is None or seq_len <= n_ctx:
         return
     if has_position_table(name, revision):
-        raise beyond_table(seq_len, n_ctx)
+        raise beyond_context(seq_len, n_ctx, has_table=True)
     if not beyond:
         raise beyond_context(seq_len, n_ctx)
 

@@ -48,9 +48,7 @@ class Bounds:
     open_above: bool = False
 
     def __contains__(self, value: int | float) -> bool:
-        if self.open_above:
-            return self.low <= value < self.high
-        return self.low <= value <= self.high
+        return self.low <= value <= self.high and not (self.open_above and value == self.high)
 
     def validate(self, flag: str, values: tuple[Any, ...]) -> None:
         """Check the numbers among a flag's values; None and words such as `auto` are left alone."""

@@ -49,9 +49,7 @@ def load_model(settings: CommandSettings, device: str) -> LoadedModel | None:
     Raises:
         UserError: if there is no such model.
     """
-    if not isinstance(settings, RunSettings):
-        return None
-    return load_first_layers(settings, device)
+    return load_first_layers(settings, device) if isinstance(settings, RunSettings) else None
 
 
 def load_first_layers(settings: RunSettings, device: str) -> LoadedModel:
