@@ -87,19 +87,8 @@ def test_a_tensor_that_the_model_does_not_use_is_refused_or_named_in_the_manifes
     save_file(stored | {name: torch.ones(6)}, folder / WEIGHTS, metadata={"format": "pt"})
     line = refused(capfd, tmp_path / "runs", ablate, "--model", folder, *RUN, "--layers", 2)
     assert line.startswith(f"{folder} has tensors that a Qwen3ForCausalLM does not use, such as")
-    run_command(
-        ablate,
-        "--remove",
-        "none",
-        "--model",
-        folder,
-        *RUN,
-        "--layers",
-        2,
-        "--allow-unused",
-        "--out",
-        tmp_path / "run",
-    )
+    flags = ["--remove", "none", "--layers", 2, "--allow-unused", "--out", tmp_path / "run"]
+    run_command(ablate, "--model", folder, *RUN, *flags)
     manifest = read_json(tmp_path / "run" / "manifest.json")
     assert manifest["model"]["unused"] == [name]
     assert manifest["settings"]["allow_unused"] is True

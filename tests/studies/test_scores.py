@@ -118,18 +118,8 @@ def test_position_and_content_of_heads_are_those_of_the_attention_command(
 ):
     folder = tiny("llama").folder if model == "grouped" else model  # 6 heads, 2 key heads
     flags = ["--model", folder, "--layers", 2, "--n-seqs", 23, "--seq-len", 19, "--folds", 5]
-    run_command(
-        ablate,
-        "--remove",
-        "none",
-        *flags,
-        *more,
-        "--per-head",
-        "--batch-size",
-        7,
-        "--out",
-        tmp_path / "a",
-    )
+    intact = ["--remove", "none", "--per-head", "--batch-size", 7]
+    run_command(ablate, *intact, *flags, *more, "--out", tmp_path / "a")
     run_command(attention_weights, *flags, *more, "--out", tmp_path / "b")
     heads = pd.read_csv(tmp_path / "a" / "head_pattern.csv")
     expected = pd.read_csv(tmp_path / "b" / "attention.csv")
