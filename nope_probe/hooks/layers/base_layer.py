@@ -148,11 +148,6 @@ class Layer(ABC):
         """Return whether the block has a hook point of this name."""
         return find_point(self.block, name) is not None
 
-    @property
-    def has_post_norm(self) -> bool:
-        """Whether norms also follow attention or MLP (as in Gemma-2)."""
-        return self.has("ln1_post.hook_out") or self.has("ln2_post.hook_out")
-
     def by_head(
         self, z: Float[Tensor, "batch pos *heads"]
     ) -> Float[Tensor, "batch pos head d_value"]:

@@ -113,7 +113,8 @@ def _why_no_middle(block: Layer) -> str | None:
         return "no FFN: the block ends with attention, at (g)"
     if block.parallel:
         return "attention and FFN run in parallel"
-    return "there are norms after attention and FFN" if block.has_post_norm else None
+    has_post_norm = block.has("ln1_post.hook_out") or block.has("ln2_post.hook_out")
+    return "there are norms after attention and FFN" if has_post_norm else None
 
 
 def hook_name(stage: Stage, layer: Layer) -> str:
