@@ -124,9 +124,10 @@ class Why:
         tokens = dict(zip(self.table["key"], self.table["token"], strict=True))
         places = int(row[row["side"]]), int(row["moved_from"])
         to, start = (f"{plain(tokens[place])} {place}" for place in places)
+        way, effect = "falls" if row["effect"] >= 0 else "rises", abs(row["effect"])
         return (
             f"{row['writer']} moved {row['nats']:+.1f} nats to token {to} from token {start}; "
-            f"taken out of the model, the score falls by {row['effect']:.1f} nats, and the weight "
+            f"taken out of the model, the score {way} by {effect:.1f} nats, and the weight "
             f"from {row['weight']:.0%} to {row['weight_without']:.0%}."
         )
 

@@ -182,7 +182,7 @@ function drawTerms() {
     row.firstChild.scope = "row";
   }
   panel.replaceChildren(table);
-  for (const move of backFrom(look)) panel.append(leading(move, `Why ${move.name} moved ${nats(move.nats)} nats from ${token(move.key)} to ${token(move.query)}; without it the score falls by ${move.effect.toFixed(1)}`));
+  for (const move of backFrom(look)) panel.append(leading(move, `Why ${move.name} moved ${nats(move.nats)} nats from ${token(move.key)} to ${token(move.query)}; without it the score ${move.effect < 0 ? "rises" : "falls"} by ${Math.abs(move.effect).toFixed(1)}`));
   if (look !== looks[0]) panel.append(leading(looks[0], `Back to ${looks[0].name}, query ${looks[0].query}`));
 }
 

@@ -225,7 +225,7 @@ def sentence(label: str, base: str, table: pd.DataFrame, columns: Columns) -> st
         return f"{counts} beyond noise."
     most = furthest(changed.head(1), columns).iloc[0]
     first = f", the first in L{changed['layer'].min():.0f}" if things == "heads" else ""
-    values = f"{most['value']} in {label}, {most['base value']} in {base}"
+    values = f"{most['value']} against {most['base value']}"
     return f"{counts}{first}, most of all {most['number']} ({values})."
 
 
