@@ -93,9 +93,9 @@ ROWS: dict[str, Row] = {
         is_source=True,
         per_head=True,
     ),
-    "w_q": Row(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True),
-    "w_k": Row(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
-    "w_o": Row(label="W_O", colour="#999847", marker="star", per_head=True, by_token=True),
+    "w_q": Row(label="W_Q", colour="#079ae3", marker="triangle-up", per_head=True, by_token=True),
+    "w_k": Row(label="W_K", colour="#d272b3", marker="triangle-down", per_head=True),
+    "w_o": Row(label="W_O", colour="#6c6446", marker="star", per_head=True, by_token=True),
     "w_v": Row(label="W_V", colour="#8952a0", marker="hexagon", per_head=True),
     "mlp": Row(
         label="MLP",
@@ -157,7 +157,7 @@ ROWS: dict[str, Row] = {
         label="written position",
         phrase="the position that blocks write",
         colour="#a86f3c",
-        marker="cross",
+        marker="bowtie",
         of_length=True,
     ),
     "position": Row(
@@ -170,8 +170,8 @@ CIRCUITS: dict[str, Circuit] = {
         label="QK circuit",
         phrase="the query-key circuit (W_Q with W_K)",
         short="QK",
-        colour="#3ba763",
-        marker="triangle-up",
+        colour="#4b48ff",
+        marker="triangle-right",
         parts=("w_q", "w_k"),
     ),
     "ov": Circuit(

@@ -235,13 +235,15 @@ def _traces(
 
 
 def _nth(panel: Panel, view: View, series: Series) -> int:
-    """Return the place of a series' second value among those of its panel; `none` is first."""
+    """Return the place of a series' second value among those of its panel; `none` is first.
+
+    So what replaces weights is dashed, and its markers are open.
+    """
     if len(view.by) < 2:
         return 0
     values = list(dict.fromkeys(panel.rows[view.by[1]]))
     values.sort(key=lambda value: value != NO_REPLACEMENT)
-    place = values.index(series.values[1])
-    return place - 1 if place and values[0] == NO_REPLACEMENT else place
+    return values.index(series.values[1])
 
 
 def _label(view: View, panel: Panel, series: Series) -> str:

@@ -134,8 +134,8 @@ THREE_NUMBERS = View(
     kind="lines",
     across=1,
     caption="The first key's lead, how much of the intact order of the others is there, and "
-    "what a fit by distance leaves of it. A removed weight is replaced by its mean: "
-    "queries, keys or what attention writes are constant.",
+    "what a fit by distance leaves of it. Dotted: a weight is replaced, by its mean "
+    "unless named, so that queries, keys or what attention writes are constant.",
 )
 SHAPE = View(
     table="pattern",
@@ -199,7 +199,9 @@ def report(run: Run) -> Report:
             title=f"The attention scores of {manifest.model_name} by position",
             headline=page.headline_of_intact(run),
             sections=[
-                *page.intact_map_sections(run),
+                page.pattern_section(run),
+                replace(page.score_section(run), folded=False),
+                *([page.head_map_section(run)] if page.PER_HEAD in run.maps else ()),
                 *sections(views, run.tables, COLUMNS),
             ],
             how_to_read=notes.how_to_read("scores"),
@@ -229,16 +231,16 @@ def removal_sections(run: Run) -> Iterator[Section]:
     yield page.maker_section(run)
     if "head_pattern" in tables:
         yield page.head_section(tables["head_pattern"], COLUMNS)
-    yield from sections([THREE_NUMBERS], tables, COLUMNS)
-    yield replace(page.term_section(run), columns=COLUMNS)
-    yield page.condition_section(run)
     shown = [INTACT.name, *sources, Condition(sources).name]
     if "controls" in tables:
         compared = {*tables["controls"]["removed"], WRITTEN.name}
         in_order = pattern[pattern["removed"].isin(compared)].assign(tokens="in order")
         in_order = in_order.reindex(columns=tables["controls"].columns)
         tables["controls"] = pd.concat([in_order, tables["controls"]], ignore_index=True)
-    shape = replace(SHAPE, rows=f"removed in {shown}")
-    folded = [shape, CONTROL, replace(BY_DISTANCE, folded=True)]
-    yield from sections(folded, tables, COLUMNS)
+    views = THREE_NUMBERS, replace(SHAPE, rows=f"removed in {shown}"), CONTROL, BY_DISTANCE
+    three_numbers, *folded = sections(views, tables, COLUMNS)
+    yield three_numbers
+    yield replace(page.pattern_section(run), columns=COLUMNS)
+    yield page.condition_section(run)
+    yield from (replace(section, folded=True) for section in folded)
     yield page.score_section(run)

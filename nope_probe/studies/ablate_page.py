@@ -17,7 +17,7 @@ from nope_probe.analyses.verdicts import mostly_lost
 from nope_probe.figures.attention import head_values
 from nope_probe.figures.intervals import bound_columns, excludes_zero, interval_of
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.names import TABLE, phrase, row_name, short, varying_name
+from nope_probe.figures.names import phrase, row_name, short, varying_name
 from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.words import (
     MEASURES,
@@ -29,7 +29,7 @@ from nope_probe.figures.words import (
     listed,
     with_readers,
 )
-from nope_probe.removal import INTACT, NO_REPLACEMENT, SOURCES, WRITTEN, Condition, parts_of
+from nope_probe.removal import INTACT, NO_REPLACEMENT, SOURCES, WRITTEN, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
 from nope_probe.run.folder import Run
@@ -50,12 +50,16 @@ WHAT = {
 }
 SHORT = WHAT | {"kept": "the order", "lead": "the lead"}
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
+PATTERN = (
+    "Mean scores less each row's mean over the keys before the query: softmax sees nothing else. "
+    "Red keys get more attention than the row's mean."
+)
+SUM = (
+    "The intact map is the sum of the others: what each source makes alone, what they make only "
+    "together, and what is left without sources."
+)
 LEADS = " The column on the left is the first key's lead over the others."
 PER_HEAD = "score_per_head/intact"
-INTACT_MAPS = {
-    "pattern": "The positional pattern",
-    "normalised": "Mean scores less the mean of each diagonal",
-}
 
 
 def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
@@ -66,9 +70,14 @@ def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
 def headline(run: Run) -> Headline:
     """Return the numbers of the shown layer, or the means over all, in every condition."""
     answer = Answer.of(run)
-    if answer is None:
-        return no_pattern(run)
-    return Headline(sentence=answer.sentence(), table=answer.table(), caption=answer.definitions())
+    if answer.place:
+        table, caption = answer.table(), answer.definitions()
+        return Headline(sentence=answer.sentence(), table=table, caption=caption)
+    result = no_pattern(run)
+    if 2 * answer.numbers.get("lead", 0) > answer.n_layers:
+        sentence = f"{result.sentence} {capitalised(answer.makers_of('lead'))}."
+        result = replace(result, sentence=sentence)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +88,8 @@ class Answer:
     less than half of it is left (`mostly_lost`). Sentences name what does so in most layers.
 
     Attributes:
-        place: of which layer the values are, such as `L3`, or `30 layers`.
+        place: of which layer the values are, such as `L3`, or `30 layers`; empty where no layer has
+            a pattern that exceeds the noise.
         seq_len: tokens in a sequence.
         rows: a row per condition and replacement, the intact model first: `removed`,
             `replacement`, the three numbers with their bounds, and `loss` and `cost` where the
@@ -95,21 +105,14 @@ class Answer:
     n_layers: int
 
     @classmethod
-    def of(cls, run: Run) -> Answer | None:
-        """Return the answer of the shown layer, or over all layers of a run of `--layers all`.
-
-        None where no pattern exceeds the noise, and of a run that removes no sources.
-        """
-        manifest = run.manifest
-        if not manifest.results.get("positional_sources"):
-            return None
-        table, n_layers = run.tables["pattern"], len(manifest.layers)
-        layer = shown_layer(intact_rows(table), manifest.fold_sizes)
+    def of(cls, run: Run) -> Answer:
+        """Return the answer of the shown layer, or over all layers of a run of `--layers all`."""
+        manifest, table, means = run.manifest, run.tables["pattern"], run.tables["over_layers"]
+        layer, n_layers = shown_layer(intact_rows(table), manifest.fold_sizes), len(manifest.layers)
         if layer is None:
-            return None
-        means, place = run.tables["over_layers"], f"{n_layers} layers"
-        if manifest.settings.get("layers") == "all" and n_layers > 1:
-            table = means
+            table, place = means, ""
+        elif manifest.settings.get("layers") == "all" and n_layers > 1:
+            table, place = means, f"{n_layers} layers"
         else:
             costs = means.filter(regex="^(removed|replacement|(loss|cost)(_low|_high)?)$")
             table, place = table[table["layer"] == layer].merge(costs, how="left"), f"L{layer}"
@@ -120,17 +123,6 @@ class Answer:
             counts=means.to_dict("records"),
             n_layers=n_layers,
         )
-
-    @property
-    def is_mean(self) -> bool:
-        """Whether the rows are means over layers."""
-        return "layer" not in self.rows[0]
-
-    @property
-    def names(self) -> list[str]:
-        """The name of each row in words."""
-        removed = [row["removed"] for row in self.rows]
-        return [row_name(row["removed"], row["replacement"], removed) for row in self.rows]
 
     def sentence(self) -> str:
         """Return who makes each number, which weights it goes through, and what removal costs."""
@@ -203,8 +195,10 @@ class Answer:
 
     def table(self) -> pd.DataFrame:
         """Return the values of every condition, nats, with half the width of their intervals."""
-        of = f"mean of {self.place}" if self.is_mean else f"{self.place} (largest lead and order)"
-        cells = {f"{of}\nat {self.seq_len:,} tokens, nats ±95%": self.names}
+        is_layer, removed = "layer" in self.rows[0], [row["removed"] for row in self.rows]
+        of = f"{self.place} (largest lead and order)" if is_layer else f"mean of {self.place}"
+        names = [row_name(row["removed"], row["replacement"], removed) for row in self.rows]
+        cells = {f"{of}\nat {self.seq_len:,} tokens, nats ±95%": names}
         for name, title in (NUMBERS | {"cost": "cost"}).items():
             if any(row.get(name, nan) == row.get(name, 0) for row in self.rows):
                 texts = [half_width_text(row, name) for row in self.rows]
@@ -312,9 +306,8 @@ def page_positions(run: Run) -> int:
 
 def pooled_map(run: Run, name: str) -> Pooled:
     """Return a map with as many positions as the page has room for."""
-    skip_keys = 0 if name.startswith("normalised") else run.manifest.skip_keys
     values, queries = np.asarray(run.maps[name]), run.query_positions
-    maps = RowMaps(values=values, queries=queries, skip_keys=skip_keys)
+    maps = RowMaps(values=values, queries=queries, skip_keys=run.manifest.skip_keys)
     pooling = pool if name.startswith("score") else pool_with_leads
     return pooling(maps, page_positions(run))
 
@@ -334,7 +327,7 @@ def no_pattern(run: Run) -> Headline:
     manifest, heads = run.manifest, run.tables.get("head_pattern")
     sentence = (
         f"{manifest.model_name} shows no positional pattern in its mean over heads that exceeds "
-        "the noise."
+        f"the noise{', so no source makes one' * ('over_layers' in run.tables)}."
     )
     if heads is None:
         sentence += " Single heads may have one: --per-head shows them."
@@ -351,23 +344,22 @@ def no_pattern(run: Run) -> Headline:
     )
 
 
-def term_section(run: Run) -> Section:
-    """Return the section with the maps of the exact sum: the intact pattern and its terms."""
-    maps = run.arrays.get("maps", {})
-    terms = sorted((name for name in maps if name.startswith("term/")), key=_order)
-    named = {"intact": "pattern/intact", **{name.removeprefix("term/"): name for name in terms}}
-    has_lead = bool(run.tables["pattern"]["lead"].notna().any())
+def pattern_section(run: Run) -> Section:
+    """Return the section with the maps of the intact pattern and, of an exact sum, its terms."""
+    terms, has_lead = run.tables.get("terms"), run.tables["pattern"]["lead"].notna().any()
+    names = [] if terms is None else terms["term"].unique().tolist()
+    maps = {"intact": "pattern/intact", **{name: f"term/{name}" for name in names}}
+    caption = SUM if names else PATTERN
     return Section(
-        title="The pattern, and what each source makes",
+        title="The pattern, and what each source makes" if names else "The positional pattern",
         figure=lambda: term_maps(
-            {title: pooled_map(run, name) for title, name in named.items()},
-            title="The positional pattern and what each source makes",
-            flat=flat_layers(run.tables),
+            {title: pooled_map(run, name) for title, name in maps.items()},
+            title="The positional pattern" + " and what each source makes" * bool(names),
+            flat={} if terms is None else flat_layers(run.tables),
             **of_figure(run),
         ),
-        caption="The intact map is the sum of the others: what each source makes alone, what they "
-        "make only together, and what is left without sources." + LEADS * has_lead,
-        table=run.tables["terms"],
+        caption=caption + LEADS * bool(has_lead),
+        table=terms,
     )
 
 
@@ -420,13 +412,6 @@ def score_section(run: Run) -> Section:
     )
 
 
-def _order(name: str) -> tuple[int, list[int], str]:
-    """Return a sort key of a term's map: the order of the words, interactions last."""
-    _, parts = parts_of(name.split("/")[1])
-    places = {part: place for place, part in enumerate(TABLE)}
-    return len(parts), [places.get(part, len(TABLE)) for part in parts], name
-
-
 def flat_layers(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
     """Return by map the layers in which neither its pattern nor its lead exceeds the noise."""
     intact, parts = intact_rows(tables["pattern"]), [tables["terms"]]
@@ -452,33 +437,14 @@ def head_section(table: pd.DataFrame, columns: Columns) -> Section:
     )
 
 
-def intact_map_sections(run: Run) -> Iterator[Section]:
-    """Yield the sections with maps of a run that removes nothing, and of its heads if it has any.
-
-    Its standard errors `se/intact` say what is noise.
-    """
-    captions = {
-        "pattern": "Mean scores less each row's mean over the keys before the query: softmax sees "
-        "nothing else. Red keys get more attention than the row's mean."
-        + LEADS
-        * bool(run.manifest.skip_keys),
-        "normalised": "What depends on distance alone is taken away; the rest depends on the "
-        "positions of query and key. Red is above the diagonal's mean, blue below.",
-    }
-    pattern, normalised = (
-        Section(title=INTACT_MAPS[name], figure=partial(intact_map, run, name), caption=caption)
-        for name, caption in captions.items()
+def head_map_section(run: Run) -> Section:
+    """Return the section with the positional pattern of each head of a run that removes nothing."""
+    return Section(
+        title="The positional pattern of each head",
+        figure=partial(head_maps, run),
+        caption="All heads of a layer are on one scale, in nats: red is above the row's mean, blue "
+        "below.",
     )
-    yield pattern
-    yield replace(score_section(run), folded=False)
-    yield normalised
-    if PER_HEAD in run.maps:
-        yield Section(
-            title="The positional pattern of each head",
-            figure=partial(head_maps, run),
-            caption="All heads of a layer are on one scale, in nats: red is above the row's mean, "
-            "blue below.",
-        )
 
 
 def head_maps(run: Run) -> go.Figure:
@@ -496,9 +462,3 @@ def head_maps(run: Run) -> go.Figure:
     title = "The positional pattern of each head"
     rows = -(-len(maps) // ACROSS)
     return term_maps(maps, title=title, rows=rows, **of_figure(run))
-
-
-def intact_map(run: Run, name: str) -> go.Figure:
-    """Draw the positional patterns, or the scores less their diagonals' means, of all layers."""
-    maps = {name: pooled_map(run, f"{name}/intact")}
-    return term_maps(maps, title=INTACT_MAPS[name], **of_figure(run))

@@ -27,7 +27,6 @@ from nope_probe.analyses.pattern import (
     query_stride,
 )
 from nope_probe.hooks.layers.model import Given
-from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.removal import INTACT, NO_REPLACEMENT
@@ -229,10 +228,9 @@ def write_maps(path: Path, plan: Plan, maps: Maps, n_bytes: int = MAPS_BYTES) ->
 def intact_maps(layers: Layers) -> dict[str, np.ndarray]:
     """Return the maps of a run that removes nothing, float32, in nats, NaN where masked.
 
-    `score/intact`, `se/intact` (its standard error, from folds), `pattern/intact` (whose first
-    column holds the lead) and `normalised/intact` (less each diagonal's mean, the paper's Figure 5)
-    are [layer, row, key_pos]. `score_per_head/intact` is [layer, head, row, key_pos]. If some
-    queries have no rows, `query_positions` are the queries of the rows.
+    `score/intact`, `se/intact` (its standard error, from folds) and `pattern/intact` (whose first
+    column holds the lead) are [layer, row, key_pos]. `score_per_head/intact` is [layer, head, row,
+    key_pos]. If some queries have no rows, `query_positions` are the queries of the rows.
     """
     first, of_layers = next(iter(layers.values())), layers.values()
     where, means = first.folds.where, [layer.mean() for layer in of_layers]
@@ -240,9 +238,6 @@ def intact_maps(layers: Layers) -> dict[str, np.ndarray]:
         "score/intact": torch.stack([mean.float() for mean in means]),
         "se/intact": torch.stack([standard_errors(layer) for layer in of_layers]),
         "pattern/intact": torch.stack([layer.pattern.mean_with_lead() for layer in of_layers]),
-        "normalised/intact": torch.stack(
-            [diagonal_normalised(mean, where).float() for mean in means]
-        ),
     }
     if first.heads:
         arrays["score_per_head/intact"] = head_means(layers)

@@ -59,6 +59,8 @@ def sections(
 ) -> Iterator[Section]:
     """Yield the sections of a page, a section for each view whose table has rows.
 
+    A table that several views draw is under the figure of the first.
+
     Args:
         views: in the page's order.
         tables: the run's.
@@ -67,6 +69,7 @@ def sections(
     """
     from nope_probe.figures.views import draw, is_drawn
 
+    first = {view.table: view for view in reversed(views)}
     for view in views:
         table = tables.get(view.table)
         if table is not None and len(table):
@@ -77,7 +80,7 @@ def sections(
                 figure=partial(draw, view, drawn, columns, (marks or {}).get(view.table))
                 if is_drawn(view, drawn)
                 else None,
-                table=table,
+                table=table if view is first[view.table] else None,
                 columns={**PLACES, **columns},
                 folded=view.folded,
             )

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from nope_probe.analyses.jackknife import jackknife
+from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps
@@ -98,7 +99,11 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
 
 
 def experiment(folder: Path) -> Run:
-    """Return a finished experiment; `pattern` of a language model has its edge contrast, nats."""
+    """Return a finished experiment; that of a language model as Figure 5 shows it, too.
+
+    Its maps `normalised/intact` are the scores less the mean of each diagonal, and its table
+    `pattern` has the edge contrast, nats.
+    """
     run = read_run(folder)
     if run.manifest.kind != "ablate":
         return run
@@ -116,7 +121,13 @@ def experiment(folder: Path) -> Run:
         )
         for layer in layers
     )
-    return replace(run, tables={**run.tables, "pattern": run.tables["pattern"].join(contrasts)})
+    scores = torch.from_numpy(np.asarray(run.maps["score/intact"])).double()
+    normalised = {"normalised/intact": diagonal_normalised(scores, rows).float().numpy()}
+    return replace(
+        run,
+        arrays={**run.arrays, "maps": {**run.maps, **normalised}},
+        tables={**run.tables, "pattern": run.tables["pattern"].join(contrasts)},
+    )
 
 
 def notes_of(settings: Settings) -> list[str]:

@@ -16,6 +16,7 @@ TOGETHER = (
     ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp"),
     ("mask", "pos_embed", "w_q", "w_k", "w_o", "w_v", "mlp"),
     ("mask", "rope", "qk", "ov", "mlp"),
+    ("without_sources", "mask", "rope", "interaction", "written", "w_q", "w_k", "w_o", "qk"),
 )
 # Machado, Oliveira, Fernandes 2009, full severity, on linear RGB.
 SIGHT = {

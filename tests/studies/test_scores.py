@@ -53,9 +53,7 @@ def close(seen: np.ndarray, true: np.ndarray) -> bool:
 
 def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.ndarray):
     maps = load_file(done / "maps.safetensors")
-    assert set(maps) == {
-        f"{name}/intact" for name in ("score", "se", "pattern", "normalised", "score_per_head")
-    }
+    assert set(maps) == {f"{name}/intact" for name in ("score", "se", "pattern", "score_per_head")}
     assert maps["score/intact"].shape == (2, N_POS, N_POS)
     assert maps["score_per_head/intact"].shape == (2, N_HEADS, N_POS, N_POS)
     assert close(maps["score/intact"], truth.mean((1, 2)))
@@ -65,13 +63,6 @@ def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.nd
         assert np.isnan(values[..., ~BELOW]).all()
         known = np.isfinite(values[..., BELOW])
         assert known.all() or (name == "pattern/intact" and known.sum() == 2 * (11 + 66))
-    for score, normalised in zip(maps["score/intact"], maps["normalised/intact"], strict=True):
-        for lag in range(N_POS):
-            diagonal = np.diagonal(score, -lag)
-            expected = diagonal - diagonal.mean()
-            assert_same(
-                np.diagonal(normalised, -lag), expected, size=float(np.nanmax(np.abs(score)))
-            )
 
 
 def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:

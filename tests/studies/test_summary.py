@@ -181,8 +181,14 @@ def test_noise_is_not_called_a_pattern() -> None:
     given = tables()
     given["pattern"]["amplitude_low"] = -1.0
     result = lead(given)
-    assert "some-model shows no positional pattern" in result.sentence
+    assert result.sentence == (
+        "some-model shows no positional pattern in its mean over heads that exceeds the noise, so "
+        "no source makes one. Single heads may have one: --per-head shows them. The causal mask "
+        "makes the first key's lead over the others (2 of 2 layers)."
+    )
     assert result.table is None
+    given["over_layers"]["lead_layers"] = 1  # half of the layers is not most
+    assert lead(given).sentence.endswith("--per-head shows them.")
 
 
 def test_the_terminal_shows_sentence_table_and_path_and_all_else_if_asked(

@@ -95,8 +95,8 @@ def test_lines_name_a_removed_weight_by_what_replaces_it():
     dashes = {trace.name: trace.line.dash for trace in draw(view, rows, COLUMNS).data}
     assert dashes == {
         "without the causal mask": "solid",
-        "with constant queries (W_Q)": "solid",
-        "with W_Q replaced by zero": "dot",
+        "with constant queries (W_Q)": "dot",
+        "with W_Q replaced by zero": "dash",
     }
     one = draw(view, rows[:2], COLUMNS)
     assert [trace.name for trace in one.data] == [
