@@ -27,7 +27,7 @@ from rows import row, show
 from nope_probe import load, sequences
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.removing.components import components
-from nope_probe.studies.ablate_plan import make_plan
+from nope_probe.studies.ablate_run import make_plan
 from nope_probe.studies.engine import Engine
 
 

@@ -22,7 +22,7 @@ from rows import Row, row, show
 from nope_probe import capture_scores
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.components import components
-from nope_probe.studies.ablate_plan import make_plan
+from nope_probe.studies.ablate_run import make_plan
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import run_passes
 

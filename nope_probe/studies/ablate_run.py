@@ -1,70 +1,278 @@
-"""The `ablate` command's run: its passes, its maps, and the run of what they captured."""
+"""The `ablate` command's run: what is removed, one thing at a time, its passes, tables and maps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
-import torch
-from jaxtyping import Float
+import pandas as pd
 from safetensors.torch import load_file
-from torch import Tensor
+from torch.nn.functional import pad
 
-from nope_probe.analyses.attribution import (
-    conditions_of,
-    patterns_of,
-    values_in,
-)
-from nope_probe.analyses.contrasts import contrast_grams, contrast_map, source_terms
-from nope_probe.analyses.jackknife import (
-    standard_error,
-)
-from nope_probe.analyses.pattern import (
-    query_stride,
-)
-from nope_probe.hooks.layers.model import Given
-from nope_probe.maps.layers import LayerMaps, windows_of
+from nope_probe.analyses.attribution import conditions_of
+from nope_probe.analyses.contrasts import contrast_map, source_terms
+from nope_probe.analyses.jackknife import standard_error
+from nope_probe.analyses.pattern import query_stride
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import Given, Inputs
+from nope_probe.hooks.removing.components import components
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps.estimates import Estimates
+from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
-from nope_probe.removal import INTACT, NO_REPLACEMENT
+from nope_probe.removal import (
+    INTACT,
+    MASK,
+    NO_REPLACEMENT,
+    SOURCES,
+    UNION,
+    WRITTEN,
+    Component,
+    Condition,
+)
 from nope_probe.run.checkpoint import tensor_writer, write_folds
 from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.session import Session, input_arrays
 from nope_probe.studies.ablate import Settings, report
-from nope_probe.studies.ablate_plan import (
-    INTACT_ROW,
-    QUERIES,
-    Maps,
-    Plan,
-    Reading,
-    name_of,
-    plan_of,
+from nope_probe.studies.engine import (
+    Engine,
+    idle_sources,
+    irreplaceable,
+    validate_first_sequence,
+    validate_removable,
+)
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
+from nope_probe.studies.head_scores import (
+    captured_induction,
+    heads_table,
+    random_copies,
     read_scores,
 )
-from nope_probe.studies.ablate_tables import (
+from nope_probe.studies.page import with_page
+from nope_probe.studies.removing import parse_removed
+from nope_probe.studies.study import (
+    CALIBRATION,
+    Pass,
+    Results,
+    Study,
+    calibration,
+    captured,
+    run_study,
+)
+from nope_probe.studies.tables import (
+    INTACT_ROW,
+    Maps,
+    Row,
     controls_table,
+    grams_of,
     head_pattern_table,
-    heads_table,
     means_table,
     offsets_table,
     pattern_table,
     terms_table,
 )
-from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
-from nope_probe.studies.head_scores import captured_induction, random_copies
-from nope_probe.studies.page import with_page
-from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
 
 if TYPE_CHECKING:
     from nope_probe.studies.options import AblateOptions as Options
 
+# Position that blocks write; constant queries, keys, both, and output.
+DEFAULT_REMOVED = ("written", "w_q", "w_k", "w_q+w_k", "w_o")
+QUERIES = "query_positions"  # of maps whose rows are not all; exact in float32, below 2**24
 MAPS_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is removed from a model, and how.
+
+    Attributes:
+        sources: the mask, and the window and position encodings that the model has as well. They
+            are removed in all combinations.
+        removed: what else is removed, one at a time.
+        ablations: for each replacement of removed weights, an ablation that removes nothing yet.
+        layers: the numbers of the layers to map.
+        left_out: components that by default are no sources or not removed here, and why.
+        per_head: whether the maps of each head are kept where sources alone are removed, and their
+            attention where nothing is.
+        losses: whether passes that keep the mask read the loss too.
+    """
+
+    sources: tuple[Component, ...]
+    removed: tuple[Condition, ...] = ()
+    ablations: tuple[Ablation, ...] = (Ablation(),)
+    layers: tuple[int, ...] = (0,)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    per_head: bool = False
+    losses: bool = False
+
+    @property
+    def rows(self) -> dict[Row, Ablation]:
+        """The ablation of each row: the intact model, other rows that replace no weight, the rest.
+
+        Behind a constant output W_V does not matter, so a row of both runs without W_O alone.
+        """
+        plain = [condition for condition in self.removed if not condition.weights]
+        first, rows = self.ablations[0], dict[Row, Ablation]()
+        ordered = conditions_of(self.sources, plain)
+        if WRITTEN in ordered:  # what the mask makes, in a model that keeps it
+            ordered.remove(WRITTEN)
+            ordered.insert(ordered.index(MASK) + 1 if MASK in ordered else 1, WRITTEN)
+        for condition in ordered:
+            rows[condition, NO_REPLACEMENT] = first.without(condition)
+        for by in self.ablations:
+            for condition in self.removed:
+                is_constant = "w_o" in condition and not by.stand_in.gain
+                needed = Condition(condition - {"w_v"}) if is_constant else condition
+                if condition.weights:
+                    rows[condition, str(by.replacement)] = by.without(needed)
+        return rows
+
+    @property
+    def nulls(self) -> dict[Row, Ablation]:
+        """The null of each row that removes written position: the same noise and no position."""
+        return {
+            (condition.null, by): ablation.without(ablation.condition.null)
+            for (condition, by), ablation in self.rows.items()
+            if condition.null != condition
+        }
+
+    @property
+    def replacements(self) -> tuple[str, ...]:
+        """The names of the replacements; none where no weight is removed."""
+        return tuple(dict.fromkeys(by for _, by in self.rows if by != NO_REPLACEMENT))
+
+    def passes(self, engine: Engine, shuffled: Sequences | None = None) -> Iterator[Pass]:
+        """Yield all passes, in the order in which they are run.
+
+        Args:
+            engine: the model on the run's sequences.
+            shuffled: the same sequences with their tokens permuted, if they are a control.
+        """
+        yield from calibration(engine, [*self.rows.values()])
+        rows = {key_of(row, by): (row, by) for row, by in (self.rows | self.nulls).items()}
+        for key, ((condition, by), ablation) in rows.items():
+            # Without the mask a token sees the next token, and its loss means nothing.
+            loss = self.losses and "mask" not in condition and (condition, by) not in self.nulls
+            yield self._pass(key, engine, ablation, self.keeps_heads(condition), loss)
+        if shuffled is not None:
+            of_tokens = replace(engine, inputs=shuffled.inputs, documents=shuffled.documents)
+            for condition in (INTACT, MASK):
+                ablation = self.rows[condition, NO_REPLACEMENT]
+                yield self._pass(f"shuffled/{condition.name}", of_tokens, ablation)
+
+    def _pass(
+        self,
+        key: str,
+        engine: Engine,
+        ablation: Ablation,
+        per_head: bool = False,
+        loss: bool = False,
+    ) -> Pass:
+        return Pass(
+            key=key,
+            engine=engine,
+            read=partial(
+                read_scores,
+                layers=self.layers,
+                per_head=per_head,
+                attention=per_head and not self.sources,
+                loss=loss,
+            ),
+            ablation=ablation if ablation.condition else None,
+            maps=engine.n_maps(self.layers, per_head=per_head),
+            kind=f"scores{' of heads' * per_head}{' and loss' * loss}",
+            reads_logits=loss,
+        )
+
+    def keeps_heads(self, condition: Condition) -> bool:
+        """Return whether the maps of each head are kept in a condition."""
+        return self.per_head and condition.are_sources
+
+    def maps(self, results: Results) -> Maps:
+        """Return the score maps of every row from the results of the passes, by key."""
+        return {row: results[key_of(row, by)].maps for row, by in self.rows.items()}
+
+
+def name_of(row: Row) -> str:
+    """Return the name of a row's score maps in a run: `score/mask`, `score_mean/w_q`."""
+    condition, replacement = row
+    by = "" if replacement == NO_REPLACEMENT else f"_{replacement}"
+    return f"score{by}/{condition.name}"
+
+
+def key_of(row: Row, ablation: Ablation) -> str:
+    """Return the key of the pass of a row: the name of the row that is run for it."""
+    return name_of((ablation.condition, row[1]))
+
+
+def make_plan(
+    has: Sequence[str],
+    remove: Sequence[str] | None = None,
+    *,
+    left_out: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Plan:
+    """Return the plan for a model.
+
+    Args:
+        has: the components that the model has.
+        remove: what to remove besides the sources, one at a time: components, circuits, bands of
+            RoPE, positions of writers and unions of these; None for written position, W_Q, W_K,
+            both, and W_O;
+            `["sources"]` for the sources alone; `[]` for the intact model alone.
+        left_out: components that are no source, and removed only where they are named, and why.
+        options: further attributes of the plan.
+
+    Raises:
+        UserError: for a name that does not exist.
+    """
+    is_intact = remove is not None and not remove
+    if "mask" not in has and not is_intact:
+        raise UserError("the model has no causal mask: its attention is bidirectional")
+    left_out = {name: why for name, why in (left_out or {}).items() if name in has}
+    sources = tuple(name for name in SOURCES if name in has and name not in left_out)
+    if remove is None:
+        there = {*has, "written"} - {*left_out}
+        if any(by.heads is not None for by in options.get("ablations", ())):
+            there.discard("written")
+        remove = [name for name in DEFAULT_REMOVED if {*name.split(UNION)} <= there]
+    else:  # weights are named
+        left_out = {name: why for name, why in left_out.items() if name in SOURCES}
+    named = [parse_removed(name) for name in remove if name != "sources"]
+    return Plan(
+        sources=() if is_intact else sources,
+        removed=tuple(c for c in dict.fromkeys(named) if not c <= {*sources}),
+        left_out=left_out,
+        **options,
+    )
+
+
+def plan_of(
+    model: HookedModel, inputs: Inputs, remove: Sequence[str] | None, **options: Any
+) -> Plan:
+    """Return the plan for a model on sequences, in which a source may do nothing.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: the sequences.
+        remove: as of `make_plan`.
+        options: the plan's `layers`, and further arguments of `make_plan`.
+
+    Raises:
+        UserError: as `make_plan` does, and for what the model does not have.
+    """
+    left_out = irreplaceable(model) | idle_sources(model, inputs, len(options["layers"]))
+    plan = make_plan(components(model), remove, left_out=left_out, **options)
+    validate_removable(model, plan.rows.values())
+    return plan
 
 
 class Ablate(Study[Settings]):
@@ -73,16 +281,16 @@ class Ablate(Study[Settings]):
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
         settings, loaded, self.inputs = self.settings, session.loaded, session.sequences()
-        self.engine, layers = Engine.of(session), settings.layers_with_maps(loaded.info)
+        self.is_text = settings.removes and self.inputs.kind == "text"
+        self.engine = Engine.of(session)
         self.plan = plan_of(
-            loaded,
+            loaded.model,
             self.inputs.inputs,
-            settings.removed_names,
+            settings.remove if settings.removes else (),
             ablations=settings.ablations,
-            layers=layers,
+            layers=tuple(settings.layers_with_maps(loaded.info)),
             per_head=settings.per_head,
-            losses=self.inputs.kind == "text"
-            and settings.depth_in(loaded.info) == loaded.info.depth,
+            losses=self.is_text and settings.depth_in(loaded.info) == loaded.info.depth,
         )
         if settings.removes:
             refuse(settings.wrong_conditions(self.plan.removed))
@@ -90,18 +298,11 @@ class Ablate(Study[Settings]):
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that map the scores of every condition."""
         engine, layers = self.engine, self.plan.layers
-        if f"score/{INTACT.name}" not in self.session.checkpoint:
+        if name_of(INTACT_ROW) not in self.session.checkpoint:
             validate_first_sequence(engine.model, engine.inputs, layers)
-        if self.settings.removes:
-            is_text = self.inputs.kind == "text"
-            shuffled = self.inputs.shuffled(self.settings.seed) if is_text else None
-            yield from self.plan.passes(engine, shuffled)
-            return
-        per_head = self.settings.per_head
-        read = partial(read_scores, layers=layers, per_head=per_head, attention=per_head)
-        n_maps = engine.n_maps(layers, per_head=self.settings.per_head)
-        yield Pass(key=f"score/{INTACT.name}", engine=engine, read=read, maps=n_maps)
-        if self.settings.per_head:
+        shuffled = self.inputs.shuffled(self.settings.seed) if self.is_text else None
+        yield from self.plan.passes(engine, shuffled)
+        if self.settings.per_head and not self.settings.removes:
             copies, n_tokens = self._copies()
             induction = partial(captured_induction, layers=layers, n_tokens=n_tokens)
             yield Pass(key="induction", engine=copies, read=partial(captured, induction))
@@ -113,52 +314,55 @@ class Ablate(Study[Settings]):
 
     def analyse(self, results: Results) -> Run:
         """Measure the lead and the pattern of every layer in every condition, return the run."""
-        plan, session, removes = self.plan, self.session, self.settings.removes
-        maps = plan.maps(results)
-        folds = session.checkpoint.scratch("folds")
-        write_folds(folds, {name_of(row): layers for row, layers in maps.items()})
+        plan, checkpoint = self.plan, self.session.checkpoint
+        maps = {row: results[key_of(row, by)].maps for row, by in plan.rows.items()}
+        files = {f"{name}.safetensors": checkpoint.scratch(name) for name in ("folds", "maps")}
+        write_folds(files["folds.safetensors"], {name_of(row): of for row, of in maps.items()})
+        write_maps(files["maps.safetensors"], plan.sources, maps)
         run = Run(
             manifest=self._manifest(maps[INTACT_ROW], results),
             arrays={"tokens": input_arrays(self.inputs)},
-            files={"folds.safetensors": folds},
-            tables={
-                "offsets": offsets_table(plan, maps),
-            },
+            files=files,
+            tables=self._tables(maps, results),
         )
-        return self._of_conditions(run, maps, results) if removes else self._of_intact(run, results)
+        stored = load_file(files["maps.safetensors"])  # mapped
+        shown = replace(run, arrays={"maps": {name: x.numpy() for name, x in stored.items()}})
+        return with_page(self.session, run, lambda _: report(shown))
 
-    def _of_conditions(self, run: Run, maps: Maps, results: Results) -> Run:
-        """Return the run of a model from which components are removed."""
-        plan, session, place = self.plan, self.session, self.session.checkpoint.scratch("maps")
-        grams = [contrast_grams(patterns_of(maps, layer)) for layer in plan.layers]
-        values = [{row: values_in(of, row, INTACT_ROW) for row in maps} for of in grams]
-        tables = {
-            **run.tables,
-            "pattern": pattern_table(maps, plan.layers, values),
-            "terms": terms_table(plan, grams),
+    def _tables(self, maps: Maps, results: Results) -> dict[str, pd.DataFrame]:
+        """Return the tables of the run."""
+        plan, layers, per_head = self.plan, self.plan.layers, self.settings.per_head
+        tables = {"offsets": offsets_table(plan.sources, maps)}
+        if not plan.sources:
+            tables["pattern"] = pattern_table(maps, layers)
+            if per_head:
+                reading, fold_of = results[name_of(INTACT_ROW)], self._copies()[0].fold_of
+                induction = results["induction"], fold_of
+                tables["head_pattern"] = heads_table(reading, self.engine.fold_of, induction)
+            return tables
+        grams = grams_of(maps, layers)
+        tables["pattern"] = pattern_table(maps, layers, grams)
+        tables["terms"] = terms_table(plan.sources, layers, grams)
+        nulls = {row: results[key_of(row, by)].maps for row, by in plan.nulls.items()}
+        shuffled = {
+            (condition, NO_REPLACEMENT): results[f"shuffled/{condition.name}"].maps
+            for condition in (INTACT, MASK)
+            if self.is_text
         }
-        if controls := [*plan.controls(results)]:
-            tables["controls"] = controls_table(controls, plan.layers)
-        tables["over_layers"] = means_table(tables["pattern"], plan.loss_estimates(results))
-        if self.settings.per_head:
-            tables["head_pattern"] = head_pattern_table(plan, maps)
-        write_maps(place, plan, maps)
-        run = replace(run, tables=tables, files={**run.files, "maps.safetensors": place})
-        stored = {name: array.numpy() for name, array in load_file(place).items()}  # mapped
-        shown = replace(run, arrays={"maps": stored})
-        return with_page(session, run, lambda _: report(shown))
-
-    def _of_intact(self, run: Run, results: Results) -> Run:
-        """Return the run of a model from which nothing is removed."""
-        reading: Reading = results[f"score/{INTACT.name}"]
-        pattern = pattern_table({INTACT_ROW: reading.maps}, self.plan.layers)
-        tables = {**run.tables, "pattern": pattern}
-        if self.settings.per_head:
-            fold_of = self.engine.fold_of, self._copies()[0].fold_of
-            tables["head_pattern"] = heads_table(reading, results["induction"], *fold_of)
-        maps = intact_maps(reading.maps)
-        run = replace(run, tables=tables, arrays={**run.arrays, "maps": maps})
-        return with_page(self.session, run, report)
+        controls = controls_table({INTACT_ROW: maps[INTACT_ROW]} | nulls, shuffled, layers)
+        if len(controls):
+            tables["controls"] = controls
+        readings = {row: results[key_of(row, by)] for row, by in plan.rows.items()}
+        weights = next(iter(maps[INTACT_ROW].values())).weights
+        losses = {
+            row: Estimates.of_means(reading.losses, weights)
+            for row, reading in readings.items()
+            if reading.losses is not None
+        }
+        tables["over_layers"] = means_table(tables["pattern"], losses)
+        if per_head:
+            tables["head_pattern"] = head_pattern_table(maps)
+        return tables
 
     def _manifest(self, intact: Layers, results: Results) -> Manifest:
         """Return the manifest, given the maps of the intact model."""
@@ -183,33 +387,39 @@ class Ablate(Study[Settings]):
 run = partial(run_study, Ablate)
 
 
-def write_maps(path: Path, plan: Plan, maps: Maps, n_bytes: int = MAPS_BYTES) -> None:
-    """Write the maps of a run that removes components, in float32, nats, by blocks of rows.
+def write_maps(path: Path, sources: Sequence[str], maps: Maps, n_bytes: int = MAPS_BYTES) -> None:
+    """Write a run's maps [layer, row, key_pos], in float32, nats, by blocks of rows; NaN if masked.
 
     Those of `name_of` are score maps. `pattern/intact` and `term/<term>` are patterns, whose first
-    column holds the lead of the first key; the terms add up to the pattern. Where maps do not have
-    the rows of all queries, `query_positions` are the queries of their rows.
+    column holds the lead of the first key; the terms add up to the pattern. Where nothing is
+    removed, `se/intact` is the standard error of scores, from folds, and `score_per_head/intact`
+    [layer, head, row, key_pos] has the heads that were kept. Where maps do not have the rows of all
+    queries, `query_positions` are the queries of their rows.
 
     Args:
         path: of the file.
-        plan: the sources.
+        sources: what is removed in all combinations.
         maps: the score maps of every row.
         n_bytes: the size of a block of rows of all maps.
 
     Raises:
         StorageError: if it cannot be written.
     """
-    intact, of_sources = maps[INTACT_ROW], conditions_of(plan.sources)
-    first, terms = next(iter(intact.values())), source_terms(plan.sources)
+    intact, of_sources = maps[INTACT_ROW], conditions_of(sources)
+    first, terms = next(iter(intact.values())), source_terms(sources)
     contrasts = {"pattern/intact": {INTACT: 1.0}, **{f"term/{x}": of for x, of in terms.items()}}
-    size = (len(intact), len(first.queries), first.n)
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys([*map(name_of, maps), *contrasts], size)
-    if len(first.queries) < first.n:
-        shapes[QUERIES] = (len(first.queries),)
+    size, heads = (len(first.queries), first.n), () if sources else first.heads
+    names = [*map(name_of, maps), *contrasts, *(() if sources else ("se/intact",))]
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (len(intact), *size))
+    if heads:
+        shapes["score_per_head/intact"] = len(intact), len(heads), *size
+    if size[0] < size[1]:
+        shapes[QUERIES] = size[:1]
+    n_maps = len(maps) + 1 + len(heads) + first.folds.n_folds * (not sources)
     with tensor_writer(path, shapes) as write:
         for place, (layer, of_layer) in enumerate(intact.items()):
             pattern, row = of_layer.pattern, 0  # the intact model sees the fewest keys
-            for start, stop in of_layer.folds.where.blocks(len(maps) + 1, n_bytes):
+            for start, stop in of_layer.folds.where.blocks(n_maps, n_bytes):
                 rows = slice(row, row + stop - start)
                 means = {name: of_row[layer].mean(rows) for name, of_row in maps.items()}
                 patterns = {
@@ -218,47 +428,17 @@ def write_maps(path: Path, plan: Plan, maps: Maps, n_bytes: int = MAPS_BYTES) ->
                 }
                 blocks = {name_of(name): mean for name, mean in means.items()}
                 blocks |= {x: contrast_map(of, patterns) for x, of in contrasts.items()}
+                if not sources:
+                    errors = standard_error(of_layer.folds.rows(start, stop), of_layer.weights)
+                    blocks["se/intact"] = pad(errors, (0, first.n - stop), value=nan)
                 for name, block in blocks.items():
                     write(name, (place, row), block.float().numpy())
+                for head in range(len(heads)):
+                    block = of_layer.heads[head].mean(rows)
+                    write("score_per_head/intact", (place, head, row), block.float().numpy())
                 row = rows.stop
         if QUERIES in shapes:
             write(QUERIES, (0,), first.queries.float().numpy())
-
-
-def intact_maps(layers: Layers) -> dict[str, np.ndarray]:
-    """Return the maps of a run that removes nothing, float32, in nats, NaN where masked.
-
-    `score/intact`, `se/intact` (its standard error, from folds) and `pattern/intact` (whose first
-    column holds the lead) are [layer, row, key_pos]. `score_per_head/intact` is [layer, head, row,
-    key_pos]. If some queries have no rows, `query_positions` are the queries of the rows.
-    """
-    first, of_layers = next(iter(layers.values())), layers.values()
-    where, means = first.folds.where, [layer.mean() for layer in of_layers]
-    arrays = {
-        "score/intact": torch.stack([mean.float() for mean in means]),
-        "se/intact": torch.stack([standard_errors(layer) for layer in of_layers]),
-        "pattern/intact": torch.stack([layer.pattern.mean_with_lead() for layer in of_layers]),
-    }
-    if first.heads:
-        arrays["score_per_head/intact"] = head_means(layers)
-    if len(where.queries) < where.n:
-        arrays[QUERIES] = where.queries
-    return {name: array.float().numpy() for name, array in arrays.items()}
-
-
-def standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
-    """Return the standard error of a layer's mean map in float32, nats, NaN for j > i."""
-    errors, row = torch.full((len(layer.queries), layer.n), torch.nan), 0
-    for start, stop in layer.folds.where.blocks(layer.folds.n_folds):
-        rows = slice(row, row + stop - start)
-        errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.weights).float()
-        row = rows.stop
-    return errors
-
-
-def head_means(layers: Layers) -> Float[Tensor, "layer head row key_pos"]:
-    """Return the mean scores of every head over all sequences, nats."""
-    return torch.stack([torch.stack([x.mean() for x in maps.heads]) for maps in layers.values()])
 
 
 @partial(takes_options, Settings)

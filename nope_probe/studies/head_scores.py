@@ -1,10 +1,10 @@
-"""Each head's attention to the first key and to the previous token, and its induction score."""
+"""Score maps and measures of heads from one pass: attention to the first and the previous key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -12,22 +12,41 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from nope_probe.analyses.attention import AttentionSplit, split_attention
 from nope_probe.analyses.jackknife import mean_intervals
+from nope_probe.analyses.pattern import measure_heads
 from nope_probe.data.sequences import Sequences, random_twice, repeated
+from nope_probe.figures.words import HEAD_MEASURES
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.layers.objects import Model, model_of
-from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.attention import attended, induction_scores
+from nope_probe.hooks.reading.accumulators import Accumulator, Cut
+from nope_probe.hooks.reading.attention import (
+    AttentionAccumulator,
+    attended,
+    attention_maps,
+    induction_scores,
+)
+from nope_probe.hooks.reading.capture import LossAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.folds import State, sum_parts
+from nope_probe.maps.maps import Layers
+from nope_probe.maps.rows import choose_rows
 from nope_probe.run.folder import without_replicates
 from nope_probe.run.sources import as_sequences, first_layers, folds_for_intervals
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.tables import mean_columns
+from nope_probe.studies.tables import (
+    INTACT_ROW,
+    WEIGHTS,
+    attention_table,
+    columns_of,
+    mean_columns,
+    named,
+)
 
 HeadMeasures = dict[str, Float[Tensor, "batch head"]]
 Measure = Callable[[Attention], HeadMeasures]
@@ -176,3 +195,67 @@ def head_columns(
         for name, folds in means.items():
             columns |= mean_columns(name, mean_intervals(folds, weights))
     return pd.DataFrame(columns)
+
+
+class Reading(NamedTuple):
+    """What a pass reads: score maps and, if they are asked for, sums over heads and losses.
+
+    Attributes:
+        maps: the score maps of each layer.
+        heads: the measures of the attention of each layer's heads.
+        attention: the attention weights of each layer's heads.
+        losses: the mean loss of each fold, nats.
+    """
+
+    maps: Layers
+    heads: list[HeadSums]
+    attention: list[AttentionAccumulator]
+    losses: Float[Tensor, " fold"] | None = None
+
+
+def read_scores(
+    engine: Engine,
+    key: str,
+    ablation: Ablation | None,
+    *,
+    layers: Sequence[int],
+    per_head: bool = False,
+    attention: bool = False,
+    loss: bool = False,
+) -> Reading:
+    """Return the score maps of layers, their heads' attention and the losses, from one pass."""
+    counts = engine.fold_of.bincount()
+    cut = Cut(
+        counts=counts,
+        queries=choose_rows(engine.inputs.shape[1], engine.query_rows),
+        skip_keys=engine.skip_keys or 0,
+    )
+    heads = head_sums(engine.model, layers, engine.n_folds, attended) if attention else []
+    weights = [AttentionAccumulator(of.layer, cut, keeps_scores=False) for of in heads]
+    losses = [LossAccumulator(engine.n_folds)] if loss else []
+    also = [*heads, *weights, *losses]
+    maps = engine.scores(key, ablation, layers=layers, per_head=per_head, also=also)
+    means = [of.totals["losses"].cpu().mean(1) / counts for of in losses]
+    return Reading(maps, heads, weights, *means)
+
+
+def heads_table(
+    reading: Reading, fold_of: Int[Tensor, " seq"], induction: tuple[State, Int[Tensor, " seq"]]
+) -> pd.DataFrame:
+    """Return each head's lead and three measures of its pattern, and its attention's measures.
+
+    Args:
+        reading: of the intact model.
+        fold_of: the fold of each sequence.
+        induction: fold means of induction attention, and the fold of each sequence of copies.
+    """
+    rows = pd.DataFrame(
+        {"layer": layer, "head": head, **named(INTACT_ROW), **columns_of(measures, HEAD_MEASURES)}
+        for (layer, head), measures in measure_heads(reading.maps).items()
+    )
+    measured = head_columns((means_of(reading.heads, fold_of), fold_of), induction)
+    splits: dict[tuple[int, int], AttentionSplit] = {}
+    for sums in reading.attention:  # a layer at a time: the fold means are in memory once
+        splits |= split_attention(attention_maps([sums]))
+    split = attention_table(splits, WEIGHTS).drop(columns=["layer", "head"])
+    return pd.concat([rows, measured, split], axis=1)

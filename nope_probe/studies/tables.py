@@ -6,22 +6,45 @@ A table without rows keeps its columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any, get_args
 
 import pandas as pd
 
 from nope_probe.analyses.attention import AttentionSplit
-from nope_probe.analyses.jackknife import Interval, Intervals
-from nope_probe.analyses.pattern import Measures
+from nope_probe.analyses.attribution import mean_over_layers, patterns_of, values_in
+from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
+from nope_probe.analyses.jackknife import (
+    Interval,
+    Intervals,
+    jackknife,
+    mean_intervals,
+    rms_difference,
+    squared,
+)
+from nope_probe.analyses.pattern import Measures, measure
+from nope_probe.analyses.pattern_rows import (
+    bin_means,
+    offset_bins,
+    pattern_distance_sums,
+    score_distance_sums,
+)
 from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
-from nope_probe.figures.intervals import bound_columns
+from nope_probe.analyses.verdicts import mostly_lost
+from nope_probe.figures.intervals import bound_columns, interval_of
+from nope_probe.figures.words import NUMBERS
 from nope_probe.maps.estimates import Estimates
+from nope_probe.maps.maps import Layers, heads_of
 from nope_probe.maps.positions import PositionSums
-from nope_probe.removal import Writer
+from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition, Writer
 from nope_probe.run.folder import REPLICATES
 
 TableRow = dict[str, Any]
+Row = tuple[Condition, str]  # what is removed, and what the weights among it are replaced by
+INTACT_ROW: Row = (INTACT, NO_REPLACEMENT)
+Maps = dict[Row, Layers]
 WEIGHTS = (  # of a head's attention weights
     "information",
     "first_position",
@@ -155,3 +178,169 @@ def writer_table(sums: PositionSums) -> pd.DataFrame:
         for terms in [written_terms(asked, side)]
         for writer in sorted(terms, key=lambda name: Writer(name).order)
     )
+
+
+def named(row: Row) -> dict[str, str]:
+    """Return the columns that name a row of a table."""
+    condition, replacement = row
+    return {"removed": condition.name, "replacement": replacement}
+
+
+def grams_of(maps: Maps, layers: Sequence[int]) -> list[Grams[Row]]:
+    """Return the inner products of each layer's leads and patterns in all rows."""
+    return [contrast_grams(patterns_of(maps, layer)) for layer in layers]
+
+
+def pattern_table(
+    maps: Maps, layers: Sequence[int], grams: Sequence[Grams[Row]] = ()
+) -> pd.DataFrame:
+    """Return the measures of lead and pattern of each layer and row, and what is kept, nats.
+
+    `mask_adds` of the row without the mask is the non-relative part (RMS) with the mask less that
+    without it, paired (the paper's section 5).
+
+    Args:
+        maps: of each row.
+        layers: the layers' numbers.
+        grams: the inner products of each layer's rows, for what is kept; without them, `kept` is
+            left out.
+    """
+    measured = {row: measure(of_row).values() for row, of_row in maps.items()}
+    grams = grams or [{} for _ in layers]
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            **named(row),
+            **interval_columns(**vars(measures)),
+            **(columns_of(values_in(gram, row, INTACT_ROW), ("kept",)) if gram else {}),
+            **(mask_adds(intact, measures) if row == (MASK, NO_REPLACEMENT) else {}),
+        }
+        for row, of_row in measured.items()
+        for layer, measures, intact, gram in zip(
+            layers, of_row, measured[INTACT_ROW], grams, strict=True
+        )
+    )
+
+
+def controls_table(nulls: Maps, shuffled: Maps, layers: Sequence[int]) -> pd.DataFrame:
+    """Return the measures of the controls: of nulls, and on shuffled tokens (`tokens`).
+
+    Args:
+        nulls: the maps of the intact model, of whose pattern nulls keep something, and of nulls.
+        shuffled: the maps on shuffled tokens, if there are any.
+        layers: the layers' numbers.
+    """
+    tables = dict[str, pd.DataFrame]()
+    if len(nulls) > 1:
+        of_nulls = pattern_table(nulls, layers, grams_of(nulls, layers))
+        tables["in order"] = of_nulls[of_nulls["removed"] != INTACT.name]
+    if shuffled:
+        tables["shuffled"] = pattern_table(shuffled, layers)
+    for tokens, table in tables.items():
+        table.insert(1, "tokens", tokens)
+    return pd.concat(tables.values(), ignore_index=True) if tables else pd.DataFrame()
+
+
+def mask_adds(intact: Measures, unmasked: Measures) -> TableRow:
+    """Return the columns of the difference of a layer's non-relative part, paired."""
+    parts = [of.non_relative.replicates for of in (intact, unmasked)]
+    with_mask, without = (squared(part) for part in parts if part is not None)
+    return interval_columns(mask_adds=rms_difference(with_mask, without))
+
+
+def means_table(pattern: pd.DataFrame, losses: Mapping[Row, Estimates]) -> pd.DataFrame:
+    """Return the means over layers of the three numbers in each row, and what removal costs, nats.
+
+    A row has each mean with its bounds, the number of layers whose intact value exceeds its noise
+    (`lead_layers`), and of those in which less than half of it is left (`lead_below_half`); see
+    `mostly_lost`. `cost` is the loss less the intact model's, paired.
+
+    Args:
+        pattern: of all layers and rows, with replicates.
+        losses: the mean loss in rows that have one.
+    """
+    rows, intact = list[TableRow](), pattern[pattern["removed"] == INTACT.name].to_dict("records")
+    for (removed, replacement), table in pattern.groupby(["removed", "replacement"], sort=False):
+        of_layers = table.to_dict("records")
+        rows.append({"removed": removed, "replacement": replacement})
+        for name in NUMBERS:
+            replicates = [row.get(f"{name}{REPLICATES}") for row in of_layers]
+            known = [of_layer for of_layer in replicates if isinstance(of_layer, Estimates)]
+            if known:
+                pairs = zip(intact, of_layers, strict=True)
+                lost = [mostly_lost(*(interval_of(row, name) for row in pair)) for pair in pairs]
+                rows[-1] |= interval_columns(**{name: mean_over_layers(known)})
+                rows[-1] |= {f"{name}_layers": len(lost) - lost.count(None)}
+                rows[-1] |= {f"{name}_below_half": lost.count(True)}
+        loss = losses.get((Condition.parse(str(removed)), str(replacement)))
+        if loss is not None:
+            cost = loss - losses[INTACT_ROW]
+            rows[-1] |= interval_columns(loss=jackknife(loss), cost=jackknife(cost))
+    return pd.DataFrame(rows)
+
+
+def terms_table(
+    sources: Sequence[str], layers: Sequence[int], grams: Sequence[Grams[Row]]
+) -> pd.DataFrame:
+    """Return the sizes of the exact sum of each layer's lead and pattern: of, term, size, nats."""
+    terms = {
+        name: {(condition, NO_REPLACEMENT): times for condition, times in contrast.items()}
+        for name, contrast in source_terms(sources).items()
+    }
+    return pd.DataFrame(
+        {"layer": layer, "of": question, "term": name, **interval_columns(size=gram.size(term))}
+        for layer, of_layer in zip(layers, grams, strict=True)
+        for question, gram in of_layer.items()
+        for name, term in terms.items()
+    )
+
+
+def head_pattern_table(maps: Maps) -> pd.DataFrame:
+    """Return lead, amplitude and kept of each head without sources, nats."""
+    heads = {row: heads_of(layers) for row, layers in maps.items() if row[0].are_sources}
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            "head": head,
+            **named(row),
+            **columns_of(values_in(grams, row, INTACT_ROW), ("lead", "amplitude", "kept")),
+        }
+        for layer, head in heads[INTACT_ROW]
+        for grams in [contrast_grams(patterns_of(heads, (layer, head)))]
+        for row in heads
+    )
+
+
+def offsets_table(sources: Sequence[str], maps: Maps) -> pd.DataFrame:
+    """Return offset profiles: layer, term, offset, and the mean with its bounds, nats.
+
+    The terms are `score`, `pattern` and those of `source_terms`, which add up to `pattern`. Offsets
+    beyond a layer's window have no row. Where some distances share a row, `offset` is the first and
+    `last_offset` the last of them.
+    """
+    intact, terms = maps[INTACT_ROW], source_terms(sources)
+    n_offsets = next(iter(intact.values())).n_offsets
+    bins, parts = offset_bins(n_offsets), list[pd.DataFrame]()
+    offsets = {"offset": bins.tolist()}
+    if len(bins) < n_offsets:
+        offsets["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
+    for layer, of_layer in intact.items():
+        pattern = of_layer.pattern  # on the cells that the intact model sees
+        of_conditions = {
+            condition: bin_means(
+                replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer]),
+                pattern_distance_sums,
+                bins,
+            )
+            for condition in dict.fromkeys([INTACT, *chain.from_iterable(terms.values())])
+        }
+        means = {
+            "score": bin_means(pattern, score_distance_sums, bins),
+            "pattern": of_conditions[INTACT],
+            **{name: contrast_map(term, of_conditions) for name, term in terms.items()},
+        }
+        for name, folds in means.items():
+            columns = mean_columns("mean", mean_intervals(folds, of_layer.weights))
+            table = pd.DataFrame({"layer": layer, "term": name, **offsets, **columns})
+            parts.append(table.dropna(subset=["mean"]))
+    return pd.concat(parts, ignore_index=True)

@@ -80,7 +80,7 @@ def test_processes_share_one_model_after_the_other_and_one_prints(
         assert sum(f"figure5, {model}, the paper: " in line for line in said) == 6
         folder = tmp_path / "2" / folders[str(model)]
         assert re.fullmatch(rf"ablate-{model.name}-\w{{8}}", folder.name)
-        assert "Mean scores less the mean of each diagonal" in (folder / "report.html").read_text()
+        assert "The positional pattern" in (folder / "report.html").read_text()
         chosen = read_manifest(folder).settings
         assert (chosen["windows"], chosen["layers"], chosen["data"]) == ("start", 2, str(text))
 

@@ -20,9 +20,10 @@ from nope_probe.models.parameter_free import build, hooked_config
 from nope_probe.removal import INTACT
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import Processes
-from nope_probe.studies.ablate_plan import Maps, Plan, make_plan
+from nope_probe.studies.ablate_run import Plan, make_plan
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import run_passes
+from nope_probe.studies.tables import Maps
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -56,7 +57,8 @@ def measured(
         batch_size=7,
         checkpoint=checkpoint,
     )
-    return plan.maps(run_passes(plan.passes(engine, shuffled)))
+    results = run_passes(plan.passes(engine, shuffled))
+    return {row: results[key_of(row, by)].maps for row, by in plan.rows.items()}
 
 
 @pytest.mark.parametrize(
