@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nope_probe.run.folder import Run
 
 _arg = tyro.conf.arg
+WORDS = ("none", "sources")  # of --remove, that name no condition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +69,6 @@ class Settings(RemovingSettings):
     per_head: bool = False
 
     @property
-    def removed_names(self) -> tuple[str, ...] | None:
-        """What is removed, as `make_plan` takes it."""
-        if self.remove is None:
-            return None
-        return self.remove if self.removes else ()
-
-    @property
     def removes(self) -> bool:
         """Whether the run removes components."""
         return self.remove not in ((), ("none",))
@@ -82,11 +76,11 @@ class Settings(RemovingSettings):
     @property
     def named(self) -> Sequence[Condition]:
         """What is removed by name besides the sources, one condition at a time."""
-        return [parse_removed(name) for name in self.removed_names or () if name != "sources"]
+        return [parse_removed(name) for name in self.remove or () if name not in WORDS]
 
     def wrong_removals(self) -> Mistakes:
         """Yield what can be wrong with what is removed besides the sources, where it is named."""
-        if self.removed_names is not None:
+        if self.remove is not None:
             yield from self.wrong_conditions(self.named)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
+from jaxtyping import Float
 
 from nope_probe.analyses.verdicts import mostly_lost
 from nope_probe.figures.attention import head_values
@@ -365,18 +365,10 @@ def pattern_section(run: Run) -> Section:
 
 def condition_section(run: Run) -> Section:
     """Return the section with the pattern in every condition, weights by the first replacement."""
-    results = run.manifest.results
-    by, names = next(iter(results["replacements"]), NO_REPLACEMENT), results["conditions"]
-    is_replaced = {name: f"score/{name}" not in run.maps for name in names}
     return Section(
         title="The pattern without each part",
         figure=lambda: term_maps(
-            {
-                row_name(name, by if replaced else NO_REPLACEMENT, names): pattern_without(
-                    run, f"score_{by}/{name}" if replaced else f"score/{name}"
-                )
-                for name, replaced in is_replaced.items()
-            },
+            condition_maps(run),
             title="The positional pattern without each part",
             **of_figure(run),
         ),
@@ -386,15 +378,44 @@ def condition_section(run: Run) -> Section:
     )
 
 
-def pattern_without(run: Run, name: str) -> Pooled:
+def condition_maps(run: Run) -> dict[str, Pooled]:
+    """Return the pattern in every condition by its name, weights by the first replacement."""
+    results = run.manifest.results
+    by, names = next(iter(results["replacements"]), NO_REPLACEMENT), results["conditions"]
+    maps = dict[str, Pooled]()
+    for name in names:
+        is_plain = f"score/{name}" in run.maps
+        scores = run.maps[f"score/{name}" if is_plain else f"score_{by}/{name}"]
+        title = row_name(name, NO_REPLACEMENT if is_plain else by, names)
+        maps[title] = pattern_of(run, np.asarray(scores))
+    return maps
+
+
+def pattern_of(run: Run, scores: Float[np.ndarray, "layer row key_pos"]) -> Pooled:
     """Return the pattern of score maps in the intact pattern's cells, with as many as fit."""
-    scores, cells = np.asarray(run.maps[name]), np.isfinite(run.maps["pattern/intact"])
+    cells = np.isfinite(run.maps["pattern/intact"])
     others = cells.copy()
     others[..., : run.manifest.skip_keys] = False
     sums, counts = scores.sum(-1, where=others), others.sum(-1).clip(1)
     pattern = np.where(cells, scores - (sums / counts)[..., None], nan)
     maps = RowMaps(values=pattern, queries=run.query_positions, skip_keys=run.manifest.skip_keys)
     return pool_with_leads(maps, page_positions(run))
+
+
+def head_map_section(run: Run) -> Section:
+    """Return the section with the positional pattern of each head of a run that removes nothing."""
+    heads = np.moveaxis(run.maps[PER_HEAD], 1, 0)
+    return Section(
+        title="The positional pattern of each head",
+        figure=lambda: term_maps(
+            {f"H{head}": pattern_of(run, scores) for head, scores in enumerate(heads)},
+            title="The positional pattern of each head",
+            rows=-(-len(heads) // ACROSS),
+            **of_figure(run),
+        ),
+        caption="All heads of a layer are on one scale, in nats: red is above the row's mean, blue "
+        "below." + LEADS * bool(run.manifest.skip_keys),
+    )
 
 
 def score_section(run: Run) -> Section:
@@ -435,30 +456,3 @@ def head_section(table: pd.DataFrame, columns: Columns) -> Section:
         table=table,
         columns=columns,
     )
-
-
-def head_map_section(run: Run) -> Section:
-    """Return the section with the positional pattern of each head of a run that removes nothing."""
-    return Section(
-        title="The positional pattern of each head",
-        figure=partial(head_maps, run),
-        caption="All heads of a layer are on one scale, in nats: red is above the row's mean, blue "
-        "below.",
-    )
-
-
-def head_maps(run: Run) -> go.Figure:
-    """Draw the positional pattern of each head of a layer."""
-    import torch
-
-    from nope_probe.maps.centred import row_centred
-
-    skip_keys, queries = run.manifest.skip_keys, run.query_positions
-    where = None if queries is None else torch.from_numpy(queries)
-    maps, size = {}, page_positions(run)
-    for head, scores in enumerate(np.moveaxis(run.maps[PER_HEAD], 1, 0)):
-        patterns = row_centred(torch.from_numpy(scores), skip_keys, where).numpy()
-        maps[f"H{head}"] = pool(RowMaps(values=patterns, queries=queries), size)
-    title = "The positional pattern of each head"
-    rows = -(-len(maps) // ACROSS)
-    return term_maps(maps, title=title, rows=rows, **of_figure(run))

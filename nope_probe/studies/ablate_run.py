@@ -161,7 +161,7 @@ class Plan:
         for key, ((condition, by), ablation) in rows.items():
             # Without the mask a token sees the next token, and its loss means nothing.
             loss = self.losses and "mask" not in condition and (condition, by) not in self.nulls
-            yield self._pass(key, engine, ablation, self.keeps_heads(condition), loss)
+            yield self._pass(key, engine, ablation, self.per_head and condition.are_sources, loss)
         if shuffled is not None:
             of_tokens = replace(engine, inputs=shuffled.inputs, documents=shuffled.documents)
             for condition in (INTACT, MASK):
@@ -191,10 +191,6 @@ class Plan:
             kind=f"scores{' of heads' * per_head}{' and loss' * loss}",
             reads_logits=loss,
         )
-
-    def keeps_heads(self, condition: Condition) -> bool:
-        """Return whether the maps of each head are kept in a condition."""
-        return self.per_head and condition.are_sources
 
     def maps(self, results: Results) -> Maps:
         """Return the score maps of every row from the results of the passes, by key."""

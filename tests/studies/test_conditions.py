@@ -20,7 +20,7 @@ from nope_probe.models.parameter_free import build, hooked_config
 from nope_probe.removal import INTACT
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import Processes
-from nope_probe.studies.ablate_run import Plan, make_plan
+from nope_probe.studies.ablate_run import Plan, key_of, make_plan
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import run_passes
 from nope_probe.studies.tables import Maps
@@ -130,10 +130,10 @@ class Listing(RunCheckpoint):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.streams: list[str] = []
+        self.listed: list[str] = []
 
     def stream(self, key: str) -> Any:
-        self.streams.append(key)
+        self.listed.append(key)
         return super().stream(key)
 
 
@@ -144,9 +144,9 @@ def test_keys_are_those_of_all_streams_in_the_order_of_the_run(removed: list[str
     measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
     engine = Engine(model=small_model(), inputs=tokens.inputs, n_folds=4)
     sizes = [one.sizes(Processes()) for one in plan.passes(engine, tokens)]
-    assert checkpoint.streams == [key for of_pass in sizes for key in of_pass]
+    assert checkpoint.listed == [key for of_pass in sizes for key in of_pass]
     assert {n_seqs for of_pass in sizes for n_seqs in of_pass.values()} == {len(tokens)}
-    assert len(set(checkpoint.streams)) == len(checkpoint.streams)
+    assert len(set(checkpoint.listed)) == len(checkpoint.listed)
 
 
 def test_position_is_taken_away_as_it_is_written_without_all_else():
