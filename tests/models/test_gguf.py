@@ -6,6 +6,7 @@ import pytest
 from ci.test_gguf_keys import LINEAR, error_of, written
 from support.rounding import NETWORK
 
+from nope_probe.errors import UserError
 from nope_probe.models.context import configured_context
 from nope_probe.models.gguf_keys import complete_fields
 
@@ -26,3 +27,9 @@ def test_gemma_2_of_27_billion_divides_scores_by_the_width_of_its_heads(
     sizes = {"hidden_size": 4608, "num_attention_heads": 32, "head_dim": 256}
     stated = {"model_type": "gemma2", "num_hidden_layers": n_layers, **sizes}
     assert complete_fields("a file", {}, stated)["query_pre_attn_scalar"] == scalar
+
+
+def test_a_file_that_turns_a_part_of_heads_which_the_model_turns_whole_is_refused() -> None:
+    stated = {"model_type": "qwen3", "head_dim": 16, "num_attention_heads": 4}
+    with pytest.raises(UserError, match=r"a file states rope\.dimension_count = 8, which"):
+        complete_fields("a file", {"rope.dimension_count": 8}, stated)
