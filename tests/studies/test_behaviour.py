@@ -152,7 +152,6 @@ def of_position(encoding: str) -> list[str]:
             ["w_q", "w_k", "w_q+w_k", "w_o", "w_o+w_v", "mlp", "mask"],
         ),
         ("llama", ["--remove", "sources"], ["rope", "mask", "mask+rope"]),
-        ("rope-tiny", [], of_position("rope")),
     ],
 )
 def test_position_is_removed_by_default_and_weights_where_they_are_asked_for(
@@ -163,10 +162,9 @@ def test_position_is_removed_by_default_and_weights_where_they_are_asked_for(
     texts: Path,
     tmp_path: Path,
 ) -> None:
-    named = model if model == "rope-tiny" else tiny(model).folder
     small = ["--n-seqs", 8, "--seq-len", 17, "--folds", 4, "--measures", "loss", *chosen]
-    data = [] if model == "rope-tiny" else ["--data", texts]
-    run_command(behaviour, "--model", named, *data, *small, "--out", tmp_path / "run")
+    of_model = ["--model", tiny(model).folder, "--data", texts]
+    run_command(behaviour, *of_model, *small, "--out", tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["conditions"] == ["intact", *conditions]
 
