@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 # Position that blocks write; constant queries, keys, both, and output.
 DEFAULT_REMOVED = ("written", "w_q", "w_k", "w_q+w_k", "w_o")
 QUERIES = "query_positions"  # of maps whose rows are not all; exact in float32, below 2**24
-MAPS_BYTES = 1 << 26
+MAPS_BYTES = 1 << 26  # of a block of rows of all maps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +221,8 @@ def make_plan(
     Args:
         has: the components that the model has.
         remove: what to remove besides the sources, one at a time: components, circuits, bands of
-            RoPE, positions of writers and unions of these; None for written position, W_Q, W_K,
-            both, and W_O;
-            `["sources"]` for the sources alone; `[]` for the intact model alone.
+            RoPE, positions of writers and unions of these; None for `DEFAULT_REMOVED`,
+            `["sources"]` for the sources alone, `[]` for the intact model alone.
         left_out: components that are no source, and removed only where they are named, and why.
         options: further attributes of the plan.
 
@@ -348,12 +347,11 @@ class Ablate(Study[Settings]):
         controls = controls_table({INTACT_ROW: maps[INTACT_ROW]} | nulls, shuffled, layers)
         if len(controls):
             tables["controls"] = controls
-        readings = {row: results[key_of(row, by)] for row, by in plan.rows.items()}
         weights = next(iter(maps[INTACT_ROW].values())).weights
         losses = {
             row: Estimates.of_means(reading.losses, weights)
-            for row, reading in readings.items()
-            if reading.losses is not None
+            for row, by in plan.rows.items()
+            if (reading := results[key_of(row, by)]).losses is not None
         }
         tables["over_layers"] = means_table(tables["pattern"], losses)
         if per_head:
@@ -383,7 +381,7 @@ class Ablate(Study[Settings]):
 run = partial(run_study, Ablate)
 
 
-def write_maps(path: Path, sources: Sequence[str], maps: Maps, n_bytes: int = MAPS_BYTES) -> None:
+def write_maps(path: Path, sources: Sequence[str], maps: Maps) -> None:
     """Write a run's maps [layer, row, key_pos], in float32, nats, by blocks of rows; NaN if masked.
 
     Those of `name_of` are score maps. `pattern/intact` and `term/<term>` are patterns, whose first
@@ -396,7 +394,6 @@ def write_maps(path: Path, sources: Sequence[str], maps: Maps, n_bytes: int = MA
         path: of the file.
         sources: what is removed in all combinations.
         maps: the score maps of every row.
-        n_bytes: the size of a block of rows of all maps.
 
     Raises:
         StorageError: if it cannot be written.
@@ -415,7 +412,7 @@ def write_maps(path: Path, sources: Sequence[str], maps: Maps, n_bytes: int = MA
     with tensor_writer(path, shapes) as write:
         for place, (layer, of_layer) in enumerate(intact.items()):
             pattern, row = of_layer.pattern, 0  # the intact model sees the fewest keys
-            for start, stop in of_layer.folds.where.blocks(n_maps, n_bytes):
+            for start, stop in of_layer.folds.where.blocks(n_maps, MAPS_BYTES):
                 rows = slice(row, row + stop - start)
                 means = {name: of_row[layer].mean(rows) for name, of_row in maps.items()}
                 patterns = {
