@@ -382,9 +382,7 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
         title="Attention on your text",
         html=view.html(),
         caption=f"It opens on the head and token {opens}. Click a token to shade its keys. Bars: "
-        f"nats {bar}."
-        + f" Terms of a score, less the mean of the keys: {terms}"
-        * (why is not None),
+        f"nats {bar}." + f" Terms of a score, less the keys' mean: {terms}" * (why is not None),
         table=None if why is None else why.table,
         columns=COLUMNS,
     )
