@@ -94,6 +94,8 @@ def parse(
         shown = [*(name for name in hints if hidden not in get_args(hints[name])), *showing]
         near = get_close_matches(unknown[0], map(flag_of, shown), n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
+        if not unknown[0].startswith("-"):
+            meant = "; a value follows its flag, as --model NAME does"
         raise UserError(f"unknown: {' '.join(unknown)}{meant} {see}")
     values = dict(vars(groups))
     for name in [name for name in values if name.endswith(GROUP)]:

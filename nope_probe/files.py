@@ -62,13 +62,18 @@ def validate_image_name(path: Path) -> None:
 
 
 def validate_kaleido() -> None:
-    """Check that kaleido, which draws images, is installed.
+    """Check that kaleido, which draws images, is installed and finds a browser.
 
     Raises:
         UserError: saying what to install.
     """
     if find_spec("kaleido") is None:
         raise UserError("images need kaleido: pip install 'nope-probe[export]'")
+    from choreographer.browsers.chromium import Chromium  # kaleido's way to find a browser
+
+    browser = Chromium.find_browser(skip_local=False)
+    if browser is None or not Path(browser).is_file():
+        raise UserError(NO_BROWSER)
 
 
 LFS, LFS_BYTES = b"version https://git-lfs", 1024  # a pointer's first bytes, and its most

@@ -338,7 +338,7 @@ class Component(str):
             known = ", ".join([*kinds, *CIRCUITS, *ROPE_HALVES, "rope[a:b]"])
             raise UserError(
                 f"unknown component {name!r}; there are {known}, position[L1H0], and unions such "
-                "as w_q+w_k"
+                "as w_q+w_k (spaces separate components, a union has none)"
             )
         component = super().__new__(cls, name if writer else name.lower())
         component.kind, component.writer = kind, writer

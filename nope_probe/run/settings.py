@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -16,11 +17,12 @@ from nope_probe.data.documents import (
     validate_readable,
     validate_token_file,
 )
-from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.files import JsonObject
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.names import (
+    CHECKPOINTS,
     PARAMETER_FREE,
     base_of,
     path_of,
@@ -30,6 +32,7 @@ from nope_probe.models.names import (
     validate_reachable,
     validate_revision,
 )
+from nope_probe.removal import Condition, validate_components
 from nope_probe.run.flags import (
     ALPHA,
     COUNT,
@@ -67,6 +70,7 @@ MIN_KEYS = 8  # other keys that a query sees which has a lead, and that an order
 FIRST_LAYERS = 4  # that are studied by default
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.
 VECTORS_OF_BLOCK = 16
+OF_SHIPPED = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")  # components; of nope-tiny no RoPE
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives, and what these take the place of.
@@ -243,15 +247,13 @@ class RunSettings(ModelSettings):
         """Check what names and files say of the model and the data, before torch is imported.
 
         Raises:
-            UserError: naming what is not there, or what works offline; for layers that the model's
-                config.json does not have.
+            UserError: naming what is not there, or what works offline; for layers, components or
+                positions that the model's config.json does not have.
         """
         validate_reachable(self.model, self.revision)
         for adapter in self.adapter:
             validate_adapter(adapter)
-        info = stated_info(self.model)
-        if info is not None:
-            self.validate_layers(info)
+        self._validate_stated()
         if self.tokens is not None and self.data != GIVEN:
             self.validate_tokens(self.tokens)
         elif self.data == GIVEN or not self.reads_corpus:
@@ -273,6 +275,24 @@ class RunSettings(ModelSettings):
             if getattr(self, name) != getattr(by_default, name):
                 raise UserError(f"{flag_of(name)} has no effect next to --tokens")
         validate_token_file(file)
+
+    def _validate_stated(self) -> None:
+        """Check the settings on what the model's config.json states."""
+        info = stated_info(self.model)
+        if info is None:
+            return
+        self.validate_layers(info)
+        if self.model.lower() in CHECKPOINTS:
+            if info.n_ctx < self.seq_len and not self.beyond_context and self.data != GIVEN:
+                raise beyond_context(self.seq_len, info.n_ctx)
+            has = [name for name in OF_SHIPPED if name != "rope" or any(info.rope_layers)]
+            for condition in self.named:
+                validate_components(condition, has)
+
+    @property
+    def named(self) -> Sequence[Condition]:
+        """What is removed by name, one condition at a time."""
+        return ()
 
     @property
     def reads_text(self) -> bool:

@@ -93,8 +93,10 @@ WITHOUT_EFFECT = [
     ("circuit --remove mlp --in-heads L0H0", "--in-heads: mlp has no heads"),
 ]
 WAYS_OUT = [  # what a line was meant to be is what it says to type
-    ("ablate rope-tiny", "unknown: rope-tiny (see"),
+    ("ablate rope-tiny", "unknown: rope-tiny; a value follows its flag, as --model NAME does"),
     ("behaviour --measures=loss,copy", "loss,copy"),
+    ("ablate --remove mask,rope", "spaces separate components, a union has none"),
+    ("ablate --remove mask + rope", "spaces separate components, a union has none"),
     ("circuit --layers 2", "did you mean --layer?"),
     ("ablate --n-seqs many", "--n-seqs: expected a whole number, got 'many'"),
     ("attention --layers L2", "a range (7:9 is L7 and L8), all or auto"),
@@ -144,6 +146,11 @@ BEFORE_TORCH = [  # found out from names, a config.json and files
     ("ablate --adapter short --model short", "short holds no adapter"),
     ("heads --k 9", "--k 9: there are 16 heads, and chance takes as many others: take up to 8"),
     ("heads --model nope-tiny --remove rope", "the model has no rope; it has mask, w_q, w_k, w_o"),
+    ("ablate --model nope-tiny --remove w_q rope", "the model has no rope; it has mask, w_q, w_k"),
+    ("circuit --remove rope", "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp"),
+    ("behaviour --model nope-tiny --remove rope", "the model has no rope; it has mask"),
+    ("behaviour --remove weights alibi", "the model has no alibi; it has mask, rope, w_q"),
+    ("ablate --seq-len 1801", "--seq-len 1801 is beyond the model's context 256: take --beyond"),
     ("ablate --n-seqs 1", "--n-seqs 1: 8 folds take 8 sequences or more"),
     ("ablate --remove maks", "--remove: unknown component 'maks'; there are mask, rope"),
 ]
@@ -159,6 +166,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in COMPUTED:
         module, _, function = name.rpartition(".")
         monkeypatch.setattr(import_module(module), function, compute)
+    monkeypatch.setattr("nope_probe.cli.validate_kaleido", lambda: None)
     for name in ("full",):
         (tmp_path / name).mkdir()
     for name in ("file", "full/x"):
