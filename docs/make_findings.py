@@ -963,7 +963,7 @@ def main(*arguments: str) -> None:
         measured = measure(Path(folder).resolve(), names or tuple(COMMANDS))
         stored = pd.read_csv(STORED)
         rows = pd.concat([stored[~stored["run"].isin(measured["run"])], measured])
-        rows = rows.astype({"low": float, "high": float})
+        rows = rows.astype({"layer": "Int64", "low": float, "high": float})
         rows.to_csv(STORED, index=False, float_format="%.5g")
         if any(name.startswith("need") for name in rows["run"]):
             draw_need(rows)
