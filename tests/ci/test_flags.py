@@ -346,6 +346,8 @@ def desk(
         run = f"ablate --remove sources --model {name} --layers 1 --out runs/{name}"
         assert ended(parsed(run), folder).code == 0
     runs = folder / "runs"
+    for name in ("nope-tiny", "rope-tiny"):
+        copytree(runs / name, runs / "twins" / name)
     copytree(runs / "rope-tiny", runs / "ablate-rope-tiny-4e5f6a7b")
     copytree(runs / "nope-tiny", runs / "one")
     copytree(runs / "rope-tiny", runs / "two")
