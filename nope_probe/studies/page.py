@@ -108,8 +108,7 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
     if verbose:
         for section in report.sections:
             if section.table is not None and len(section.table):
-                texts = rows_by_name(section.table, section.columns)
-                lines = texts.set_index(texts.columns[0]).to_string(line_width=WIDTH)
+                lines = in_parts(rows_by_name(section.table, section.columns))
                 console.print(section.title, lines, sep="\n", end="\n\n", soft_wrap=True)
         how_to_read = [*report.how_to_read, *notes.intervals_note(manifest)]
         console.print(*how_to_read, sep="\n", style="dim")
@@ -137,7 +136,24 @@ def print_table(console: Console, texts: pd.DataFrame) -> None:
         table.add_column(str(heading), justify="right" if numeric else "left", no_wrap=place > 0)
     for row in texts.astype(str).itertuples(index=False):
         table.add_row(*row)
-    console.print(table, end="\n\n")
+    cells = ["\n".join([str(name), *map(str, texts[name])]) for name in texts]
+    narrowest = [cells[0].split(), *(column.split("\n") for column in cells[1:])]
+    if sum(2 + max(map(len, column)) for column in narrowest) - 2 > WIDTH:
+        console.print(in_parts(texts), end="\n\n", soft_wrap=True)
+    else:
+        console.print(table, end="\n\n")
+
+
+def in_parts(texts: pd.DataFrame) -> str:
+    """Return a table of text in parts that fit a terminal, with the first column in each part.
+
+    Example:
+        >>> in_parts(pd.DataFrame({"layer": ["L0"], "lead": ["4.1"]})).splitlines()
+        ['layer lead', 'L0     4.1']
+    """
+    name, rows = str(texts.columns[0]), texts.set_index(texts.columns[0])
+    rows.columns = [" ".join(str(heading).split()) for heading in rows]
+    return rows.rename_axis(index=None, columns=name).to_string(line_width=WIDTH)
 
 
 def rows_by_name(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> pd.DataFrame:
