@@ -192,10 +192,6 @@ class Plan:
             reads_logits=loss,
         )
 
-    def maps(self, results: Results) -> Maps:
-        """Return the score maps of every row from the results of the passes, by key."""
-        return {row: results[key_of(row, by)].maps for row, by in self.rows.items()}
-
 
 def name_of(row: Row) -> str:
     """Return the name of a row's score maps in a run: `score/mask`, `score_mean/w_q`."""
@@ -207,6 +203,11 @@ def name_of(row: Row) -> str:
 def key_of(row: Row, ablation: Ablation) -> str:
     """Return the key of the pass of a row: the name of the row that is run for it."""
     return name_of((ablation.condition, row[1]))
+
+
+def maps_of(rows: Mapping[Row, Ablation], results: Results) -> Maps:
+    """Return the score maps of rows from the results of the passes, by key."""
+    return {row: results[key_of(row, by)].maps for row, by in rows.items()}
 
 
 def make_plan(
@@ -310,7 +311,7 @@ class Ablate(Study[Settings]):
     def analyse(self, results: Results) -> Run:
         """Measure the lead and the pattern of every layer in every condition, return the run."""
         plan, checkpoint = self.plan, self.session.checkpoint
-        maps = {row: results[key_of(row, by)].maps for row, by in plan.rows.items()}
+        maps = maps_of(plan.rows, results)
         files = {f"{name}.safetensors": checkpoint.scratch(name) for name in ("folds", "maps")}
         write_folds(files["folds.safetensors"], {name_of(row): of for row, of in maps.items()})
         write_maps(files["maps.safetensors"], plan.sources, maps)
@@ -338,7 +339,7 @@ class Ablate(Study[Settings]):
         grams = grams_of(maps, layers)
         tables["pattern"] = pattern_table(maps, layers, grams)
         tables["terms"] = terms_table(plan.sources, layers, grams)
-        nulls = {row: results[key_of(row, by)].maps for row, by in plan.nulls.items()}
+        nulls = maps_of(plan.nulls, results)
         shuffled = {
             (condition, NO_REPLACEMENT): results[f"shuffled/{condition.name}"].maps
             for condition in (INTACT, MASK)
