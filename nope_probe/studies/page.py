@@ -130,18 +130,18 @@ def print_headline(console: Console, headline: Headline) -> None:
 
 def print_table(console: Console, texts: pd.DataFrame) -> None:
     """Print a table of text, whose first column names the rows and is wrapped where need be."""
+    cells = ["\n".join([str(name), *map(str, texts[name])]) for name in texts]
+    narrowest = [cells[0].split(), *(column.split("\n") for column in cells[1:])]
+    if sum(2 + max(map(len, column)) for column in narrowest) - 2 > WIDTH:
+        console.print(in_parts(texts), end="\n\n", soft_wrap=True)
+        return
     table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for place, heading in enumerate(texts):
         numeric = place > 0 and texts[heading].map(is_number).all()
         table.add_column(str(heading), justify="right" if numeric else "left", no_wrap=place > 0)
     for row in texts.astype(str).itertuples(index=False):
         table.add_row(*row)
-    cells = ["\n".join([str(name), *map(str, texts[name])]) for name in texts]
-    narrowest = [cells[0].split(), *(column.split("\n") for column in cells[1:])]
-    if sum(2 + max(map(len, column)) for column in narrowest) - 2 > WIDTH:
-        console.print(in_parts(texts), end="\n\n", soft_wrap=True)
-    else:
-        console.print(table, end="\n\n")
+    console.print(table, end="\n\n")
 
 
 def in_parts(texts: pd.DataFrame) -> str:
