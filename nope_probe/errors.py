@@ -94,11 +94,12 @@ def validate_types(hints: Mapping[str, object], values: Mapping[str, object]) ->
         leaves = list(leaves_of(hint))
         types = tuple(leaf for leaf in leaves if isinstance(leaf, type))
         words = [leaf for leaf in leaves if isinstance(leaf, str | int)]
-        others = [value for value in as_tuple(values[name]) if value not in words]
-        for unknown in (value for value in others if words and not isinstance(value, types)):
+        given = as_tuple(values[name])
+        unknown = [value for value in given if value not in words and not isinstance(value, types)]
+        if words and unknown:
             number = ", or a number" if {int, float} & {*types} else ""
             known = ", ".join(map(str, words))
-            raise UserError(f"unknown {name} {unknown!r}; there are {known}{number}")
+            raise UserError(f"unknown {name} {unknown[0]!r}; there are {known}{number}")
         expected = dict.fromkeys(_WORDS.get(leaf, str(leaf)) for leaf in leaves)
         raise UserError(f"{name} {values[name]!r:.60}: expected {' or '.join(expected)}")
 
