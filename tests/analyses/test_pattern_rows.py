@@ -5,15 +5,12 @@ import torch
 from support.dense_patterns import estimates
 from support.fold_products import fold_products
 
-from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.contrasts import contrast_grams
-from nope_probe.analyses.jackknife import jackknife, mean_intervals
-from nope_probe.analyses.pattern_rows import bin_means, offset_bins, score_distance_sums
+from nope_probe.analyses.jackknife import jackknife
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.estimates import fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, shared_patterns
-from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.maps.rows import MapRows
 from nope_probe.removal import Condition
 
@@ -70,37 +67,3 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
     expected_size = jackknife(estimates(means, COUNTS))
     for end in ("value", "low", "high"):
         assert getattr(size, end) == pytest.approx(getattr(expected_size, end), rel=1e-9)
-
-
-def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
-    captured = {
-        tuple(sorted(condition)): ScoreMaps(
-            folds=torch.stack([folds(seed), folds(seed + 7)], 1),
-            visible=torch.ones(2, N, N, dtype=torch.bool).tril(),
-            counts=COUNTS,
-            layers=(0, 1),
-            query_positions=torch.arange(N),
-        )
-        for seed, condition in enumerate(CONDITIONS)
-    }
-    stored = {name: stored_layers(packed_tensors(maps)) for name, maps in captured.items()}
-    expected = attribute(captured, skip_keys=1)
-    attribution = attribute(stored, skip_keys=1)
-    assert repr(attribution) == repr(expected)
-    assert {"intact", "mask", "w_q"} <= {*attribution[1].conditions}
-
-
-def test_bounds_of_unequal_folds_are_those_of_the_jackknife_over_all_sequences():
-    sizes = [2, 3, 5, 7]
-    sequences = torch.randn(17, 7, 7, generator=torch.Generator().manual_seed(2)).double()
-    parts = sequences.split(sizes)
-    means = torch.stack([part.mean(0) for part in parts])
-    layer = LayerMaps.of(means, torch.tensor(sizes))
-    by_distance = bin_means(layer.pattern, score_distance_sums, offset_bins(6))
-    profile = mean_intervals(by_distance, layer.weights)
-    values = [part.diagonal(-3, -2, -1).mean(-1) for part in parts]
-    values_without = [torch.cat(values).mean()]
-    values_without += [torch.cat(values[:fold] + values[fold + 1 :]).mean() for fold in range(4)]
-    expected = jackknife(estimates(torch.stack(values_without), torch.tensor(sizes)))
-    assert profile.value[2] == pytest.approx(expected.value)
-    assert (profile.low[2], profile.high[2]) == pytest.approx((expected.low, expected.high))

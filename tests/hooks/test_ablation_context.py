@@ -28,18 +28,6 @@ def test_an_empty_ablation_changes_no_bit(bridge: ByName, tiny: ByName) -> None:
             assert torch.equal(hooked_run(model, tokens).logits, intact)
 
 
-def test_a_hook_of_the_user_stays_during_and_after_an_ablation(
-    bridge: ByName, tiny: ByName
-) -> None:
-    model, calls = bridge("llama"), []
-    point = layers_of(model)[0].point("attn.hook_attn_scores")
-    with hooks_attached([(point, lambda tensor, hook: calls.append(1))]):
-        with ablated(model, Ablation(remove=["mask"])):
-            model(tiny("llama").tokens)
-        model(tiny("llama").tokens)
-    assert len(calls) == 2
-
-
 def test_a_users_hook_on_learned_positions_counts_before_their_mean(
     bridge: ByName, tiny: ByName
 ) -> None:

@@ -18,7 +18,6 @@ from nope_probe.errors import UserError
 from nope_probe.figures.maps import score_maps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import pattern_rms, row_centred
-from nope_probe.maps.maps import ScoreMaps, StageMaps
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +44,6 @@ def test_captures_know_whether_their_sequences_begin_alike(
         assert not capture(loaded.model, tokens, n_folds=4).bos
         assert capture(loaded.model, begun, n_folds=4).bos
         assert not capture(loaded.model, begun[:1], n_folds=1).bos
-
-
-def test_what_is_saved_is_what_is_read(loaded: Any, begun: torch.Tensor) -> None:
-    scores = capture_scores(loaded.model, begun, n_folds=4, per_head=True)
-    read = ScoreMaps.from_tensors(scores.to_tensors())
-    assert read.bos
-    assert torch.equal(read.per_head.nan_to_num(), scores.per_head.nan_to_num())
-    stages = capture_stages(loaded.model, begun, n_folds=4)
-    assert StageMaps.from_tensors(stages.to_tensors()).bos
 
 
 def test_one_key_counts_as_first_in_maps_of_tokens_and_none_in_maps_of_vectors(

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from support.rounding import assert_same, rounding
 
-from nope_probe.maps.positions import NO_ROTATION, Rotation
+from nope_probe.maps.positions import Rotation
 
 N_POS, D_HEAD = 5, 7
 FREQUENCIES = torch.tensor([1.0, -0.3, 0.0], dtype=torch.float64)
@@ -19,21 +18,6 @@ def rotation_of(frequencies: torch.Tensor, factor: float = 1.0) -> Rotation:
     return rotation.at((factor * angles.cos(), factor * angles.sin()))
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.2])
-def test_queries_turn_as_complex_numbers_and_back(factor: float) -> None:
-    rotation = rotation_of(FREQUENCIES, factor)
-    x = torch.randn(2, N_POS, 3, D_HEAD, generator=torch.Generator().manual_seed(0)).double()
-    turns = torch.polar(
-        torch.ones(1, dtype=torch.float64), torch.arange(N_POS) * FREQUENCIES[:, None]
-    )
-    expected = torch.complex(x[..., :3], x[..., 3:6]) * turns.T[:, None]
-    turned = rotation.turned(x)
-    assert_same(turned, torch.cat((expected.real, expected.imag, x[..., 6:]), -1), rounding(2))
-    assert_same(rotation.turned_back(turned), x, rounding(2))
-    assert rotation.factor == pytest.approx(factor)
-    assert rotation.frequencies.tolist() == pytest.approx(FREQUENCIES.tolist())
-
-
 def test_some_pairs_or_positions_turn_as_in_the_whole_rotation() -> None:
     rotation = rotation_of(FREQUENCIES)
     x = torch.randn(2, N_POS, 3, D_HEAD, generator=torch.Generator().manual_seed(0)).double()
@@ -42,11 +26,6 @@ def test_some_pairs_or_positions_turn_as_in_the_whole_rotation() -> None:
     first = rotation.of(torch.tensor([True, False, False])).turned(x)
     assert torch.equal(first[..., [0, 3]], whole[..., [0, 3]])
     assert torch.equal(first[..., [1, 2, 4, 5, 6]], x[..., [1, 2, 4, 5, 6]])
-
-
-def test_without_pairs_nothing_turns() -> None:
-    x = torch.randn(2, N_POS, 3, D_HEAD)
-    assert torch.equal(NO_ROTATION.turned(x), x)
 
 
 def test_unknown_pairs_turn_nothing() -> None:

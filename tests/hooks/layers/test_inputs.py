@@ -114,12 +114,6 @@ def test_a_hooked_transformer_ends_at_its_context_and_a_bridge_with_rope_does_no
         as_inputs(shipped.model, given)
 
 
-def test_a_name_in_place_of_a_model_is_an_error_that_says_what_to_pass(unenforced: None) -> None:
-    name: Any = "rope-tiny"
-    with pytest.raises(UserError, match=r"got str; load it first: load\(name\)$"):
-        capture_scores(name, TEXT)
-
-
 def test_learned_positions_end_where_the_context_does_and_rope_goes_on(
     bridge: Callable[[str], Any], tiny: ByName
 ) -> None:

@@ -103,16 +103,6 @@ def test_rows_of_many_groups_are_joined(tiny: ByName) -> None:
         assert_plain(maps, tiny("gemma2"), inputs)
 
 
-def test_maps_come_back_from_their_tensors(tiny: ByName) -> None:
-    model = load(str(tiny("llama").folder)).model
-    maps = capture_attention(model, tokens_of(tiny("llama")), n_folds=N_FOLDS, layers=[1])
-    again = AttentionMaps.from_tensors(maps.to_tensors())
-    assert again.layers == (1,)
-    assert again.skip_keys == 1
-    assert again.weights.equal(maps.weights)
-    assert repr(again) == repr(maps)
-
-
 def test_vectors_have_no_first_key_apart() -> None:
     maps = capture_attention(load("parameter-free").model, torch.randn(8, 11, 64))
     assert maps.skip_keys == 0

@@ -34,10 +34,12 @@ def test_projections_are_products_with_the_rectangular_identity_and_its_transpos
 
 def test_a_calibration_survives_as_tensors(bridge: ByName) -> None:
     for seed in (None, 3):
-        measured = calibrate(bridge("llama"), tokens(7), seed=seed)
+        measured = calibrate(bridge("llama"), tokens(7), seed=seed, heads={1: [4]})
         again = Calibration.from_tensors(measured.to_tensors())
         assert (again.gains, again.seed, again.checksum) == (measured.gains, seed, "")
         assert all(torch.equal(mean, again.means[name]) for name, mean in measured.means.items())
+        rows = [one.patterns[1].rows(slice(None)) for one in (again, measured)]
+        assert torch.equal(*rows)
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])

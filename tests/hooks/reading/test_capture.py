@@ -7,18 +7,15 @@ import torch
 from support.edited_model import blocks
 from support.hooked_runs import hooks_left
 from support.plain_states import agree, per_fold
-from support.rounding import NETWORK, assert_same, rounding
+from support.rounding import assert_same, rounding
 from support.stream_checkpoints import out_of_memory_above
 from support.tiny_models import N_POS, ByName, ModelOf, tokens
-from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores, token_losses
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
-from nope_probe.maps.centred import kept_cells, row_centred
-from nope_probe.models.load import load
 
 N_SEQS, N_FOLDS = 37, 5
 CAUSAL = torch.ones(N_POS, N_POS).tril().bool()
@@ -124,38 +121,6 @@ def test_losses_of_bfloat16_logits_are_float32() -> None:
     losses = token_losses(logits, ids)
     assert losses.dtype == torch.float32
     assert_same(losses, plain_losses(logits, ids), rounding(logits.shape[-1]))
-
-
-N_POS = 13
-# The largest error of a pattern's cell, relative to the RMS of the scores. Roundings (2^-24 of a
-# value in float32, 2^-8 in bfloat16) add up over the blocks before, and grow where vectors cancel.
-BOUNDS = {torch.float32: NETWORK, torch.bfloat16: 0.05}
-
-
-@pytest.fixture(scope="module")
-def maps(tiny: ByName) -> dict[torch.dtype, Tensor]:
-    """Fold maps of a model's scores by precision."""
-    tokens = torch.randint(1, 263, (24, N_POS), generator=torch.Generator().manual_seed(5))
-    folder = str(tiny("smollm3").folder)
-    return {
-        dtype: capture_scores(load(folder, dtype=dtype).model, tokens, n_folds=4).folds.double()
-        for dtype in (torch.float64, *BOUNDS)
-    }
-
-
-def error(result: Tensor, truth: Tensor) -> float:
-    """Return the largest error of a pattern relative to the RMS of the scores it is of."""
-    cells = kept_cells(N_POS)
-    difference = (row_centred(result) - row_centred(truth))[..., cells]
-    return float(difference.abs().max() / truth[..., cells].square().mean().sqrt())
-
-
-@pytest.mark.parametrize("dtype", BOUNDS)
-def test_maps_are_those_of_float64_up_to_rounding(
-    dtype: torch.dtype, maps: dict[torch.dtype, Tensor]
-):
-    result = error(maps[dtype], maps[torch.float64])
-    assert torch.finfo(dtype).eps / 100 < result < BOUNDS[dtype]
 
 
 def plain_residuals(hf: Any, ids: torch.Tensor) -> torch.Tensor:

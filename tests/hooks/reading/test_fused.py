@@ -6,47 +6,12 @@ from typing import Any
 import pytest
 import torch
 from support.rounding import NETWORK
-from support.tiny_models import ByName, tokens
-from torch import Tensor
+from support.tiny_models import tokens
 
-from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attention import relative_error
-from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, tapped
-from nope_probe.hooks.reading.capture import capture_scores
 
 TOKENS = tokens(n_seqs=7, n_pos=13)
-
-
-def leave(tensor: Tensor, hook: Any) -> None:
-    """Read scores and leave them: enough to need the hooked path."""
-
-
-def both_ways(model: Any, **options: Any) -> tuple[Any, Any]:
-    """Capture scores fused, and with a hook on the first block's scores."""
-    options = {"n_folds": 3, **options}
-    fused = capture_scores(model, TOKENS, batch_size=4, **options)
-    with hooks_attached([(layers_of(model)[0].point("attn.hook_attn_scores"), leave)]):
-        hooked = capture_scores(model, TOKENS, batch_size=4, **options)
-    return fused, hooked
-
-
-def assert_same_maps(fused: Any, hooked: Any) -> None:
-    assert torch.equal(fused.visible, hooked.visible)
-    seen = hooked.visible.expand_as(hooked.folds)
-    assert relative_error(fused.folds[seen], hooked.folds[seen]) <= NETWORK
-    assert fused.folds[~seen].isnan().all()
-
-
-@pytest.mark.parametrize("spec", ["llama", "smollm3-rope"])
-def test_the_first_capture_of_a_model_may_be_one_under_an_ablation(spec: str, tiny: ByName) -> None:
-    from nope_probe.models.load import load
-
-    model = load(str(tiny(spec).folder)).model
-    with ablated(
-        model, Ablation(remove=["mask", "w_k", "w_v", "rope"], replacement="identity", gain="norm")
-    ):
-        assert_same_maps(*both_ways(model))
 
 
 @pytest.mark.hooked_transformer

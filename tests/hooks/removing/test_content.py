@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,16 +131,6 @@ def test_shorter_sequences_take_the_first_rows_and_longer_ones_are_refused(
     assert_same(without_content(model, inputs[:, :7], calibration), expected, NETWORK)
     with pytest.raises(ValueError, match=r"expected sequences of 11 tokens, got 13"):
         without_content(model, tokens(n_pos=13), calibration)
-
-
-def test_a_calibration_is_stored_and_read(model_of: ModelOf, tiny: Any) -> None:
-    model, name = model_of("bridge:llama")
-    inputs = tiny(name).tokens
-    calibration = calibrate(model, inputs, heads=HEADS)
-    stored = Calibration.from_tensors(calibration.to_tensors())
-    stored = replace(stored, checksum=calibration.checksum)
-    expected = without_content(model, inputs, calibration)
-    assert torch.equal(without_content(model, inputs, stored), expected)
 
 
 def test_a_head_that_is_not_calibrated_and_padding_are_refused(
