@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import hypot, inf, isfinite, nan
 from typing import Literal, NamedTuple
 
-import numpy as np
+import pandas as pd
 from scipy.special import stdtr, stdtrit
 
 from nope_probe.analyses.jackknife import (
@@ -119,17 +119,12 @@ def _welch(errors: Sequence[float], degrees: Sequence[float]) -> float:
     return sum(squares) ** 2 / below if below else min(degrees)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: pd.Series[float]) -> pd.Series[float]:
     """Return p values adjusted by Holm's rule; tests that are NaN do not count.
 
     Example:
-        >>> holm([0.01, 0.5, 0.02, float("nan")])
+        >>> holm(pd.Series([0.01, 0.5, 0.02, float("nan")])).tolist()
         [0.03, 0.5, 0.04, nan]
     """
-    p = np.array(p_values, dtype=float)
-    tested = np.flatnonzero(~np.isnan(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
-    left = len(order) - np.arange(len(order))
-    adjusted = p.copy()
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * left), 1.0)
-    return [float(value) for value in adjusted]
+    p = p_values.dropna().sort_values()
+    return (p * range(len(p), 0, -1)).cummax().clip(upper=1.0).reindex(p_values.index)

@@ -318,7 +318,8 @@ def is_finished(folder: Path, recorded: JsonObject, sources: Mapping[str, Path |
     validate_unchanged(folder, manifest.sources, sources)
     # A process may have been killed after it wrote the run and before it cleaned up.
     remove(checkpoint_dir(folder))
-    print_line(f"finished before, in {manifest.seconds:.0f} s: shown again from {folder}")
+    duration = f", in {manifest.seconds:.0f} s" if manifest.seconds else ""
+    print_line(f"finished before{duration}: shown again from {folder}")
     return True
 
 

@@ -120,7 +120,8 @@ class Manifest:
         model: the model; None for a run without one.
         versions: of Python and the libraries.
         threads, device, dtype: on which the last bits of numbers depend.
-        finished, seconds: the end of the run, and how long the process took that finished it.
+        finished, seconds: the end of the run, and how long the process took that finished it; 0
+            of a comparison, which runs no model.
         sources: the hash of each file of the model and of the data.
         data: where the sequences come from.
         documents: how many documents they come from; None if each is drawn by itself.

@@ -283,7 +283,8 @@ class Session(Generic[Settings_co]):
         """Write the finished run, and remove the checkpoint."""
         write_run(self.folder, run)
         self.checkpoint.discard()
-        print_line(f"took {run.manifest.seconds:.0f} s")
+        if run.manifest.seconds:
+            print_line(f"took {run.manifest.seconds:.0f} s")
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from nope_probe.errors import UserError
 from nope_probe.figures.intervals import column_text
 from nope_probe.figures.names import row_name, words
 from nope_probe.figures.words import INFORMATION, Column, Columns, View, listed, reader_of
@@ -21,18 +20,16 @@ from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import CommandSettings, Mistakes
 from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import checkpoint_dir, default_output_dir
-from nope_probe.studies.tidy import declared, sections
+from nope_probe.studies.tidy import declared, row_maps, sections
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from nope_probe.run.folder import Run
 
+PATTERN = "pattern/intact"  # the maps that two runs may share
 COMPARED = ("ablate", "attention", "behaviour", "circuit", "trace")
-PARTS = (  # of a head's attention: nats
-    *("information", "first_position", "first_content"),
-    *("others_position", "others_content"),
-)
+PARTS = tuple(name for name, about in INFORMATION.items() if about.unit == "nats")
 COLUMNS = {
     "table": Column("table", "The runs' table that the number stands in."),
     "number": Column("number", "Its column; what names its row are the columns before."),
@@ -56,7 +53,7 @@ HEADS = View(
     caption="Red: more nats than in the first run, blue: fewer. A dot marks a change that survives "
     "Holm's rule. Heads behind a changed head change as well: look at the first layer with dots.",
 )
-ALL = View(
+NUMBERS = View(
     table="differences",
     title="All numbers that the runs share",
     caption="Differences that survive Holm's rule come first, the largest in widths of their "
@@ -111,19 +108,7 @@ class Settings(CommandSettings):
             (names for names in (models, folders) if len({*names} - {""}) == len(names)), paths
         )
 
-    def validate(self) -> None:
-        """Check that the runs can be compared, and that the folder is outside of them.
-
-        Raises:
-            UserError: for models, fewer or more than two runs, a folder without a finished run, or
-                runs of different commands, lengths, rows or skipped keys.
-        """
-        super().validate()
-        for is_wrong, message in self._mistakes():
-            if is_wrong:
-                raise UserError(message)
-
-    def _mistakes(self) -> Mistakes:
+    def mistakes(self) -> Mistakes:
         """Yield what can be wrong with the runs, each with its message."""
         runs, labels = self.runs, self.labels
         yield len(runs) != 2, f"expected two runs to compare, got {len(runs)}"
@@ -144,32 +129,30 @@ class Settings(CommandSettings):
         names = self.names(manifests)
         yield names[0] == names[1], "two runs have the same label; name them with --labels"
         out = (self.out or default_output_dir("compare", self.subject, self.recorded())).resolve()
-        for folder, manifest in zip(runs, manifests, strict=True):
-            kinds = listed(COMPARED)
-            yield (
-                manifest.kind not in COMPARED,
-                f"{folder} is of {manifest.kind}: runs of {kinds} can be compared",
-            )
-            yield (
-                out.is_relative_to(folder.resolve()),
-                f"{out} is in the run {folder}: take --out outside of the runs",
-            )
-        for what, of_one in _alike(one).items():
-            of_two = _alike(two)[what]
-            message = f"{runs[0]} and {runs[1]} have unlike {what}: {of_one} and {of_two}"
-            yield of_one != of_two, message
+        for folder in runs:
+            is_inside = out.is_relative_to(folder.resolve())
+            yield is_inside, f"{out} is in the run {folder}: take --out outside of the runs"
+        yield from unlike(one, two)
 
 
-def _alike(manifest: Manifest) -> dict[str, object]:
-    """Return what two runs must have in common to be compared, by name."""
-    asked = manifest.settings
-    return {
-        "commands": manifest.kind,
-        "numbers of skipped keys (--skip-keys)": manifest.skip_keys,
-        "lengths of sequences (--seq-len)": manifest.seq_len,
-        "rows (--query-rows)": asked.get("query_rows"),
-        "blocks (--layer)": asked.get("layer"),
-    }
+def unlike(base: Manifest, other: Manifest) -> Mistakes:
+    """Yield why two runs cannot be compared, each reason with its message."""
+    for kind in (base.kind, other.kind):
+        message = f"a run is of {kind}: runs of {listed(COMPARED)} can be compared"
+        yield kind not in COMPARED, message
+    one, two = (
+        {
+            "commands": manifest.kind,
+            "numbers of skipped keys (--skip-keys)": manifest.skip_keys,
+            "lengths of sequences (--seq-len)": manifest.seq_len,
+            "rows (--query-rows)": manifest.settings.get("query_rows"),
+            "blocks (--layer)": manifest.settings.get("layer"),
+        }
+        for manifest in (base, other)
+    )
+    for what in one:
+        message = f"the runs have unlike {what}: {one[what]} and {two[what]}"
+        yield one[what] != two[what], message
 
 
 def columns_of(command: str) -> dict[str, Column]:
@@ -181,33 +164,25 @@ def report(run: Run) -> Report:
     """Return the report of a comparison, which reads the compared runs again."""
     from nope_probe.run.folder import read_run
 
-    table, folders = run.tables["differences"], run.manifest.results["folders"]
+    folders = run.manifest.results["folders"]
     runs = {label: read_run(folder) for label, folder in folders.items()}
-    kind = runs[next(iter(runs))].manifest.kind
-    columns = columns_of(kind) | COLUMNS
-    signed = {name: replace(INFORMATION[name], signed=True) for name in PARTS} | COLUMNS
-    heads = [*sections([HEADS], run.tables, signed)] if kind == "attention" else []
-    whole = sections([ALL], run.tables, signed)
     base, label = runs
+    kind = runs[base].manifest.kind
+    signed = {name: replace(INFORMATION[name], signed=True) for name in PARTS}
+    columns = columns_of(kind) | signed | COLUMNS
+    views, chapters = (
+        ([HEADS], ("compare", "attention")) if kind == "attention" else ([NUMBERS], ("compare",))
+    )
     return Report(
         title=f"{label} against {base}",
-        headline=Headline(
-            sentence=sentence(label, base, table, columns),
-            table=furthest(table, columns),
-            caption="The number that differs most of each layer and condition, or head; the "
-            f"difference is {label}'s value less that of {base}.",
-        ),
-        sections=[*_maps(runs), *(replace(of, table=None) for of in heads), *whole],
-        how_to_read=[
-            note
-            for topic in ("compare", *(["attention"] if kind == "attention" else []))
-            for note in notes.how_to_read(topic)
-        ],
+        headline=headline(label, base, run.tables["differences"], columns),
+        sections=[*_maps(runs), *sections(views, run.tables, columns)],
+        how_to_read=[note for chapter in chapters for note in notes.how_to_read(chapter)],
     )
 
 
-def sentence(label: str, base: str, table: pd.DataFrame, columns: Columns) -> str:
-    """Return how many numbers, or heads, of a run differ, and which differs most.
+def headline(label: str, base: str, table: pd.DataFrame, columns: Columns) -> Headline:
+    """Return how many numbers, or heads, of a run differ, and those that differ most.
 
     Args:
         label: the second run's.
@@ -220,13 +195,19 @@ def sentence(label: str, base: str, table: pd.DataFrame, columns: Columns) -> st
     if {*tested["table"]} == {"attention"}:
         things = "heads"
         tested, changed = (of.drop_duplicates(["layer", "head"]) for of in (tested, changed))
-    counts = f"{len(changed) or 'None'} of {len(tested)} {things} of {label} and {base} differ"
-    if changed.empty:
-        return f"{counts} beyond noise."
-    most = furthest(changed.head(1), columns).iloc[0]
-    first = f", the first in L{changed['layer'].min():.0f}" if things == "heads" else ""
-    values = f"{most['value']} against {most['base value']}"
-    return f"{counts}{first}, most of all {most['number']} ({values})."
+    most = furthest(table, columns)
+    end = " beyond noise"
+    if len(changed):
+        number, before, after, _ = most.iloc[0]
+        first = f", the first in L{changed['layer'].min():.0f}" if things == "heads" else ""
+        end = f"{first}, most of all {number} ({after} against {before})"
+    count = f"{len(changed) or 'None'} of {len(tested)} {things}"
+    return Headline(
+        sentence=f"{count} of {label} and {base} differ{end}.",
+        table=most,
+        caption="The number that differs most of each layer and condition, or head; the "
+        f"difference is {label}'s value less that of {base}.",
+    )
 
 
 def furthest(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
@@ -239,15 +220,14 @@ def furthest(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     import pandas as pd
 
     places = [*table][: [*table].index("number")]
-    rows = table.drop_duplicates(places).head(MOST_ROWS).to_dict("records")
+    styles = {"base_value": ".3g", "value": ".3g", "difference": "+.3g"}
     cells = []
-    for row in rows:
+    for row in table.drop_duplicates(places).head(MOST_ROWS).to_dict("records"):
         about = columns[row["number"]]
-        cell = {"number": f"{_place(row, places)}: {about.label}"}
-        for name in ("base_value", "value", "difference"):
+        cells.append({"number": f"{_place(row, places)}: {about.label}"})
+        for name, style in styles.items():
             of = replace(COLUMNS[name], unit=about.unit)
-            cell[of.label] = column_text(row, name, of, "+.3g" if of.signed else ".3g")
-        cells.append(cell)
+            cells[-1][of.label] = column_text(row, name, of, style)
     return pd.DataFrame(cells)
 
 
@@ -265,23 +245,13 @@ def _place(row: Mapping[Any, Any], places: Sequence[str]) -> str:
 
 def _maps(runs: Mapping[str, Run]) -> Iterator[Section]:
     """Yield the runs' patterns side by side, of layers that both have."""
-    import numpy as np
-
     from nope_probe.figures.maps import term_maps
-    from nope_probe.figures.panels import RowMaps
 
-    name = "pattern/intact"
     layers = sorted(set.intersection(*({*run.manifest.layers} for run in runs.values())))
-    if layers and all(name in run.arrays.get("maps", {}) for run in runs.values()):
+    if layers and all(PATTERN in run.arrays.get("maps", {}) for run in runs.values()):
+        places = {label: [*map(run.manifest.layers.index, layers)] for label, run in runs.items()}
         maps = {
-            label: RowMaps(
-                values=np.stack(
-                    [run.maps[name][run.manifest.layers.index(layer)] for layer in layers]
-                ),
-                queries=run.query_positions,
-                skip_keys=run.manifest.skip_keys,
-            )
-            for label, run in runs.items()
+            label: row_maps(run, run.maps[PATTERN][places[label]]) for label, run in runs.items()
         }
         yield Section(
             title="The intact pattern in both runs",

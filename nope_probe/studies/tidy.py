@@ -37,7 +37,11 @@ from nope_probe.figures.words import PLACES, Column, Columns, View
 from nope_probe.reports.page import Section
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+
+    from nope_probe.figures.panels import RowMaps
+    from nope_probe.run.folder import Run
 
 KEYS = {"near": "near keys", "far": "far keys", "neither": "neither near nor far keys"}
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"
@@ -84,6 +88,13 @@ def sections(
                 columns={**PLACES, **columns},
                 folded=view.folded,
             )
+
+
+def row_maps(run: Run, values: np.ndarray) -> RowMaps:
+    """Return maps of a run [layer, row, key_pos], which know the queries of their rows."""
+    from nope_probe.figures.panels import RowMaps
+
+    return RowMaps(values=values, queries=run.query_positions, skip_keys=run.manifest.skip_keys)
 
 
 def brief(
