@@ -182,7 +182,7 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
     ),
     "attribute means": (lambda m, t, maps: attribute({(): maps.mean}), FOLDS),
     "row_centred": (lambda m, t, maps: row_centred(maps), "expected a tensor .* got ScoreMaps"),
-    "difference": (lambda m, t, maps: difference(maps.mean, maps), "expected maps of `capture_s"),
+    "difference": (lambda m, t, maps: difference(maps, maps), "expected runs, .* got ScoreMaps"),
     "score_maps": (lambda m, t, maps: figures.score_maps(maps.per_head), MEANS + "Tensor"),
     "score_maps of one": (lambda m, t, maps: figures.score_maps(maps.mean[0]), MEANS + "Tensor"),
     "score_maps of None": (lambda m, t, maps: figures.score_maps(None), MEANS + "None"),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import hypot, inf, isfinite, nan
 from typing import Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 from scipy.special import stdtr, stdtrit
 
@@ -127,4 +128,4 @@ def holm(p_values: pd.Series[float]) -> pd.Series[float]:
         [0.03, 0.5, 0.04, nan]
     """
     p = p_values.dropna().sort_values()
-    return (p * range(len(p), 0, -1)).cummax().clip(upper=1.0).reindex(p_values.index)
+    return (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1.0).reindex(p_values.index)

@@ -92,27 +92,24 @@ class Settings(CommandSettings):
         return read_manifest(self.runs[0]).kind
 
     def recorded(self) -> JsonObject:
-        """Return the identity of a comparison: the runs' names, and their files' checksums."""
-        manifests = [read_manifest(folder) for folder in self.runs]
-        named = zip(self.names(manifests), manifests, strict=True)
-        return {
-            "runs": [{"label": name, "checksums": dict(of.checksums)} for name, of in named],
-        }
+        """Return the identity of a comparison: the runs' labels, and their files' checksums.
 
-    def names(self, manifests: Sequence[Manifest]) -> list[str]:
-        """Return the runs' labels: as given, or their models, or their folders."""
+        Labels are as given, or the names of the models or folders, if these differ.
+        """
+        manifests = [read_manifest(folder) for folder in self.runs]
         models = [Path(manifest.model_name).name for manifest in manifests]
         folders = [folder.resolve().name for folder in self.runs]
-        paths = [str(folder) for folder in self.runs]
-        return [*self.labels] or next(
-            (names for names in (models, folders) if len({*names} - {""}) == len(names)), paths
-        )
+        choices = map(list, (self.labels, models, folders, map(str, self.runs)))
+        labels = next(names for names in choices if len({*names} - {""}) == len(manifests))
+        named = zip(labels, manifests, strict=True)
+        return {"runs": [{"label": name, "checksums": dict(of.checksums)} for name, of in named]}
 
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong with the runs, each with its message."""
         runs, labels = self.runs, self.labels
         yield len(runs) != 2, f"expected two runs to compare, got {len(runs)}"
         yield labels and len(labels) != 2, f"2 runs need as many --labels, got {len(labels)}"
+        yield len({*labels}) == 1, "two runs have the same label; name them with --labels"
         yield len({folder.resolve() for folder in runs}) < 2, "a run was given twice"
         for folder in runs:
             yield (
@@ -125,34 +122,26 @@ class Settings(CommandSettings):
                 "first, such as python -m nope_probe.ablate --model rope-tiny --out "
                 "runs/rope-tiny, and compare the folders of its runs",
             )
-        one, two = manifests = [read_manifest(folder) for folder in runs]
-        names = self.names(manifests)
-        yield names[0] == names[1], "two runs have the same label; name them with --labels"
         out = (self.out or default_output_dir("compare", self.subject, self.recorded())).resolve()
         for folder in runs:
             is_inside = out.is_relative_to(folder.resolve())
             yield is_inside, f"{out} is in the run {folder}: take --out outside of the runs"
-        yield from unlike(one, two)
+        yield from unlike(*map(read_manifest, runs))
 
 
 def unlike(base: Manifest, other: Manifest) -> Mistakes:
     """Yield why two runs cannot be compared, each reason with its message."""
     for kind in (base.kind, other.kind):
-        message = f"a run is of {kind}: runs of {listed(COMPARED)} can be compared"
-        yield kind not in COMPARED, message
-    one, two = (
-        {
-            "commands": manifest.kind,
-            "numbers of skipped keys (--skip-keys)": manifest.skip_keys,
-            "lengths of sequences (--seq-len)": manifest.seq_len,
-            "rows (--query-rows)": manifest.settings.get("query_rows"),
-            "blocks (--layer)": manifest.settings.get("layer"),
-        }
-        for manifest in (base, other)
-    )
-    for what in one:
-        message = f"the runs have unlike {what}: {one[what]} and {two[what]}"
-        yield one[what] != two[what], message
+        is_of = f"a run is of {kind}: runs of {listed(COMPARED)} can be compared"
+        yield kind not in COMPARED, is_of
+    for what, one, two in (
+        ("commands", base.kind, other.kind),
+        ("numbers of skipped keys (--skip-keys)", base.skip_keys, other.skip_keys),
+        ("lengths of sequences (--seq-len)", base.seq_len, other.seq_len),
+        ("rows (--query-rows)", base.settings.get("query_rows"), other.settings.get("query_rows")),
+        ("blocks (--layer)", base.settings.get("layer"), other.settings.get("layer")),
+    ):
+        yield one != two, f"the runs have unlike {what}: {one} and {two}"
 
 
 def columns_of(command: str) -> dict[str, Column]:
@@ -249,9 +238,9 @@ def _maps(runs: Mapping[str, Run]) -> Iterator[Section]:
 
     layers = sorted(set.intersection(*({*run.manifest.layers} for run in runs.values())))
     if layers and all(PATTERN in run.arrays.get("maps", {}) for run in runs.values()):
-        places = {label: [*map(run.manifest.layers.index, layers)] for label, run in runs.items()}
         maps = {
-            label: row_maps(run, run.maps[PATTERN][places[label]]) for label, run in runs.items()
+            label: row_maps(run, run.maps[PATTERN][[*map(run.manifest.layers.index, layers)]])
+            for label, run in runs.items()
         }
         yield Section(
             title="The intact pattern in both runs",

@@ -12,7 +12,7 @@ import torch
 
 from nope_probe.analyses.differences import LEVEL, compare_numbers, holm
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, kind_of
 from nope_probe.figures.intervals import bound_columns, interval_of
 from nope_probe.figures.words import PLACES, Columns
 from nope_probe.maps.estimates import Estimates
@@ -34,8 +34,7 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for runs that cannot be compared, or that share no number.
     """
-    session = Session(settings)
-    with session:
+    with Session(settings) as session:
         if not session.finished:
             with status("comparing and writing"):
                 session.write(analyse(session))
@@ -46,9 +45,8 @@ def analyse(session: Session[Settings]) -> Run:
     """Compare the runs' tables, and return the run."""
     runs = [read_run(folder) for folder in session.settings.runs]
     table = difference(*runs)
-    labels = session.settings.names([of.manifest for of in runs])
-    folders = dict(zip(labels, map(str, session.settings.runs), strict=True))
-    results = {"folders": folders}
+    labels = [of["label"] for of in session.recorded["runs"]]
+    results = {"folders": dict(zip(labels, map(str, session.settings.runs), strict=True))}
     manifest = replace(session.manifest(), sources=None, seconds=0, results=results)
     return with_page(session, Run(manifest=manifest, tables={"differences": table}), report)
 
@@ -72,8 +70,8 @@ def difference(base: Run, other: Run) -> pd.DataFrame:
         `method`; first the numbers that differ, by the difference in widths of its interval.
 
     Raises:
-        UserError: for runs of different commands, lengths, rows or skipped keys, or runs that share
-            no number.
+        UserError: for what are no runs, or for runs of different commands, lengths, rows or skipped
+            keys, or without a number in common.
 
     Example:
         >>> from nope_probe import difference, run_ablations
@@ -83,12 +81,12 @@ def difference(base: Run, other: Run) -> pd.DataFrame:
         >>> bool(numbers.loc["locality", "differs"]), numbers.loc["locality", "method"]
         (True, 'paired')
     """
+    for run in (base, other):
+        if not isinstance(run, Run):
+            raise UserError(f"expected runs, as `read_run` returns them, got {kind_of(run)}")
     refuse(unlike(base.manifest, other.manifest))
     columns = columns_of(base.manifest.kind)
-    one, two = (
-        (of.data.sha256, of.settings.get("folds"), of.fold_sizes)
-        for of in (base.manifest, other.manifest)
-    )
+    one, two = ((of.manifest.data.sha256, of.manifest.fold_sizes) for of in (base, other))
     shared = [name for name in base.tables if name in other.tables and name not in PROFILES]
     rows = [row for name in shared for row in _rows(base, other, name, columns, one == two)]
     if not rows:

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from math import isnan
 
+import pandas as pd
 import pytest
 import torch
 from scipy.stats import ttest_ind, ttest_rel
@@ -106,7 +107,7 @@ def test_a_change_within_the_gaps_is_none() -> None:
 
 
 def test_holms_rule_multiplies_by_the_tests_left_and_never_falls() -> None:
-    adjusted = holm([0.04, 0.001, float("nan"), 0.02, 0.03])
+    adjusted = holm(pd.Series([0.04, 0.001, float("nan"), 0.02, 0.03])).tolist()
     # Ordered: 0.001 x 4, 0.02 x 3, 0.03 x 2, 0.04 x 1, none below an earlier product.
     assert adjusted[:2] == pytest.approx([0.06, 0.004])
     assert isnan(adjusted[2])
@@ -127,7 +128,7 @@ def patterns(one: Tensor, other: Tensor, counts: Tensor | None = None) -> list[P
 
 
 def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[str, Interval]:
-    """Return the measures of a model's pattern less those of another's, as `difference` does."""
+    """Return the measures of a model's pattern less those of another's, as `compare` does."""
     after, before = (vars(measure_pattern(pattern)) for pattern in (one, other))
     return {
         name: compare_numbers(

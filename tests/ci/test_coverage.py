@@ -15,8 +15,8 @@ from nope_probe.analyses.reader import Reader
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.positions import ReaderSums
 from nope_probe.run.folder import Run
-from nope_probe.studies.compare import PARTS, columns_of
-from nope_probe.studies.compare_run import differences
+from nope_probe.studies.compare import PARTS
+from nope_probe.studies.compare_run import difference
 from nope_probe.studies.tables import interval_columns
 from nope_probe.studies.tidy import strongest_row
 
@@ -89,7 +89,7 @@ def test_without_a_difference_a_number_is_named_in_at_most_one_family_of_twenty(
         seeds = range(1000 * family, 1000 * family + 70, 2)
         means = [[jackknife(Estimates.of_means(noise(n))) for n in (at, at + 1)] for at in seeds]
         p = [compare_numbers(*pair, paired=paired).p for pair in means]
-        named += min(holm(p)) <= LEVEL
+        named += holm(pd.Series(p)).min() <= LEVEL
     # 5 of 100 expected at most; 12 or more have a probability below 0.005.
     assert named < 12
 
@@ -114,12 +114,12 @@ def half(seed: int, shift: float = 0.0) -> Run:
 def test_two_halves_of_a_corpus_name_a_head_in_at_most_one_table_of_twenty() -> None:
     named = 0
     for seed in range(0, 80, 2):
-        table = differences(half(seed), half(seed + 1), columns_of("attention"), paired=False)
+        table = difference(half(seed), half(seed + 1))
         assert {*table["method"]} == {"unpaired"}
         named += table["differs"].any()
     # 2 of 40 expected at most; 7 or more have a probability below 0.005.
     assert named < 7
-    moved = differences(half(0), half(1, shift=2.5), columns_of("attention"), paired=False)
+    moved = difference(half(0), half(1, shift=2.5))
     found = moved[moved["differs"]]
     assert found[["head", "number"]].to_numpy().tolist() == [[5, PARTS[3]]]
 

@@ -11,7 +11,7 @@ import torch
 from support.command_line import ended, run_command
 from transformers import AutoModelForCausalLM
 
-from nope_probe import attention, capture_attention, compare, difference, load, read_run
+from nope_probe import attention, compare, read_run
 from nope_probe.studies.compare import PARTS
 
 SMALL = ("--data", "random", "--n-seqs", 34, "--seq-len", 13, "--folds", 17)
@@ -48,12 +48,6 @@ def compared(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> P
     return desk / "out"
 
 
-def tokens_of(compared: Path) -> torch.Tensor:
-    """Return the sequences of the compared runs."""
-    first, _ = read_run(compared).manifest.results["folders"].values()
-    return torch.from_numpy(read_run(first).arrays["tokens"]["tokens"])
-
-
 def test_the_two_edited_heads_are_named_and_no_other(compared: Path, folders: list[Path]) -> None:
     run = read_run(compared)
     table = run.tables["differences"]
@@ -80,21 +74,6 @@ def test_the_page_has_the_grid_and_the_file_the_furthest_numbers_first(compared:
     assert table["differs"].is_monotonic_decreasing
     widths = table["difference_high"] - table["difference_low"]
     assert (table["difference"].abs() / widths)[table["differs"]].is_monotonic_decreasing
-
-
-def test_captures_in_python_give_the_same_differences(compared: Path, folders: list[Path]) -> None:
-    tokens = tokens_of(compared)
-    maps = [capture_attention(load(str(folder)).model, tokens, n_folds=17) for folder in folders]
-    found = difference(*maps)
-    stored = read_run(compared).tables["differences"]
-    stored = stored[stored["number"].isin(PARTS)]
-    names = ["layer", "head", "number"]
-    found, stored = (of.sort_values(names, ignore_index=True) for of in (found, stored))
-    assert {*found} == {*stored} - {"table"}
-    for column in ("layer", "head", "number", "differs", "method"):
-        assert (found[column] == stored[column]).all(), column
-    for column in ("value", "base_value", "difference", "difference_low", "difference_high"):
-        assert found[column].to_numpy() == pytest.approx(stored[column].to_numpy(), abs=1e-6)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -1,4 +1,4 @@
-"""Measures of heads and differences of maps in Python are those of the commands."""
+"""Measures of heads and differences of runs in Python are those of the commands."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +25,8 @@ from nope_probe import (
     load,
     measure,
     measure_heads,
+    read_run,
+    run_ablations,
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
@@ -132,19 +134,18 @@ def test_head_scores_are_the_attention_of_a_plain_pass(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_differences_are_those_of_the_command(
-    intact: ScoreMaps, data: Sequences, runs: dict[str, Path], tmp_path: Path
+def test_differences_of_runs_from_python_are_those_of_the_command(
+    shipped: LoadedModel, data: Sequences, runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    run_command(compare, *f"{runs['rope']} {runs['nope']} --out {tmp_path / 'run'}".split())
+    run_command(compare, runs["rope"], runs["nope"], "--out", tmp_path / "run")
     written = pd.read_csv(tmp_path / "run" / "differences.csv")
-    of_measures = written["table"] == "pattern"
-    written = written[of_measures]
-    other = capture_scores(load("nope-tiny", n_layers=2).model, data, n_folds=5)
-    table = difference(intact, other)
+    models = [shipped, load("nope-tiny", n_layers=2)]
+    settings = {"remove": "none", "per_head": True, "folds": 5}
+    table = difference(*(run_ablations(model, data, **settings) for model in models))
     assert {*table["method"].dropna()} == {"paired"}
-    table = table.drop(columns=["p_holm", "differs"])  # of all numbers of the file's table
-    one, two = (of.sort_values(["layer", "number"], ignore_index=True) for of in (table, written))
-    agree(one, two[one.columns])
+    names = ["table", "layer", "head", "removed", "number"]
+    one, two = (of.sort_values(names, ignore_index=True) for of in (table, written))
+    agree(one, two)
 
 
 def chosen_rows(maps: ScoreMaps, rows: list[int]) -> ScoreMaps:
@@ -153,29 +154,31 @@ def chosen_rows(maps: ScoreMaps, rows: list[int]) -> ScoreMaps:
     return replace(maps, folds=folds, visible=visible, query_positions=queries, per_head=None)
 
 
-def test_maps_that_no_difference_can_be_taken_of_are_refused(
+def test_runs_that_no_difference_can_be_taken_of_are_refused(runs: dict[str, Path]) -> None:
+    run = read_run(runs["rope"])
+    for change, message in (
+        ({"kind": "trace"}, "unlike commands: ablate and trace"),
+        ({"kind": "heads"}, "a run is of heads: runs of ablate, attention, .* can be compared"),
+        ({"skip_keys": 0}, r"unlike numbers of skipped keys \(--skip-keys\): 1 and 0"),
+        ({"settings": {"seq_len": 11}}, r"unlike lengths of sequences \(--seq-len\): 13 and 11"),
+        ({"settings": {"seq_len": 13, "query_rows": 4}}, r"unlike rows \(--query-rows\)"),
+    ):
+        with pytest.raises(UserError, match=message):
+            difference(run, replace(run, manifest=replace(run.manifest, **change)))
+    with pytest.raises(UserError, match="the runs have no numbers in common"):
+        difference(run, replace(run, tables={}))
+
+
+def test_maps_that_cannot_be_measured_together_are_refused(
     shipped: LoadedModel, intact: ScoreMaps, data: Sequences
 ) -> None:
-    model, tokens = shipped.model, data.inputs
-    shorter = capture_scores(model, tokens[:, :11], n_folds=5)
-    others = capture_scores(model, tokens[:20], n_folds=5)
-    no_heads = capture_scores(model, tokens, layers=[0])
-    with pytest.raises(UserError, match="maps are of 13 and 11 positions"):
-        difference(intact, shorter)
     chosen = chosen_rows(intact, [4, 9, 11, 12])
     for fewer_or_others in ([4, 9, 11], [4, 9, 10, 12]):
         rows = chosen_rows(intact, fewer_or_others)
         with pytest.raises(UserError, match="rows of unlike queries"):
-            difference(chosen, rows)
-        with pytest.raises(UserError, match="rows of unlike queries"):
             attribute({(): chosen, "mask": rows})
-    with pytest.raises(UserError, match="unlike folds: pass paired=False"):
-        difference(intact, others)
-    with pytest.raises(UserError, match="count 1 and 0 keys as first"):
-        difference(replace(intact, skip_keys=1), replace(intact, skip_keys=0))
-    with pytest.raises(UserError, match=r"no layer in common: \[1\] and \[0\]"):
-        difference(capture_scores(model, tokens, layers=[1]), no_heads)
+    no_heads = capture_scores(shipped.model, data, layers=[0])
     with pytest.raises(UserError, match=r"no heads: capture_scores\(..., per_head=True\)"):
         measure_heads(no_heads)
     with pytest.raises(ValueError, match="from 1 to 2 layers, got 3"):
-        head_scores(model, tokens, n_layers=3)
+        head_scores(shipped.model, data, n_layers=3)
