@@ -137,6 +137,7 @@ HEADS = r"expected heads by layer, such as {0: \[1, 3\]}, got "
         ({"layers": 1}, LAYERS + "1"),
         ({"layers": "01"}, LAYERS + "'01'"),
         ({"layers": [0.0]}, LAYERS),
+        ({"layers": [True]}, LAYERS + r"\[True\]"),
         ({"heads": [(0, 1)]}, HEADS + r"\[\(0, 1\)\]"),
         ({"heads": {"0": [1]}}, LAYERS + r"\['0'\]"),
         ({"heads": {0: 1}}, r"heads of L0: expected their numbers, such as \[1, 3\], got 1"),

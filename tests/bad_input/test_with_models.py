@@ -28,6 +28,10 @@ COMPONENTS = [
         f"ablate {RANDOM} --model {{llama}} --remove rope[4:6]",
         "no band rope[4:6]: the model rotates 5",
     ),
+    (
+        f"ablate {RANDOM} --model {{llama}} --remove rope[2:2]",
+        "no band rope[2:2]: the model rotates 5",
+    ),
 ]
 PLACES = [
     (

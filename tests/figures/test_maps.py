@@ -83,14 +83,6 @@ def test_leads_are_a_column_of_their_own_on_their_own_scale() -> None:
     np.testing.assert_array_equal(plain.z, maps[0])
 
 
-def test_pooled_leads_are_means_over_queries_alone() -> None:
-    maps = triangle(1, 12)
-    terms = {"intact": RowMaps(values=maps, skip_keys=1)}
-    trace, column = term_maps(terms, title="t", max_positions=6).data
-    np.testing.assert_allclose(column.customdata[3, 0], maps[0, 6:8, 0].mean(), rtol=1e-6)
-    np.testing.assert_allclose(trace.z[3, 1], maps[0, 6:8, 2:4].mean(), rtol=1e-6)
-
-
 def test_colours_of_terms_span_three_standard_errors() -> None:
     terms = {"intact": RowMaps(values=triangle(2, 11), skip_keys=1)}
     shown = term_maps(terms, title="t").layout.meta["scales"]

@@ -8,7 +8,7 @@ import transformers
 from huggingface_hub import constants
 from support.decoders import write_decoder
 from support.fake_hub import put_into_cache
-from support.refused_models import change, write
+from support.refused_models import write
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, ByName, distance, randomised
 
@@ -62,16 +62,3 @@ def test_an_architecture_that_transformer_lens_does_not_read_is_an_error_with_th
 def test_sizes_that_differ_between_layers_do_not_stop_the_reading(tmp_path: Path) -> None:
     folder = write_decoder("gemma4_text", tmp_path).folder
     assert read_config(str(folder)).num_hidden_layers == 4
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"), [("mpt", "MPTForCausalLM"), ("phimoe", "PhiMoEForCausalLM")]
-)
-def test_code_beside_a_model_that_transformers_spells_otherwise_is_left_alone(
-    kind: str, name: str, tmp_path: Path
-) -> None:
-    folder = write_decoder(kind, tmp_path).folder
-    change(folder, architectures=[name], auto_map={"AutoModelForCausalLM": f"own.{name}"})
-    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
-    assert read_config(str(folder)).model_type == kind
-    assert not (folder / "ran").exists()

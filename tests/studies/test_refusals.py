@@ -93,12 +93,21 @@ def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(
     assert run_trace(str(six), inputs, confirm=0).manifest.model.n_layers == 4
 
 
-def test_code_beside_weights_that_transformers_has_itself_is_left_alone(tmp_path: Path) -> None:
-    """Phi-3's own folder brings the code that transformers has by now."""
-    folder = write_llama(tmp_path / "model")
-    change(folder, auto_map={"AutoModelForCausalLM": "own.LlamaForCausalLM"})
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("phi3", "Phi3ForCausalLM"),  # whose folder brings the code that transformers has by now
+        ("mpt", "MPTForCausalLM"),  # which transformers spells otherwise
+        ("phimoe", "PhiMoEForCausalLM"),
+    ],
+)
+def test_code_beside_weights_that_transformers_has_itself_is_left_alone(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    folder = write_decoder(kind, tmp_path).folder
+    change(folder, architectures=[name], auto_map={"AutoModelForCausalLM": f"own.{name}"})
     (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
-    assert load(str(folder)).info.architecture == "LlamaForCausalLM"
+    assert load(str(folder)).info.architecture.lower() == name.lower()
     assert not (folder / "ran").exists()
 
 

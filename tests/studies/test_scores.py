@@ -124,17 +124,16 @@ def interrupted(*args: Any) -> None:
     raise KeyboardInterrupt
 
 
-REPEATED = tokens(10, 5, seed=2).repeat(1, 2)
-
-
+@pytest.mark.parametrize("n_bos", [0, 1])
 def test_induction_is_read_on_the_repeated_tokens(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+    n_bos: int, bridge: Callable[[str], Any], tiny: Callable[[str], Any]
 ):
-    engine = Engine(model=bridge("llama"), inputs=REPEATED, n_folds=5)
+    repeated = torch.nn.functional.pad(tokens(10, 5, seed=2).repeat(1, 2), (n_bos, 0))
+    engine = Engine(model=bridge("llama"), inputs=repeated, n_folds=5)
     layers = range(len(layers_of(engine.model)))
     measured = captured_induction(engine, None, layers=layers, n_tokens=5)["induction"].mean(0)
-    attended = attention(tiny("llama").hf, REPEATED)
-    true = np.mean([attended[..., i, i - 4] for i in range(5, 10)], 0).mean(1)
+    attended = attention(tiny("llama").hf, repeated)
+    true = np.mean([attended[..., i, i - 4] for i in range(n_bos + 5, n_bos + 10)], 0).mean(1)
     assert_same(measured, true, MEASURE)
 
 

@@ -8,39 +8,14 @@ import torch
 from support.plain_attention import plain_scores
 from support.rounding import assert_same
 from support.tiny_models import ByName, tokens
-from torch import Tensor
 
-from nope_probe.hooks.layers.attention import Attention, AttentionMask
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import read_attention
-from nope_probe.hooks.reading.attention import induction_scores, weights_on
+from nope_probe.hooks.reading.attention import weights_on
 
 INPUTS, ROWS = tokens(n_seqs=3, n_pos=13), torch.arange(13)
 KEYS = torch.stack((torch.zeros_like(ROWS), (ROWS - 1).clamp_min(0), ROWS // 2))
-
-
-def attention_of(pattern: Tensor) -> Attention:
-    """Return the attention of a head that has this pattern [query, key] in one sequence."""
-    n = len(pattern)
-    q, mask = torch.zeros(1, n, 1, 2), AttentionMask.full(n, n, torch.device("cpu"))
-    hooked = pattern[None, None]
-    return Attention(q=q, k=q, v=q, mask=mask, scale=1.0, hooked=hooked, hooked_pattern=hooked)
-
-
-@pytest.mark.parametrize("n_bos", [0, 1])
-def test_a_perfect_induction_head_scores_1_and_its_neighbours_0(n_bos: int):
-    n, size = 5, 10 + n_bos
-    for shift, expected in ((0, 1.0), (1, 0.0), (-1, 0.0)):
-        pattern = torch.zeros(size, size)
-        for i in range(n + n_bos, size):
-            pattern[i, i - (n - 1) + shift] = 1.0
-        assert induction_scores(attention_of(pattern), n).item() == expected
-
-
-def test_induction_needs_two_copies():
-    with pytest.raises(ValueError, match="expected two copies of 5 tokens, got 9 positions"):
-        induction_scores(attention_of(torch.eye(9)), 5)
 
 
 def leave(tensor: torch.Tensor, hook: Any) -> None:

@@ -1,6 +1,5 @@
 """Removing a band of RoPE equals a model whose rotary embedding is edited in these pairs."""
 
-import re
 from copy import deepcopy
 from math import pi
 
@@ -49,23 +48,6 @@ def test_pairs_of_a_length_that_nothing_turns_within_are_low() -> None:
     assert rope.mask(7).tolist() == [False, True, True]
     assert rope.mask(13).tolist() == [False, False, True]
     assert rope.mask(6).tolist() == [True, True, True]
-
-
-@pytest.mark.parametrize(
-    ("spec", "band", "message"),
-    [
-        ("bridge:llama", "rope[4:6]", "no band rope[4:6]: the model rotates 5 pairs, rope[0:5]"),
-        ("bridge:llama", "rope[2:2]", "no band rope[2:2]: the model rotates 5 pairs, rope[0:5]"),
-        ("bridge:smollm3-nope", "rope_high", "the model has no rope_high; it has mask"),
-        ("bridge:gpt2", "rope[0:1]", "the model has no rope[0:1]; it has mask"),
-    ],
-)
-def test_a_band_that_does_not_exist_is_an_error(
-    spec: str, band: str, message: str, model_of: ModelOf
-) -> None:
-    error = pytest.raises(ValueError, match=f"^{re.escape(message)}")
-    with error, ablated(model_of(spec)[0], Ablation(remove=[band])):
-        pass
 
 
 # Frequencies that depend on the length: LongRoPE's long factors beyond 16 tokens, and dynamic NTK,
