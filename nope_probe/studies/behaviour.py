@@ -42,7 +42,6 @@ Measure = Literal["loss", "in-context", "copy", "order", "bos", "extrapolation",
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 READ_BY = {"extrapolation": ("trained_len", "max_len"), "position": ("layers", "skip_keys")}
 EXTRAPOLATED, TIMES = Bounds(16, 2**20), 4  # the reach of extrapolation, in trained contexts
-_UNIONS = tuple(f"mask+{name}" for name in POSITION_ENCODINGS)
 GROUPS = {  # the names of groups of removals; those that the model has are measured
     "position": (
         *POSITION_ENCODINGS,
@@ -50,10 +49,9 @@ GROUPS = {  # the names of groups of removals; those that the model has are meas
         *(f"{name}+written" for name in POSITION_ENCODINGS),
         "mask",
     ),
-    "sources": (*POSITION_ENCODINGS, "mask", *_UNIONS),
+    "sources": (*POSITION_ENCODINGS, "mask", *(f"mask+{name}" for name in POSITION_ENCODINGS)),
     "weights": ("w_q", "w_k", "qk", "w_o", "ov", "mlp"),
 }
-REMOVED = (*GROUPS["position"], *GROUPS["weights"], *_UNIONS)  # in the tables' order
 IN_SIGHT = "without the mask the next token is in sight: only the suffix is scored"
 ON_TEXT = "behaviour is measured on text, with a language model"
 FIRST_IN_SIGHT = "without the mask the first copy is in sight: see the second copy's loss"
@@ -76,6 +74,27 @@ class Quantity(Column):
     unmasked: str = ""
 
 
+def copied(kind: str, what: str) -> dict[str, Quantity]:
+    """Return what the copies of a text, or of random tokens, are worth."""
+    first, second = ((f"copy_{kind}", part) for part in ("first_copy", "second_copy"))
+    return {
+        f"copy_{kind}": Quantity(
+            f"copy, {kind}",
+            f"{capitalised(what)} twice: loss of the second copy less the first; below 0, it "
+            "copies.",
+            measure="copy",
+            parts=(second, first),
+            unmasked=FIRST_IN_SIGHT,
+        ),
+        f"copy_{kind}_second": Quantity(
+            f"second copy, {kind}",
+            f"Loss of the second copy of {what}.",
+            measure="copy",
+            parts=(second,),
+        ),
+    }
+
+
 QUANTITIES = {
     "loss": Quantity("loss", "Mean loss per token of the text.", unmasked=IN_SIGHT),
     "loss_suffix": Quantity(
@@ -90,32 +109,8 @@ QUANTITIES = {
         parts=(("text", "early"), ("text", "late")),
         unmasked=IN_SIGHT,
     ),
-    "copy_text": Quantity(
-        "copy, text",
-        "A text segment twice: loss of the second copy less the first; below 0, it copies.",
-        measure="copy",
-        parts=(("copy_text", "second_copy"), ("copy_text", "first_copy")),
-        unmasked=FIRST_IN_SIGHT,
-    ),
-    "copy_text_second": Quantity(
-        "second copy, text",
-        "Loss of the second copy of a text segment.",
-        measure="copy",
-        parts=(("copy_text", "second_copy"),),
-    ),
-    "copy_random": Quantity(
-        "copy, random",
-        "Random tokens twice: loss of the second copy less the first; below 0, it copies.",
-        measure="copy",
-        parts=(("copy_random", "second_copy"), ("copy_random", "first_copy")),
-        unmasked=FIRST_IN_SIGHT,
-    ),
-    "copy_random_second": Quantity(
-        "second copy, random",
-        "Loss of the second copy of random tokens.",
-        measure="copy",
-        parts=(("copy_random", "second_copy"),),
-    ),
+    **copied("text", "a text segment"),
+    **copied("random", "random tokens"),
     "order": Quantity(
         "order",
         "Rise of the suffix's loss when the prefix is shuffled; lower: needs it less.",
@@ -272,9 +267,9 @@ class Settings(RemovingSettings):
         yield not 4 <= prefix <= n - 4, prefixes
 
     @property
-    def groups(self) -> set[str]:
-        """The groups of removals that are named."""
-        return {*map(spelled, self.remove)} & {*GROUPS}
+    def groups(self) -> list[str]:
+        """The groups of removals that are named, in the order of the tables."""
+        return [group for group in GROUPS if group in map(spelled, self.remove)]
 
     @property
     def named(self) -> Sequence[Condition]:
@@ -334,8 +329,7 @@ def make_conditions(
         UserError: for a name that does not exist, or a condition that is named twice.
     """
     single, ablations = settings.named, settings.ablations
-    grouped = {name for group in settings.groups for name in GROUPS[group]}
-    of_groups = [parse_removed(name) for name in REMOVED if name in grouped]
+    of_groups = [parse_removed(name) for group in settings.groups for name in GROUPS[group]]
     if len({*single}) < len(single):
         raise UserError(f"--remove names something twice: {' '.join(settings.remove)}")
     of_blocks = WRITTEN if settings.heads_by_layer is None else INTACT
@@ -365,9 +359,7 @@ def report(run: Run) -> Report:
     known = [about for name, about in QUANTITIES.items() if name in {*behaviour["measure"]}]
     return Report(
         title=f"What {run.manifest.model_name} can do without its mask, RoPE or weights",
-        headline=headline(
-            run.manifest.model_name, behaviour, run.tables["decodability"]["chance"].max()
-        ),
+        headline=headline(run),
         sections=shown,
         how_to_read=(
             *notes.how_to_read("behaviour", prefix=results["prefix"]),
@@ -378,23 +370,19 @@ def report(run: Run) -> Report:
     )
 
 
-def headline(name: str, behaviour: pd.DataFrame, chance: float | None = None) -> Headline:
-    """Return what position costs: the first measure without each source, and a table of more.
-
-    Args:
-        name: the model's.
-        behaviour: the table.
-        chance: the position error of a guess, in positions.
-    """
+def headline(run: Run) -> Headline:
+    """Return what position costs: the first measure without each source, and a table of more."""
+    name, behaviour = run.manifest.model_name, run.tables["behaviour"]
     known = behaviour.dropna(subset=["difference"])
     measured = {*known["measure"]}
     measures = [name for name in dict.fromkeys((*LEADING, *QUANTITIES)) if name in measured]
     if not measures:
         return Headline(sentence=f"No removal from {name} was measured: see its losses below.")
     about, first = QUANTITIES[measures[0]], known[known["measure"] == measures[0]]
-    sentences, of_mask = [position_cost(behaviour)], first[first["removed"] == MASK.name]
-    largest = first.loc[first["difference"].abs().nlargest(1).index]
-    for row in (of_mask if sentences[0] or len(of_mask) else largest).to_dict("records"):
+    sentences, shown = [position_cost(known)], first[first["removed"] == MASK.name]
+    if not sentences[0] and shown.empty:
+        shown = first.loc[first["difference"].abs().nlargest(1).index]
+    for row in shown.to_dict("records"):
         change = interval_text(interval_of(row, "difference"), "+z.2f", f" {about.unit}")
         behind = " behind a bidirectional prefix" if row["removed"] == MASK.name else ""
         changed = f"the {about.label} of {name}{behind} changes by {change}"
@@ -405,18 +393,16 @@ def headline(name: str, behaviour: pd.DataFrame, chance: float | None = None) ->
         rows = rows[[Condition.parse(removed) <= of_position for removed in rows["removed"]]]
     return Headline(
         sentence=" ".join(filter(None, sentences)),
-        table=as_text(rows, measures[:SHOWN], chance)[:MOST_ROWS],
+        table=as_text(rows, measures[:SHOWN], run.tables["decodability"]["chance"].max()),
         caption="The first row is the intact model, the others are differences to it: nats per "
         "token, or positions. A rise of a loss is worse.",
     )
 
 
-def position_cost(behaviour: pd.DataFrame) -> str:
+def position_cost(known: pd.DataFrame) -> str:
     """Return the sentence of what position is worth on text; empty where it was not measured."""
-    rows = behaviour[behaviour["measure"] == "loss"].drop_duplicates("removed")
-    by_removed = {
-        row["removed"]: row for row in rows.dropna(subset=["difference"]).to_dict("records")
-    }
+    rows = known[known["measure"] == "loss"].drop_duplicates("removed")
+    by_removed = {row["removed"]: row for row in rows.to_dict("records")}
     clauses = [
         f"{interval_text(interval_of(by_removed[name], 'difference'), 'z.2f', ' nats')} more "
         f"without {phrase(name)}"
@@ -433,9 +419,7 @@ def position_cost(behaviour: pd.DataFrame) -> str:
     return f"Text costs {' and '.join(clauses)}." if clauses else ""
 
 
-def as_text(
-    behaviour: pd.DataFrame, measures: Sequence[str], chance: float | None = None
-) -> pd.DataFrame:
+def as_text(behaviour: pd.DataFrame, measures: Sequence[str], chance: float) -> pd.DataFrame:
     """Return a row per condition: the intact model's values, the others' differences to them."""
     import pandas as pd
 
@@ -446,14 +430,13 @@ def as_text(
         brief(rows[is_intact], "without", ["value"], QUANTITIES, by="measure"),
         brief(rows[~is_intact], "without", ["difference"], QUANTITIES, by="measure", style="+z.2f"),
     ]
-    shown = [name for name in measures if name in {*rows["measure"]}]
-    guess = {} if chance is None else {"position": f"\n(chance {chance:.1f})"}
     headings = {
-        of.title: "\n".join(wrap(of.label, HEADING)) + guess.get(name, "")
-        for name, of in ((name, QUANTITIES[name]) for name in shown)
+        QUANTITIES[name].title: "\n".join(wrap(QUANTITIES[name].label, HEADING))
+        + f"\n(chance {chance:.1f})" * (name == "position")
+        for name in measures
     }
     table = pd.concat(parts, ignore_index=True)[["without", *headings]].fillna("")
-    return table.rename(columns=headings)
+    return table.rename(columns=headings)[:MOST_ROWS]
 
 
 def _not_shown(behaviour: pd.DataFrame) -> Iterator[str]:

@@ -27,11 +27,11 @@ from nope_probe.analyses.behaviour import (
     ridge,
     span_loss,
 )
-from nope_probe.analyses.jackknife import UNDEFINED
+from nope_probe.data.sequences import random_twice
 from nope_probe.data.windows import permuted
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import untrained
-from nope_probe.hooks.layers.model import Given, layers_of, positions_of
+from nope_probe.hooks.layers.model import Given, positions_of
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
@@ -65,10 +65,10 @@ from nope_probe.studies.tables import (
 if TYPE_CHECKING:
     from nope_probe.studies.options import BehaviourOptions as Options
 
-DRAWN = ("copy", "bos")  # measures that take random tokens of the vocabulary
 MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
 BINS = 64  # of positions beyond the trained context
 NO_TOKENS = "random tokens need a tokenizer, and the model has none"
+NO_BOS = "sequences begin without a BOS token"
 NO_COPY = "the intact model does not copy"
 ABOVE_UNIFORM = "above a uniform guess: only the difference says something"
 PLACE = ["removed", "replacement"]
@@ -95,7 +95,6 @@ class Behaviour(Study[Settings]):
             )
         self.text, self.skip = text, settings.skip_keys_of(text.kind)
         self.trained, self.longest = settings.lengths(loaded.info.n_ctx)
-        self.skipped: dict[str, str] = {}
         self.probes = self._probes()
         if not {*settings.measures} - {*self.skipped}:
             reasons = "; ".join(f"{name}: {self.skipped[name]}" for name in settings.measures)
@@ -104,28 +103,28 @@ class Behaviour(Study[Settings]):
     def _probes(self) -> dict[str, Probe]:
         """Return the sequences that the measures need; `skipped` says which cannot be taken."""
         settings, data, tokenizer = self.settings, self.text, self.session.loaded.tokenizer
-        prefix, generator = settings.prefix_len, torch.Generator().manual_seed(settings.seed)
-        text = Probe.of(data, prefix)
-        shuffled = permuted(text.tokens, generator, int(data.bos), prefix)
-        probes = {"text": text, "order": replace(text, tokens=shuffled)}
-        probes |= copies(data, tokenizer, settings.seed)
-        skipped = dict.fromkeys(DRAWN, NO_TOKENS) if tokenizer is None else {}
-        if not data.bos:
-            skipped["bos"] = "sequences begin without a BOS token"
-        elif tokenizer is not None:
-            rest, drawn = text.tokens[:, 1:], probes["copy_random"].tokens[:, -1:]
-            probes["without_bos"] = replace(text, tokens=rest, prefix=prefix - 1)
-            probes["other_first"] = replace(text, tokens=torch.cat([drawn, rest], 1))
+        text = replace(Probe.of(data, settings.prefix_len), texts=data.inputs)
+        no_tokens, probes = NO_TOKENS if tokenizer is None else "", {"text": text}
+        reasons = {"copy": no_tokens, "bos": no_tokens if data.bos else NO_BOS}
         if "extrapolation" in settings.measures:
             try:
                 probes["long"] = self._long_windows()
             except UserError as error:
-                skipped["extrapolation"] = str(error)
-        self.skipped = {name: skipped[name] for name in settings.measures if name in skipped}
-        taken = {*settings.measures} - {*skipped}
-        of_taken = [about.parts for about in QUANTITIES.values() if about.measure in taken]
-        wanted = {"text", *(probe for parts in of_taken for probe, _ in parts)}
-        return {name: probe for name, probe in probes.items() if name in wanted}
+                reasons["extrapolation"] = str(error)
+        self.skipped = {name: reasons[name] for name in settings.measures if reasons.get(name)}
+        taken = {*settings.measures} - {*self.skipped}
+        if "order" in taken:
+            generator = torch.Generator().manual_seed(settings.seed)
+            shuffled = permuted(text.tokens, generator, int(data.bos), text.prefix)
+            probes["order"] = replace(text, tokens=shuffled)
+        if "copy" in taken:
+            probes |= copies(data, tokenizer, settings.seed)
+        if "bos" in taken:
+            rest, prefix = text.tokens[:, 1:], settings.prefix_len - 1
+            drawn = random_twice(data, data.segment, tokenizer, settings.seed)[:, -1:]
+            probes["without_bos"] = replace(text, tokens=rest, texts=None, prefix=prefix)
+            probes["other_first"] = replace(text, tokens=torch.cat([drawn, rest], 1))
+        return probes
 
     def _long_windows(self) -> Probe:
         """Return windows beyond the trained context, of about as many tokens as the text's.
@@ -158,36 +157,26 @@ class Behaviour(Study[Settings]):
     def passes(self) -> Iterator[Pass]:
         """Yield the passes of the losses, and of decoded positions."""
         session, settings, conditions = self.session, self.settings, self.conditions
-        yield from calibration(self.probes["text"].engine(session), [*conditions.values()])
+        text = self.probes["text"].engine(session)
+        yield from calibration(text, [*conditions.values()])
         for name, probe in self.probes.items():
             yield from calibration(
                 probe.engine(session), self._measured_on(name), key=f"positions/{name}"
             )
-        for pass_ in costs(session, conditions, self.probes, self._losses):
-            place = pass_.key.rpartition("/")[2]
-            yield replace(pass_, engine=replace(pass_.engine, texts=self._texts(place)))
+        yield from costs(session, conditions, self.probes, self._losses)
         if "position" in settings.measures:
-            of_sources = [name for name, of in conditions.items() if of.condition.are_sources]
             drawn = partial(untrained, seed=settings.seed)
-            for weights, names, inside in (
-                ("distances", [*conditions], nullcontext),
-                ("untrained", of_sources, drawn),
-            ):
-                for name in names:
-                    yield Pass(
-                        key=f"{weights}/{name}",
-                        engine=self.probes["text"].engine(session),
-                        read=self._distances,
-                        ablation=conditions[name],
-                        inside=inside,
-                        kind="decoding",
-                    )
-
-    def _texts(self, probe: str) -> Tensor:
-        """Return the texts, as long as a probe, whose mean is the position that blocks write."""
-        text, tokens = self.probes["text"].tokens, self.probes[probe].tokens
-        is_text = probe == "without_bos" or tokens.shape[1] > text.shape[1]
-        return tokens if is_text else text[:, : tokens.shape[1]]
+            for weights, inside in (("distances", nullcontext), ("untrained", drawn)):
+                for name, ablation in conditions.items():
+                    if weights == "distances" or ablation.condition.are_sources:
+                        yield Pass(
+                            key=f"{weights}/{name}",
+                            engine=text,
+                            read=self._distances,
+                            ablation=ablation,
+                            inside=inside,
+                            kind="decoding",
+                        )
 
     def _measured_on(self, probe: str) -> list[Ablation]:
         """Return the conditions whose means are measured anew on sequences of another length.
@@ -233,8 +222,7 @@ class Behaviour(Study[Settings]):
 
         def capture(engine: Engine, stream: StreamCheckpoint | None) -> State:
             options: dict[str, Any] = {"skip": self.skip, "checkpoint": stream}
-            attending = [layer.index for layer in layers_of(engine.model)]
-            places = [attending.index(layer) for layer in self.layers]
+            places = [*map(self.session.loaded.info.attending.index, self.layers)]
             size, n_layers = fit.batch_size, places[-1] + 1
             moments = capture_moments(
                 engine.model, fit.inputs, targets, n_layers=n_layers, batch_size=size, **options
@@ -251,13 +239,12 @@ class Behaviour(Study[Settings]):
 
     def analyse(self, results: Results) -> Run:
         """Estimate every measure in every condition, and return the run."""
-        session, text, conditions = self.session, self.probes["text"], self.conditions.values()
-        wide = max(1, self.longest // BINS) if "long" in self.probes else 1
+        session, conditions = self.session, self.conditions.values()
         quantities = [row for name in QUANTITIES for row in self._quantity(name, results)]
         columns = ["measure", *PLACE, *interval_names("value", "difference", "beyond_null"), "note"]
         tables = {
-            "loss_by_position": self._by_position("text", 1, results),
-            "extrapolation": self._by_position("long", wide, results),
+            "loss_by_position": self._by_position("text", results),
+            "extrapolation": self._by_position("long", results),
             "behaviour": table_of(quantities, columns),
             "decodability": self._decoded(results),
         }
@@ -272,8 +259,8 @@ class Behaviour(Study[Settings]):
                 "trained_len": self.trained,
             },
         )
-        tokens = {name: probe.tokens for name, probe in self.probes.items() if name != "text"}
-        tokens |= {"tokens": text.tokens, "documents": text.documents}
+        tokens = {name: probe.tokens for name, probe in self.probes.items()}
+        tokens |= {"tokens": tokens.pop("text"), "documents": self.probes["text"].documents}
         if "long" in self.probes:
             tokens["long_documents"] = self.probes["long"].documents
         arrays = {"tokens": {name: array.numpy() for name, array in tokens.items()}}
@@ -282,9 +269,8 @@ class Behaviour(Study[Settings]):
     def _place(self, name: str) -> dict[str, str]:
         """Return what a condition removes and by what its weights are replaced, as columns."""
         ablation = self.conditions[name]
-        weights = bool(ablation.condition.weights)
-        replacement = str(ablation.replacement) if weights else NO_REPLACEMENT
-        return {"removed": ablation.condition.name, "replacement": replacement}
+        by = ablation.replacement if ablation.condition.weights else NO_REPLACEMENT
+        return {"removed": ablation.condition.name, "replacement": str(by)}
 
     def _quantity(self, name: str, results: Results) -> Iterator[TableRow]:
         """Yield the rows of a quantity, one for each condition.
@@ -299,23 +285,19 @@ class Behaviour(Study[Settings]):
         if not reason and name in ("copy_text", "copy_random"):
             reason = "" if mean_interval(read(INTACT.name)).high < 0 else NO_COPY
         for condition, ablation in self.conditions.items():
-            value = difference = beyond_null = UNDEFINED
-            is_unmasked = "mask" in ablation.condition
-            note = reason or (about.unmasked if is_unmasked else "")
+            suffix_only, null = "mask" in ablation.condition, ablation.condition.null
+            note, of = reason or (about.unmasked if suffix_only else ""), dict[str, PerDocument]()
             if not note:
-                values = read(condition, is_unmasked)
-                value = mean_interval(values)
+                of["value"] = values = read(condition, suffix_only)
                 if condition != INTACT.name:
-                    difference = mean_interval(values - read(INTACT.name, is_unmasked))
-                null = ablation.condition.null.name
-                if null != ablation.condition.name and null in self.conditions:
-                    beyond_null = mean_interval(values - read(null, is_unmasked))
-                if name == "copy_random_second" and value.value > self._uniform:
-                    value, note = UNDEFINED, ABOVE_UNIFORM
-            intervals = interval_columns(
-                value=value, difference=difference, beyond_null=beyond_null
-            )
-            yield {"measure": name, **self._place(condition), **intervals, "note": note}
+                    of["difference"] = values - read(INTACT.name, suffix_only)
+                if null != ablation.condition and null.name in self.conditions:
+                    of["beyond_null"] = values - read(null.name, suffix_only)
+                if name == "copy_random_second" and values.mean() > self._uniform:
+                    note = ABOVE_UNIFORM
+                    del of["value"]
+            means = interval_columns(**{column: mean_interval(x) for column, x in of.items()})
+            yield {"measure": name, **self._place(condition), **means, "note": note}
 
     def _read(
         self, about: Quantity, results: Results, condition: str, suffix_only: bool = False
@@ -332,15 +314,12 @@ class Behaviour(Study[Settings]):
             return results[f"distances/{condition}"][..., 0].mean(1)
         means = list[PerDocument]()
         for name, part in about.parts:
-            probe, losses = self.probes[name], results[f"loss/{condition}/{name}"]
-            named = parts_of(
-                probe.tokens.shape[1],
-                prefix=probe.prefix or 1,
-                segment=self.text.segment,
-                trained=self.trained,
-            )
+            probe, segment = self.probes[name], self.text.segment
+            n_pos, prefix = probe.tokens.shape[1], probe.prefix or 1
+            spans = parts_of(n_pos, prefix=prefix, segment=segment, trained=self.trained)
             is_cut = suffix_only and part in ("all", "after_bos")
-            means.append(span_loss(losses, *named["suffix" if is_cut else part]))
+            span = spans["suffix" if is_cut else part]
+            means.append(span_loss(results[f"loss/{condition}/{name}"], *span))
         return means[0] - means[1] if means[1:] else means[0]
 
     @property
@@ -349,15 +328,19 @@ class Behaviour(Study[Settings]):
         tokenizer = self.session.loaded.tokenizer
         return nan if tokenizer is None else log(len(tokenizer) - len({*tokenizer.all_special_ids}))
 
-    def _by_position(self, probe: str, width: int, results: Results) -> pd.DataFrame:
-        """Return the mean loss at each position, nats; without the mask, of the suffix alone."""
-        columns = [*PLACE, "position", *interval_names("loss")]
+    def _by_position(self, probe: str, results: Results) -> pd.DataFrame:
+        """Return the mean loss at each position, nats; without the mask, of the suffix alone.
+
+        Positions of long windows are binned.
+        """
+        width = max(1, self.longest // BINS) if probe == "long" else 1
         tables = [pd.DataFrame()]
         for condition, ablation in self.conditions.items() if probe in self.probes else ():
-            first = (self.probes[probe].prefix or 1) if "mask" in ablation.condition else 1
+            first = self.settings.prefix_len if "mask" in ablation.condition else 1
             starts, means = binned_means(results[f"loss/{condition}/{probe}"], first, width)
             numbers = {"position": starts, **mean_columns("loss", means)}
             tables.append(pd.DataFrame(self._place(condition) | numbers))
+        columns = [*PLACE, "position", *interval_names("loss")]
         return table_of(pd.concat(tables, ignore_index=True), columns)
 
     def _decoded(self, results: Results) -> pd.DataFrame:
@@ -368,21 +351,19 @@ class Behaviour(Study[Settings]):
         intact model, paired over documents; `chance` is what the middle position achieves.
         """
         chance = chance_distance(self.text.inputs.shape[1], self.skip)
-        names = interval_names("distance", "null", "untrained", "difference")
-        rows = list[TableRow]()
+        rows, names = list[TableRow](), ("distance", "null", "untrained", "difference")
         for condition in self.conditions if "position" in self.settings.measures else ():
             distances = results[f"distances/{condition}"]
             of = {"distance": distances[..., 0], "null": distances[..., 1]}
-            if (drawn := results.get(f"untrained/{condition}")) is not None:
-                of["untrained"] = drawn[..., 0]
+            if f"untrained/{condition}" in results:
+                of["untrained"] = results[f"untrained/{condition}"][..., 0]
             if condition != INTACT.name:
-                intact = results[f"distances/{INTACT.name}"]
-                of["difference"] = of["distance"] - intact[..., 0]
+                of["difference"] = (distances - results[f"distances/{INTACT.name}"])[..., 0]
             for place, layer in enumerate(self.layers):
                 means = {name: mean_interval(values[:, place]) for name, values in of.items()}
                 named = {"layer": layer, **self._place(condition), "chance": chance}
                 rows.append(named | interval_columns(**means))
-        return table_of(rows, ["layer", *PLACE, *names, "chance"])
+        return table_of(rows, ["layer", *PLACE, *interval_names(*names), "chance"])
 
 
 run = partial(run_study, Behaviour)

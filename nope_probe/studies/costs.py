@@ -40,11 +40,14 @@ class Probe:
         documents: the document of each.
         prefix: how many first positions see each other where the mask is removed: the first target
             that none of them has in sight. None where all see each other.
+        texts: of the same length, whose mean is the position that blocks write; by default the
+            sequences.
     """
 
     tokens: Int[Tensor, "seq pos"]
     documents: Int[Tensor, " seq"]
     prefix: int | None = None
+    texts: Int[Tensor, "text pos"] | None = None
 
     @classmethod
     def of(cls, data: Sequences, prefix: int | None = None) -> Probe:
@@ -64,6 +67,7 @@ class Probe:
             inputs=tokens,
             documents=self.documents[which],
             batch_size=max(1, min(same_tokens, len(tokens) // session.processes.count)),
+            texts=self.texts,
         )
 
 
@@ -72,15 +76,17 @@ def copies(
 ) -> dict[str, Probe]:
     """Return the first segment of each sequence twice, and random tokens twice, behind BOS.
 
-    The prefix ends with the first copy. Without a tokenizer there are no random tokens.
+    The prefix ends with the first copy. Blocks write the position that they write in the sequences.
     """
-    first = int(data.bos) + data.segment
-    text = Probe.of(replace(data, inputs=repeated(data, data.segment)), prefix=first)
-    probes = {"copy_text": text}
-    if tokenizer is not None:
-        tokens = random_twice(data, data.segment, tokenizer, seed)
-        probes["copy_random"] = Probe.of(replace(data, inputs=tokens, documents=None), prefix=first)
-    return probes
+    drawn = replace(data, inputs=random_twice(data, data.segment, tokenizer, seed), documents=None)
+    kinds = {"text": replace(data, inputs=repeated(data, data.segment)), "random": drawn}
+    return {
+        f"copy_{kind}": replace(
+            Probe.of(of_kind, prefix=int(data.bos) + data.segment),
+            texts=data.inputs[:, : of_kind.inputs.shape[1]],
+        )
+        for kind, of_kind in kinds.items()
+    }
 
 
 def costs(
