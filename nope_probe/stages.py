@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, NamedTuple, get_args, get_type_hints
 
 from nope_probe.errors import UserError, validate_types
 
@@ -11,20 +11,33 @@ Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
 Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
 LETTERS: tuple[Letter, ...] = get_args(Letter)
 SCORE_STAGES: tuple[Letter, ...] = ("b", "i")
-# The contents of each stage of the paper's Figure 3; primes mark the next layer.
-STAGE_MEANINGS: dict[Letter, str] = {
-    "a": "Y = LN(X)",
-    "b": "QKᵀ/√d",
-    "c": "AV",
-    "d": "AVW_O",
-    "e": "O = AVW_O + X",
-    "f": "LN(O)",
-    "g": "X′ = FFN(LN(O)) + O",
-    "h": "Y′ = LN(X′)",
-    "i": "Q′K′ᵀ/√d",
+
+
+class StageWords(NamedTuple):
+    """What figures and tables say of a stage of the paper's Figure 3.
+
+    Attributes:
+        arrow: the operations that lead to it, by words; some are components that can be removed.
+        name: what it is.
+        formula: its contents; primes mark the next layer.
+    """
+
+    arrow: str
+    name: str
+    formula: str
+
+
+STAGE_WORDS: dict[Letter, StageWords] = {
+    "a": StageWords("X LN weights", "the block's input", "Y = LN(X)"),
+    "b": StageWords("W_Q W_K RoPE", "scores", "QKᵀ/√d"),
+    "c": StageWords("mask softmax W_V", "attention's output", "AV"),
+    "d": StageWords("W_O", "after W_O", "AVW_O"),
+    "e": StageWords("+ X", "added to X", "O = AVW_O + X"),
+    "f": StageWords("LN weights", "the MLP's input", "LN(O)"),
+    "g": StageWords("FFN + O", "the block's output", "X′ = FFN(LN(O)) + O"),
+    "h": StageWords("next LN weights", "the next block's input", "Y′ = LN(X′)"),
+    "i": StageWords("W_Q W_K RoPE", "its scores", "Q′K′ᵀ/√d"),
 }
-
-
 FLOAT32_EPS = 2.0**-23
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -12,8 +13,9 @@ from jaxtyping import Float, Int
 from nope_probe.errors import UserError, validate_types
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import Panel, panel_groups
-from nope_probe.figures.style import Extent
-from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
+from nope_probe.figures.style import Extent, percentiles
+from nope_probe.removal import ROWS
+from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_WORDS, Letter
 
 if TYPE_CHECKING:
     from nope_probe.maps.maps import StageMaps
@@ -23,20 +25,7 @@ MapKind = Literal["raw", "cosines", "less diagonal means"]
 MIDDLE = (5, 95)  # colours run between these percentiles of the cells off the diagonal
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = {1: 128, 3: 64}  # of a map, by the maps of a stage
-Operations = tuple[tuple[str, str], ...]  # words, and the component whose removal removes them
-LN: Operations = (("LN", ""), ("weights", "norms"))  # the weights are named only if removed
-SCORE: Operations = (("W<sub>Q</sub>", "w_q"), ("W<sub>K</sub>", "w_k"), ("RoPE", "rope"))
-OPERATIONS: dict[Letter, Operations] = {  # on the arrow that leads to each stage
-    "a": (("X", ""), *LN),
-    "b": SCORE,
-    "c": (("mask", "mask"), ("softmax", ""), ("W<sub>V</sub>", "w_v")),
-    "d": (("W<sub>O</sub>", "w_o"),),
-    "e": (("+ X", ""),),
-    "f": LN,
-    "g": (("FFN", "mlp"), ("+ O", "")),
-    "h": (("next LN", ""), LN[1]),
-    "i": SCORE,
-}
+COMPONENT_OF = {"FFN": "mlp", "weights": "norms"}  # words on arrows that are no names
 
 
 def circuit(
@@ -79,27 +68,25 @@ def circuit(
     """
     choices = {"skip_keys": int | Literal["auto"], "kind": MapKind}
     validate_types(choices, {"skip_keys": skip_keys, "kind": kind})
+    skip = getattr(stages, "skip_keys", 0) if skip_keys == "auto" else skip_keys
     if not isinstance(stages, Mapping):
         query_positions = stages.query_positions.numpy()
-        skip_keys = stages.skip_keys if skip_keys == "auto" else skip_keys
     shown, intact = (_arrays(of_model, kind) for of_model in (stages, reference))
     letters = [letter for letter in LETTERS if letter in shown]
     if len(letters) < len(shown) or not shown:
         got = " ".join(sorted({*shown} - {*LETTERS})) or "none"
         raise UserError(f"expected maps of the stages a to i, got {got}")
-    skip = 0 if skip_keys == "auto" else skip_keys
     has = {*removed, *(COMPONENTS if components is None else components)}
     groups = []
     for letter in letters:
-        change, unit = {}, "nats" if letter in SCORE_STAGES else "inner product"
-        title = _title(letter, has, removed)
-        models, group = {title: shown[letter]}, list[Panel]()
+        unit = "nats" if letter in SCORE_STAGES else "inner product"
+        title, change = _title(letter, has, removed), {}
+        models = {title: shown[letter]}
         if intact:
             models = {title: intact[letter], f"({letter}) ablated": shown[letter]}
             change = {f"({letter}) difference": shown[letter] - intact[letter]}
-        for alike, is_signed in ((models, kind != "raw"), (change, True)):
-            low, high = limits([*alike.values()], is_signed, skip) if alike else (0.0, 1.0)
-            group += [
+        groups.append(
+            [
                 Panel(
                     name=name,
                     values=cells,
@@ -109,9 +96,12 @@ def circuit(
                     diverging=is_signed,
                     query_positions=query_positions,
                 )
+                for alike, is_signed in ((models, kind != "raw"), (change, True))
+                if alike
+                for low, high in [limits([*alike.values()], is_signed, skip)]
                 for name, cells in alike.items()
             ]
-        groups.append(group)
+        )
     without = f", without {', '.join(map(words, removed))}" if removed else ""
     title = f"L{layer}, from its input to the next layer's scores{without}"
     return panel_groups(groups, title=title, max_positions=MAX_POSITIONS[len(groups[0])])
@@ -155,26 +145,20 @@ def limits(values: Sequence[np.ndarray], signed: bool, skip: int = 0) -> Extent:
         signed: whether colours centre on zero.
         skip: how many first rows and columns to leave out.
     """
-    scales = []
+    ends = []
     for cells in (of_map[skip:, skip:] for of_map in values):
-        known = np.isfinite(cells)
-        off = cells[known & (np.eye(*cells.shape) == 0)]
-        off = off if off.size else cells[known]
-        low, high = np.percentile(np.abs(off) if signed else off, MIDDLE) if off.size else (0, 1)
-        scales.append((-(high or 1.0), high or 1.0) if signed else (low, high))
-    return float(min(low for low, _ in scales)), float(max(high for _, high in scales))
-
-
-def formula(letter: Letter) -> str:
-    """Return the formula of a stage in plotly's markup."""
-    return STAGE_MEANINGS[letter].replace("ᵀ", "<sup>T</sup>").replace("W_O", "W<sub>O</sub>")
+        off = cells[np.eye(*cells.shape) == 0]
+        ends.append(percentiles(np.abs(off) if signed else off, MIDDLE))
+    low, high = float(np.min(ends, axis=0)[0]), float(np.max(ends, axis=0)[1])
+    return (-(high or 1.0), high or 1.0) if signed else (low, high)
 
 
 def _title(letter: Letter, has: set[str], removed: Sequence[str]) -> str:
     """Return the arrow to a stage, with its operations, and under it the letter and formula."""
-    operations = [
-        f"<s>{word}</s>" if component in removed else word
-        for word, component in OPERATIONS[letter]
-        if not component or component in has
-    ]
-    return f"{' '.join(operations)} →<br><b>({letter})</b> {formula(letter)}"
+    stage, operations = STAGE_WORDS[letter], []
+    for word in stage.arrow.split():
+        component = COMPONENT_OF.get(word, word.lower())
+        if component in has or component not in ROWS:
+            operations.append(f"<s>{word}</s>" if component in removed else word)
+    text = f"{' '.join(operations)} →<br><b>({letter})</b> {stage.formula}"
+    return re.sub("W_(.)", r"W<sub>\1</sub>", text).replace("ᵀ", "<sup>T</sup>")

@@ -17,13 +17,12 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.flags import COUNT, LAYERS, SEQ_LEN, Bounds, Mistakes
-from nope_probe.stages import LETTERS, STAGE_MEANINGS, Letter
+from nope_probe.stages import STAGE_WORDS
 from nope_probe.studies.removing import RemovingSettings
 from nope_probe.studies.tidy import KEYS, preferred_keys, sections
 
 if TYPE_CHECKING:
     import numpy as np
-    import plotly.graph_objects as go
 
     from nope_probe.figures.stages import MapKind
     from nope_probe.run.folder import Run
@@ -69,17 +68,6 @@ INVERSIONS = {  # what becomes of the order from (f) over (g) to (h)
     "inverted": "Its {what} inverts the order, from LN(O) (f) to the block's output (g).",
     "restored": "Its {what} inverts the order, from LN(O) (f) to the block's output (g), and the "
     "next LN (h) restores it.",
-}
-NAMES: dict[Letter, str] = {
-    "a": "the block's input",
-    "b": "scores",
-    "c": "attention's output",
-    "d": "after W_O",
-    "e": "added to X",
-    "f": "the MLP's input",
-    "g": "the block's output",
-    "h": "the next block's input",
-    "i": "its scores",
 }
 
 
@@ -146,32 +134,29 @@ def report(run: Run) -> Report:
 
 
 def _maps(run: Run) -> Iterator[Section]:
-    has_all = run.query_positions is None
-    for kind, (title, caption) in KINDS.items():
-        if has_all or kind != "cosines":
-            figure = partial(circuit_figure, run, kind)
-            yield Section(title=title, caption=caption, figure=figure, folded=kind != "raw")
-
-
-def circuit_figure(run: Run, kind: MapKind) -> go.Figure:
-    """Draw the stages of a run from its maps and manifest."""
+    """Yield the stages' maps, as each kind of map shows them."""
     from nope_probe.figures.stages import circuit
 
-    by_kind: dict[str, dict[str, np.ndarray]] = {}
-    for name in run.maps:
+    maps: dict[str, dict[str, np.ndarray]] = {}
+    for name, cells in run.maps.items():
         of, _, letter = name.partition("/")
-        by_kind.setdefault(of, {})[letter] = run.maps[name]
-    is_normalised = kind == "less diagonal means"
-    return circuit(
-        by_kind["normalised" if is_normalised else "gram"],
-        layer=run.manifest.results["layer"],
-        removed=run.manifest.removed or (),
-        reference=None if is_normalised else by_kind.get("reference"),
-        kind=kind,
-        components=run.manifest.results["components"],
-        query_positions=run.query_positions,
-        skip_keys=run.manifest.skip_keys,
-    )
+        maps.setdefault(of, {})[letter] = cells
+    results, queries = run.manifest.results, run.query_positions
+    for kind, (title, caption) in KINDS.items():
+        is_normalised = kind == "less diagonal means"
+        figure = partial(
+            circuit,
+            maps["normalised" if is_normalised else "gram"],
+            layer=results["layer"],
+            removed=run.manifest.removed or (),
+            reference=None if is_normalised else maps.get("reference"),
+            kind=kind,
+            components=results["components"],
+            query_positions=queries,
+            skip_keys=run.manifest.skip_keys,
+        )
+        if kind != "cosines" or queries is None:
+            yield Section(title=title, caption=caption, figure=figure, folded=kind != "raw")
 
 
 def headline(run: Run) -> Headline:
@@ -192,11 +177,10 @@ def headline(run: Run) -> Headline:
         many = f"{len(removed)} components" if len(removed) > MOST_NAMED else ""
         where += f" without {many or listed([*map(phrase, removed)])}"
     shown = models["ablated" if removed else "intact"]
-    letters = [letter for letter in LETTERS if letter in shown]
-    cells = {"stage": [f"({x}) {NAMES[x]}, {STAGE_MEANINGS[x]}" for x in letters]}
+    cells = {"stage": [f"({x}) {STAGE_WORDS[x].name}, {STAGE_WORDS[x].formula}" for x in shown]}
     for name, stages in models.items():
         heading = f"{name}: prefers" if len(models) > 1 else "prefers"
-        cells[heading] = [_preference(stages.get(letter)) for letter in letters]
+        cells[heading] = [_preference(stages.get(letter)) for letter in shown]
     reasons = dict.fromkeys(absent.values())
     missing = "".join(
         f" No {listed([f'({x})' for x in absent if absent[x] == why])}: {why}." for why in reasons

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from nope_probe.studies.engine import Engine, ablation_of, are_finite
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, calibration, run_study
-from nope_probe.studies.tables import measures_table
+from nope_probe.studies.tables import interval_columns
 
 if TYPE_CHECKING:
     from nope_probe.studies.options import CircuitOptions as Options
@@ -91,12 +92,7 @@ class CaptureStages(Study[Settings]):
                 "absent": absent_stages(blocks, layer, session.loaded.info.n_layers),
             },
         )
-        tensors = arrays_of([*maps.values()])
-        arrays = {
-            file: {name: tensor.float().cpu().numpy() for name, tensor in of_file.items()}
-            for file, of_file in tensors.items()
-        }
-        arrays["tokens"] = input_arrays(inputs)
+        arrays = {**arrays_of([*maps.values()]), "tokens": input_arrays(inputs)}
         tables = {"stages": stages_table(maps, layer)}
         return with_page(session, Run(manifest=manifest, arrays=arrays, tables=tables), report)
 
@@ -104,7 +100,7 @@ class CaptureStages(Study[Settings]):
 run = partial(run_study, CaptureStages)
 
 
-def arrays_of(maps: Sequence[StageMaps]) -> dict[str, dict[str, Tensor]]:
+def arrays_of(maps: Sequence[StageMaps]) -> dict[str, dict[str, np.ndarray]]:
     """Return the maps of a run, and their folds as lower triangles.
 
     With an ablation, the intact model's maps are the reference.
@@ -120,7 +116,10 @@ def arrays_of(maps: Sequence[StageMaps]) -> dict[str, dict[str, Tensor]]:
             means[f"reference/{letter}"] = maps[0].mean(letter)
     if len(shown.query_positions) < next(iter(shown.folds.values())).shape[-1]:
         means["query_positions"] = shown.query_positions
-    return {"maps": means, "folds": folds}
+    return {
+        file: {name: tensor.float().cpu().numpy() for name, tensor in of_file.items()}
+        for file, of_file in (("maps", means), ("folds", folds))
+    }
 
 
 def stages_table(maps: Mapping[str, StageMaps], layer: int) -> pd.DataFrame:
@@ -130,14 +129,14 @@ def stages_table(maps: Mapping[str, StageMaps], layer: int) -> pd.DataFrame:
         maps: the stages of the intact and of any ablated model.
         layer: the block under study, from 0; (h) and (i) belong to the next block.
     """
-    measured = [
-        ({"model": model, "stage": letter}, [measure_pattern(stages.layer_maps(letter).pattern)])
+    return pd.DataFrame(
+        {
+            **{"layer": layer + STAGES[letter].block, "model": model, "stage": letter},
+            **interval_columns(**vars(measure_pattern(stages.layer_maps(letter).pattern))),
+        }
         for model, stages in maps.items()
         for letter in stages.folds
-    ]
-    table = measures_table(measured, [layer], labels=("model", "stage"))
-    table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
-    return table
+    )
 
 
 @partial(takes_options, Settings)

@@ -127,27 +127,6 @@ def attention_table(
     return pd.DataFrame(rows)
 
 
-def measures_table(
-    measured: Iterable[tuple[TableRow, Sequence[Measures]]],
-    layers: Sequence[int],
-    labels: Sequence[str] = ("removed",),
-) -> pd.DataFrame:
-    """Return the table of pattern measures: layer, the labels, and each measure with its bounds.
-
-    Args:
-        measured: groups of layers, each with its values of the labels.
-        layers: the layers' numbers.
-        labels: the columns that name the groups.
-    """
-    names = tuple(Measures.__dataclass_fields__)
-    rows = [
-        {"layer": layer, **values, **interval_columns(**vars(measures))}
-        for values, of_group in measured
-        for layer, measures in zip(layers, of_group, strict=True)
-    ]
-    return table_of(rows, ["layer", *labels, *interval_names(*names)])
-
-
 def term_table(sums: PositionSums) -> pd.DataFrame:
     """Return the terms of the lead and of the pattern of every reader, a row each.
 

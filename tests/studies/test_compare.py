@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from support.command_line import refused, run_command
@@ -16,7 +17,7 @@ from nope_probe.run.folder import Run, read_run, write_run
 from nope_probe.run.manifest import read_manifest
 from nope_probe.run.session import Session
 from nope_probe.studies.compare import Settings
-from nope_probe.studies.tables import measures_table
+from nope_probe.studies.tables import interval_columns
 from tests.support.manifests import manifest_of
 
 N, FOLDS, LAYERS = 13, 5, 2
@@ -52,9 +53,12 @@ def write(
         "kind": "ablate",
         **manifest,
     }
-    measured = [*measure(folds, manifest.get("skip_keys", 0)).values()]
-    names = {"removed": "intact", "replacement": "none"}
-    tables = {"pattern": measures_table([(names, measured)], range(folds.shape[1]), [*names])}
+    rows = [
+        {"layer": layer, "removed": "intact", "replacement": "none"}
+        | interval_columns(**vars(measures))
+        for layer, measures in measure(folds, manifest.get("skip_keys", 0)).items()
+    ]
+    tables = {"pattern": pd.DataFrame(rows)}
     write_run(
         folder, Run(manifest=manifest_of(**about), arrays=arrays, tables=tables, page="a page")
     )

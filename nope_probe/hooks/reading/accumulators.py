@@ -35,7 +35,7 @@ from nope_probe.stages import Letter
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One letter of Figure 3 (`stages.STAGE_MEANINGS` says what it holds).
+    """One letter of Figure 3 (`stages.STAGE_WORDS` says what it holds).
 
     Attributes:
         block: 0 for the block under study, 1 for the one after it.
