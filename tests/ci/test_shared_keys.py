@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from support.decoders import write_decoder
-from support.edited_model import blocks, plain_run
+from support.edited_model import plain_run
 from support.hooked_runs import hooked_run, largest_error
-from support.plain_attention import plain_attention
+from support.plain_attention import blocks_of, plain_attention
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import Tiny
 from torch import Tensor
@@ -82,7 +82,7 @@ def with_drawn_weights(hf: PreTrainedModel, names: Collection[str], model: Any) 
     copied = deepcopy(hf)
     for layer in layers_of(model):
         for name in names:
-            projection = getattr(blocks(copied)[layer.index].self_attn, f"{name[-1]}_proj", None)
+            projection = getattr(blocks_of(copied)[layer.index].self_attn, f"{name[-1]}_proj", None)
             if projection is not None:
                 place = Place(layer=layer, name=name, replacement="given")  # type: ignore[arg-type]
                 new = drawn(layer.weight_per_head(name), place)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_keys_and_values_of_one_layer_are_removed_in_the_layers_that_read_them(
     gemma4: Tiny, model: Any
 ) -> None:
     edited = deepcopy(gemma4.hf)
-    attn = blocks(edited)[1].self_attn
+    attn = blocks_of(edited)[1].self_attn
     attn.k_proj.weight.zero_()
     for layers in ([1], [1, 3]):
         with ablated(model, Ablation(remove="w_k", layers=layers, replacement="zero")):
@@ -143,7 +143,7 @@ def without_rope(hf: PreTrainedModel, layers: Collection[int]) -> PreTrainedMode
             kwargs["position_embeddings"] = none
         return args, kwargs
 
-    for block in blocks(copied):
+    for block in blocks_of(copied):
         block.self_attn.register_forward_pre_hook(before, with_kwargs=True)
     return copied
 
@@ -173,7 +173,7 @@ def test_the_mask_is_removed_in_layers_that_read_others_keys(
         return args, kwargs
 
     edited = deepcopy(gemma4.hf)
-    for block in blocks(edited)[2:]:
+    for block in blocks_of(edited)[2:]:
         block.self_attn.register_forward_pre_hook(before, with_kwargs=True)
     with ablated(model, Ablation(remove=name, layers=[2, 3])):
         outputs = hooked_run(model, gemma4.tokens)

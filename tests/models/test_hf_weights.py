@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import safetensors
-from support.fake_hub import HubHandler, online, serving
+from support.fake_hub import FolderHub, online, serving
 from support.tiny_models import CONFIGS, randomised, tokenizer
 from transformers import AutoConfig
 
@@ -97,36 +97,11 @@ def test_weights_outside_of_the_folder_or_pickled_are_not_read_by_name(
         read_weights(str(tmp_path), named=named)
 
 
-class _Hub(HubHandler):
-    """Serves a folder's files as the Hub serves those of `owner/model`."""
-
-    folder: ClassVar[Path]
-    sent: ClassVar[list[str]]
-
-    def do_HEAD(self) -> None:
-        self.send_file()
-
-    def do_GET(self) -> None:
-        content = self.send_file()
-        if content:
-            self.sent.append(Path(self.path).name)
-            self.wfile.write(content)
-
-    def send_file(self) -> bytes:
-        file = self.folder / Path(self.path).name
-        content = file.read_bytes() if file.is_file() else b""
-        headers = {"X_Repo_Commit": "c" * 40, "ETag": f'"{file.name}"'}
-        if not content:
-            headers["X_Error_Code"] = "EntryNotFound"
-        self.answer(200 if content else 404, content, **headers)
-        return content
-
-
 @pytest.fixture
 def hub(sharded: Path) -> Iterator[str]:
     """The address of a server that serves the sharded model."""
-    _Hub.folder, _Hub.sent = sharded, []
-    with serving(_Hub) as address:
+    FolderHub.folder, FolderHub.asked = sharded, []
+    with serving(FolderHub) as address:
         yield address
 
 
@@ -137,7 +112,8 @@ def test_only_the_files_that_are_needed_are_downloaded_from_the_hub(
         weights = read_weights("owner/model", n_layers=2)
     n_kept = sum(not 2 <= layer < N_LAYERS for layer in map(layer_of, weight_map(sharded)))
     assert len(weights) == n_kept
-    assert sorted(_Hub.sent) == sorted({INDEX, *files_of(sharded, 2)})
+    sent = [Path(path).name for path in FolderHub.asked]
+    assert sorted(sent) == sorted({INDEX, *files_of(sharded, 2)})
 
 
 def layer_of(key: str) -> int:

@@ -1,6 +1,5 @@
 """The Hub: what is refused at once without it; and a model's context, known before it is loaded."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from support.command_line import refused
-from support.fake_hub import HubHandler, online, serving
+from support.fake_hub import FolderHub, HubHandler, online, serving
 from support.tiny_models import ByName
 from transformers import (
     Gemma3TextConfig,
@@ -90,9 +89,6 @@ def test_without_the_hub_what_is_not_cached_is_refused_in_one_line_that_says_wha
         validate_hub_answers("the data set a/b")
 
 
-COMMIT = "7" * 40
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -133,31 +129,14 @@ def test_a_sequence_as_long_as_the_context_fits_and_a_longer_one_if_asked_for(
             validate_context(str(tmp_path / "gpt2"), 32, beyond=beyond)
 
 
-class OneFile(HubHandler):
-    """A hub whose models have a config.json of a context of 31 positions, and nothing else."""
-
-    requests: list[str]
-    content = json.dumps({"model_type": "llama", "max_position_embeddings": 31}).encode()
-
-    def do_HEAD(self) -> None:
-        if self.path.endswith("/config.json"):
-            self.answer(200, self.content, ETag='"5"', X_Repo_Commit=COMMIT)
-        else:
-            self.answer(200)
-
-    def do_GET(self) -> None:
-        self.requests.append(self.path)
-        self.do_HEAD()
-        self.wfile.write(self.content)
-
-
 def test_of_a_model_on_the_hub_only_its_configuration_is_downloaded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    OneFile.requests = []
-    with serving(OneFile) as hub, online(hub, tmp_path / "cache"):
+    LlamaConfig(max_position_embeddings=31).save_pretrained(tmp_path / "model")
+    FolderHub.folder, FolderHub.asked = tmp_path / "model", []
+    with serving(FolderHub) as hub, online(hub, tmp_path / "cache"):
         line = refused(capfd, tmp_path / "runs", ablate, "--model", "owner/model")
     context = "--seq-len 64 is beyond the model's context 31: "
     assert line == f"{context}take --beyond-context, or shorter sequences"
-    of_the_model = [path for path in OneFile.requests if path.startswith("/owner/model")]
+    of_the_model = [path for path in FolderHub.asked if path.startswith("/owner/model")]
     assert of_the_model == ["/owner/model/resolve/main/config.json"]

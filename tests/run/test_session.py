@@ -7,7 +7,6 @@ from shutil import copytree
 
 import pytest
 import torch
-from support.stream_checkpoints import out_of_memory_above
 
 from nope_probe.errors import UserError
 from nope_probe.run.paths import checkpoint_dir, locked
@@ -15,8 +14,7 @@ from nope_probe.run.processes import Interrupted
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.ablate import Settings
-from nope_probe.studies.ablate_run import Ablate, run
-from nope_probe.studies.study import run_passes
+from nope_probe.studies.ablate_run import run
 
 SMALL = {
     "remove": ("none",),
@@ -31,16 +29,6 @@ MAPS = {"folds": torch.zeros(4, 1, 17, 17).double()}
 
 def not_reached(*_: object) -> None:
     raise AssertionError("a model was loaded")
-
-
-def test_a_batch_that_does_not_fit_is_halved_with_a_message(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
-    settings = Settings(**SMALL | {"layers": 2}, batch_size=5, out=tmp_path / "run")
-    with Session(settings) as session, out_of_memory_above(4, session.loaded.model, 0):
-        maps = next(iter(run_passes(Ablate(session).passes())["score/intact"].maps.values()))
-    assert "a batch does not fit into memory: going on with 2 at a time" in capfd.readouterr().err
-    assert maps.counts.sum() == 13
 
 
 def run_out_of_memory(settings: Settings) -> None:

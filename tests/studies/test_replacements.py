@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.rounding import MEASURE
 from support.tiny_models import tokens
 
+from nope_probe import Ablation, ablated, attribute_heads, capture_scores
 from nope_probe.studies.ablate_run import run_ablations
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -51,3 +53,27 @@ def test_each_band_of_rope_is_a_row_and_all_together_are_rope(
     for name in ("lead", "kept"):
         by_source = one.pivot(index="layer", columns="removed", values=name)
         np.testing.assert_allclose(by_source["rope[0:5]"], by_source["rope"], rtol=1e-4, atol=1e-4)
+
+
+BANDS = ("rope[0:2]", "rope[2:5]")
+
+
+def test_the_values_of_a_head_are_those_of_its_maps_without_each_source_and_band(
+    bridge: Callable[[str], Any],
+) -> None:
+    model, inputs = bridge("llama"), tokens(97, 13)
+    run = run_ablations(model, inputs, folds=5, batch_size=31, remove=BANDS, per_head=True)
+    table, names = run.tables["head_pattern"], ["intact", "mask", "rope", "mask+rope", *BANDS]
+    assert table["removed"].tolist() == names * 2 * 6
+    maps = {}
+    for name in names:
+        removed = () if name == "intact" else name
+        with ablated(model, Ablation(remove=removed)):
+            maps[removed] = capture_scores(model, inputs, n_folds=5, per_head=True)
+    heads = attribute_heads(maps)
+    for row in table.to_dict("records"):
+        values = heads[row["layer"], row["head"]].conditions[row["removed"]]
+        for name in ("lead", "amplitude", "kept"):
+            found = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
+            expected = getattr(values, name).ends
+            assert found == pytest.approx(expected, rel=MEASURE, abs=MEASURE, nan_ok=True)

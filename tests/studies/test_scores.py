@@ -65,6 +65,17 @@ def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.nd
         assert known.all() or (name == "pattern/intact" and known.sum() == 2 * (11 + 66))
 
 
+def test_offsets_are_the_means_of_the_maps_diagonals(done: Path):
+    maps, table = load_file(done / "maps.safetensors"), pd.read_csv(done / "offsets.csv")
+    rows = table[(table["term"] == "score") & (table["layer"] == 1)]
+    gap = NETWORK * float(np.nanmax(np.abs(maps["score/intact"])))
+    assert rows["offset"].tolist() == list(range(1, N_POS - 1))
+    for row in rows.to_dict("records"):
+        other_keys = np.diagonal(maps["score/intact"][1], -row["offset"])[1:]
+        assert row["mean_low"] <= row["mean"] <= row["mean_high"]
+        assert row["mean"] == pytest.approx(other_keys.mean(), abs=gap)
+
+
 def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
     """Return plain transformers' attention, [layer, seq, head, query, key]."""
     return plain_scores(hf, inputs).nan_to_num(nan=-torch.inf).softmax(-1).numpy()

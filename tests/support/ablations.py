@@ -12,7 +12,6 @@ from support.edited_model import (
     WEIGHTS,
     Replaced,
     attention_inputs,
-    blocks,
     edited,
     norm_sizes,
     output_means,
@@ -22,6 +21,7 @@ from support.edited_model import (
     scaled_identities,
     ungrouped,
 )
+from support.plain_attention import blocks_of
 from support.tiny_models import Tiny
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -64,7 +64,7 @@ def ablations(draw: st.DrawFn, model: Any, tiny: Tiny, n_pos: int | None = None)
     if "bands" in names:
         at, pairs = names.index("bands"), range(len(rotary_angles(tiny)))
         names[at : at + 1] = bands(draw(st.sets(st.sampled_from(pairs), min_size=1)))
-    layer = st.sampled_from(range(len(blocks(tiny.hf))))
+    layer = st.sampled_from(range(len(blocks_of(tiny.hf))))
     heads = st.lists(st.sampled_from(range(n_heads(tiny.hf))), unique=True)
     replacement = draw(st.sampled_from((*REPLACEMENTS, own_weight)))
     return Ablation(
@@ -111,7 +111,7 @@ def edited_as(ablation: Ablation, model: Any, tiny: Tiny) -> PreTrainedModel:
     hf = tiny.hf
     names = {"rope" if name.startswith("rope") else name for name in ablation.remove}
     pairs = pairs_of([name for name in ablation.remove if name.startswith("rope")], tiny)
-    layers = range(len(blocks(hf))) if ablation.layers is None else ablation.layers
+    layers = range(len(blocks_of(hf))) if ablation.layers is None else ablation.layers
     where = dict.fromkeys(layers) if ablation.heads is None else dict(ablation.heads)
     every = {*range(n_heads(hf))}
     where = {
@@ -159,7 +159,7 @@ def replaced_weights(kind: Any, gain: str | None, seed: int, model: Any, tiny: T
         return scaled_identities(copied, measured[gain](hf) if gain in measured else None)
     shapes = {
         (name, layer): weight.shape
-        for layer in range(len(blocks(hf)))
+        for layer in range(len(blocks_of(hf)))
         for name, (weight, _) in projections(copied, layer).items()
     }
     if kind == "mean":

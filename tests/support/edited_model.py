@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
+from support.plain_attention import blocks_of
 from support.tiny_models import N_POS
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -36,17 +37,13 @@ def subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [c for size in range(len(names) + 1) for c in combinations(names, size)]
 
 
-def blocks(hf: PreTrainedModel) -> Any:
-    return hf.transformer.h if hf.config.model_type == "gpt2" else hf.model.layers
-
-
 def attention(block: Any) -> Any:
     return block.attn if hasattr(block, "attn") else block.self_attn
 
 
 def projections(hf: PreTrainedModel, layer: int) -> dict[str, Projection]:
     """Return views of one block's four projections, whatever their layout on disk."""
-    attn = attention(blocks(hf)[layer])
+    attn = attention(blocks_of(hf)[layer])
     if hasattr(attn, "c_attn"):  # GPT-2: Conv1D, transposed and fused in thirds
         weights, biases = attn.c_attn.weight.T.chunk(3), attn.c_attn.bias.chunk(3)
         fused = dict(zip(("w_q", "w_k", "w_v"), map(Projection, weights, biases), strict=True))
@@ -76,9 +73,9 @@ def ungrouped(hf: PreTrainedModel) -> PreTrainedModel:
     for name, parameter in actual.items():
         if parameter.shape == theirs[name].shape:
             parameter.copy_(theirs[name])
-    for layer in range(len(blocks(hf))):
+    for layer in range(len(blocks_of(hf))):
         source, target = projections(hf, layer), projections(copied, layer)
-        d_head = attention(blocks(hf)[layer]).head_dim
+        d_head = attention(blocks_of(hf)[layer]).head_dim
         target["w_q"].weight.copy_(source["w_q"].weight)
         for name in ("w_k", "w_v"):
             for new, old in zip(target[name], source[name], strict=True):
@@ -112,7 +109,8 @@ def edited(
     if "pos_embed" in remove:
         positions = copied.transformer.wpe.weight
         positions[:n_pos] = positions[:n_pos].mean(0)
-    for layer, heads in (dict.fromkeys(range(len(blocks(hf)))) if where is None else where).items():
+    everywhere: dict[int, Any] = dict.fromkeys(range(len(blocks_of(hf))))
+    for layer, heads in (everywhere if where is None else where).items():
         actual = projections(copied, layer)
         for name in remove & set(WEIGHTS):
             rows = rows_of(heads, hf, layer)
@@ -122,7 +120,7 @@ def edited(
             rows = slice(None) if name == "w_o" else rows
             for parameter, value in zip(actual[name], replaced[name, layer], strict=True):
                 parameter[rows] = value[rows]
-        block = blocks(copied)[layer]
+        block = blocks_of(copied)[layer]
         if "mlp" in remove:
             last = block.mlp.c_proj if hasattr(block.mlp, "c_proj") else block.mlp.down_proj
             for parameter in last.parameters():
@@ -149,14 +147,14 @@ def rows_of(heads: Sequence[int] | None, hf: PreTrainedModel, layer: int) -> Any
     """Return the rows of W_Q that belong to some heads, in the ungrouped model."""
     if heads is None:
         return slice(None)
-    d_head = attention(blocks(hf)[layer]).head_dim
+    d_head = attention(blocks_of(hf)[layer]).head_dim
     return [head * d_head + row for head in heads for row in range(d_head)]
 
 
 def scaled_identities(copied: PreTrainedModel, c: Sizes | None) -> Replaced:
     """Return c * P, without bias, for each projection of an ungrouped model."""
     replaced = {}
-    for layer in range(len(blocks(copied))):
+    for layer in range(len(blocks_of(copied))):
         for name, (weight, _) in projections(copied, layer).items():
             size = 1.0 if c is None else c[name, layer]
             matrix = size * rectangular_identity(name, weight.shape)
@@ -166,7 +164,7 @@ def scaled_identities(copied: PreTrainedModel, c: Sizes | None) -> Replaced:
 
 def add_biases(copied: PreTrainedModel) -> None:
     """Add a bias of 0, which changes nothing, to each linear module of attention without one."""
-    for block in blocks(copied):
+    for block in blocks_of(copied):
         for module in attention(block).children():
             if isinstance(module, torch.nn.Linear) and module.bias is None:
                 module.bias = torch.nn.Parameter(torch.zeros(len(module.weight)), False)
@@ -243,7 +241,7 @@ class PerHead:
 def norm_sizes(hf: PreTrainedModel) -> dict[tuple[str, int], float]:
     """Return the gains `norm`: ||W||_F / sqrt(rows), rows on the side of the heads."""
     sizes = {}
-    for layer in range(len(blocks(hf))):
+    for layer in range(len(blocks_of(hf))):
         for name, projection in projections(hf, layer).items():
             rows = projection.weight.shape[1 if name == "w_o" else 0]
             sizes[name, layer] = float(projection.weight.square().sum() / rows) ** 0.5
@@ -286,7 +284,7 @@ def attention_inputs(hf: PreTrainedModel, tokens: Tensor) -> list[tuple[Tensor, 
     y: list[Tensor] = []
     z: list[Tensor] = []
     handles = []
-    for block in blocks(hf):
+    for block in blocks_of(hf):
         attn = attention(block)
         first = next(getattr(attn, n) for n in ("q_proj", "qkv_proj", "c_attn") if hasattr(attn, n))
         last = attn.o_proj if hasattr(attn, "o_proj") else attn.c_proj

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from shutil import copytree
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from huggingface_hub import close_session, constants
@@ -36,6 +36,29 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
+
+
+class FolderHub(HubHandler):
+    """Serves a folder's files as the Hub serves those of `owner/model`."""
+
+    folder: ClassVar[Path]
+    asked: ClassVar[list[str]]
+
+    def do_HEAD(self) -> None:
+        self.send_file()
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.wfile.write(self.send_file())
+
+    def send_file(self) -> bytes:
+        file = self.folder / Path(self.path).name
+        content = file.read_bytes() if file.is_file() else b""
+        headers = {"X_Repo_Commit": "c" * 40, "ETag": f'"{file.name}"'}
+        if not content:
+            headers["X_Error_Code"] = "EntryNotFound"
+        self.answer(200 if content else 404, content, **headers)
+        return content
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from support.plain_attention import blocks_of
 from support.rounding import NETWORK
 from support.tiny_models import distance
 from torch import Tensor
@@ -83,6 +84,21 @@ def _keep(states: BlockStates, name: str, pick: Callable[[Any, Any], Any]) -> Ca
         setattr(states, name, picked[0] if isinstance(picked, tuple) else picked)
 
     return hook
+
+
+def block_outputs(hf: PreTrainedModel, **inputs: Tensor) -> Tensor:
+    """Return the output of every block of a plain model: [layer, batch, pos, d_model]."""
+    kept: list[Tensor] = []
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        kept.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [block.register_forward_hook(keep) for block in blocks_of(hf)]
+    with torch.inference_mode():
+        hf(**inputs)
+    for handle in handles:
+        handle.remove()
+    return torch.stack(kept)
 
 
 def per_fold(values: Tensor, n_folds: int) -> Tensor:

@@ -10,14 +10,10 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint
 
 
 class Recorded(StreamCheckpoint):
-    """Records the batches that are done, and the sizes that batches are halved to."""
+    """Records the sizes that batches are halved to."""
 
     def __init__(self) -> None:
-        self.batches: list[int] = []
         self.sizes: list[int] = []
-
-    def advance(self, n_seqs: int) -> None:
-        self.batches.append(n_seqs)
 
     def batch_halved(self, batch_size: int) -> None:
         self.sizes.append(batch_size)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.decoders import write_decoder
-from support.edited_model import blocks
+from support.plain_states import block_outputs
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance, tokens
 
@@ -34,20 +34,6 @@ def vectors(hf: Any) -> torch.Tensor:
     return torch.randn(N_SEQS, N_POS, hf.config.hidden_size, generator=generator)
 
 
-def plain_output(hf: Any, embeddings: torch.Tensor) -> torch.Tensor:
-    """Return the output of the last block of plain transformers."""
-    outputs: list[torch.Tensor] = []
-
-    def keep(module: Any, inputs: Any, output: Any) -> None:
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-
-    handle = blocks(hf)[-1].register_forward_hook(keep)
-    with torch.inference_mode():
-        hf(inputs_embeds=embeddings)
-    handle.remove()
-    return outputs[0]
-
-
 @pytest.mark.parametrize(
     "spec", ["bridge:llama", "bridge:gpt2", "bridge:gemma2", "hooked:smollm3-nope"]
 )
@@ -59,7 +45,8 @@ def test_vectors_enter_the_first_block_as_they_are_whatever_is_added_to_embeddin
     x = vectors(hf)
     with torch.inference_mode():
         output = run_blocks(model, x)
-    assert distance(output, plain_output(hf, EMBEDDINGS[name](x, hf))) <= NETWORK
+    expected = block_outputs(hf, inputs_embeds=EMBEDDINGS[name](x, hf))[-1]
+    assert distance(output, expected) <= NETWORK
 
 
 def test_a_hook_at_the_first_block_reads_the_vectors_and_may_replace_them(

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.edited_model import blocks
 from support.hooked_runs import hooks_left
-from support.plain_states import agree, per_fold
+from support.plain_states import agree, block_outputs, per_fold
 from support.rounding import assert_same, rounding
 from support.stream_checkpoints import out_of_memory_above
 from support.tiny_models import N_POS, ByName, ModelOf, tokens
@@ -123,21 +122,6 @@ def test_losses_of_bfloat16_logits_are_float32() -> None:
     assert_same(losses, plain_losses(logits, ids), rounding(logits.shape[-1]))
 
 
-def plain_residuals(hf: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return the output of every block of a plain model: [layer, seq, pos, d_model]."""
-    kept: list[torch.Tensor] = []
-
-    def keep(module: Any, args: Any, output: Any) -> None:
-        kept.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [block.register_forward_hook(keep) for block in blocks(hf)]
-    with torch.inference_mode():
-        hf(ids)
-    for handle in handles:
-        handle.remove()
-    return torch.stack(kept).double()
-
-
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-nope"])
 def test_moments_are_products_of_plain_residuals(
     spec: str, model_of: ModelOf, tiny: ByName
@@ -146,7 +130,7 @@ def test_moments_are_products_of_plain_residuals(
     ids = tiny(name).tokens
     y = torch.randn(*ids.shape, 2, generator=torch.Generator().manual_seed(0))
     xx, xy = capture_moments(model, ids, y, skip=2, batch_size=2)
-    x = plain_residuals(tiny(name).hf, ids)[:, :, 2:].flatten(1, 2)
+    x = block_outputs(tiny(name).hf, input_ids=ids).double()[:, :, 2:].flatten(1, 2)
     x = torch.cat([x, torch.ones(*x.shape[:2], 1)], -1)
     assert_same(xx, x.mT @ x)
     assert_same(xy, x.mT @ y[:, 2:].flatten(0, 1).double())
@@ -155,7 +139,7 @@ def test_moments_are_products_of_plain_residuals(
 
 def test_distances_are_between_predictions_and_the_index(bridge: ByName, tiny: ByName) -> None:
     ids = tiny("llama").tokens
-    x = plain_residuals(tiny("llama").hf, ids)[:1, :, 3:]
+    x = block_outputs(tiny("llama").hf, input_ids=ids).double()[:1, :, 3:]
     weights = torch.randn(1, x.shape[-1] + 1, 2, generator=torch.Generator().manual_seed(1))
     seen = capture_distances(bridge("llama"), ids, weights, skip=3, batch_size=2)
     predicted = x[0] @ weights[0, :-1].double() + weights[0, -1]

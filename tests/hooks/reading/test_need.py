@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from support.decoders import write_decoder
-from support.edited_model import attention, blocks, projections
-from support.plain_attention import PlainAttention, plain_attention
+from support.edited_model import attention, projections
+from support.plain_attention import PlainAttention, blocks_of, plain_attention
 from support.tiny_models import ByName, ModelOf, Tiny
 from torch import Tensor
 
@@ -47,7 +47,7 @@ def straight(module: Any, pairs: slice) -> Iterator[None]:
 def constant(hf: Any, number: int, name: str) -> Iterator[None]:
     """Let one projection of a layer write the mean of its output."""
     weight, bias = projections(hf, number)[name]
-    module = getattr(attention(blocks(hf)[number]), f"{name[-1]}_proj")
+    module = getattr(attention(blocks_of(hf)[number]), f"{name[-1]}_proj")
     outputs: list[Tensor] = []
     handle = module.register_forward_hook(lambda *call: outputs.append(call[2]))
     hf(inputs())
@@ -77,7 +77,7 @@ def changed(hf: Any, number: int, removed: str, intact: PlainAttention) -> Tenso
         edit = constant(hf, number, removed)
     else:
         pairs = slice(0, 2) if removed == "rope[0:2]" else slice(None)
-        edit = straight(attention(blocks(hf)[number]), pairs)
+        edit = straight(attention(blocks_of(hf)[number]), pairs)
     with edit:
         return plain_attention(hf, inputs())[number].scores
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from support.decoders import write_decoder
-from support.edited_model import Outputs, attention, blocks, edited, plain_run
+from support.edited_model import Outputs, attention, edited, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
+from support.plain_attention import blocks_of
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
@@ -26,17 +27,13 @@ SPECS = [
 WRITERS = ["embed", "L0H1", "ATTN0", "MLP0", "L1H2", "MLP1"]
 
 
-def blocks_of_any(hf: Any) -> Any:
-    return hf.gpt_neox.layers if hasattr(hf, "gpt_neox") else blocks(hf)
-
-
 def writing_module(hf: Any, writer: str) -> Any:
     """Return the module of plain transformers whose output is added to the residual stream."""
     if writer in ("embed", "pos_embed"):
         body = getattr(hf, hf.base_model_prefix)
         names = ("embed_tokens", "embed_in", "wte") if writer == "embed" else ("wpe",)
         return next(getattr(body, name) for name in names if hasattr(body, name))
-    block = blocks_of_any(hf)[int(writer.split("H")[0].strip("LATNMP"))]
+    block = blocks_of(hf)[int(writer.split("H")[0].strip("LATNMP"))]
     if writer.startswith("MLP"):
         return getattr(block, "post_feedforward_layernorm", block.mlp)
     if hf.config.model_type in ("gemma2", "olmo2"):
@@ -57,7 +54,7 @@ def outputs_of(hf: Any, writer: str, text: torch.Tensor) -> torch.Tensor:
     hooks.append(module.register_forward_hook(lambda m, i, o: kept.update(written=o)))
     if writer.startswith("L"):
         layer, head = map(int, writer[1:].split("H"))
-        projection = output_projection(blocks_of_any(hf)[layer])
+        projection = output_projection(blocks_of(hf)[layer])
         hooks.append(
             projection.register_forward_hook(lambda m, i, o: kept.update(z=i[0], behind=o))
         )
