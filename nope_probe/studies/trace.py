@@ -20,7 +20,7 @@ from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import LARGEST, Bounds, Mistakes
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.settings import RunSettings
-from nope_probe.studies.tidy import sections
+from nope_probe.studies.tidy import row_maps, sections
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,8 +68,8 @@ VIEWS = (
         across=2,
         names=QUESTIONS,
         caption="Nats that a writer makes of a reader's lead or pattern, on the direct path into "
-        "its keys and queries; blue is below 0. Writers below a twentieth of the largest part, and "
-        "weaker readers, are left out.",
+        "its keys and queries; blue is below 0. Writers below a twentieth of the largest part are "
+        "left out.",
     ),
     View(
         table="effects",
@@ -86,10 +86,9 @@ VIEWS = (
         "held.",
     ),
 )
-MOST_WRITERS, MOST_READERS = 24, 32  # in the figure of writers and readers
 NAMED = 2  # writers of a lead or a pattern in the sentence
 AGAINST = 0.1  # of a lead or pattern: a part below 0 that the sentence names
-LEAST = 0.05  # of a lead or pattern, which a drawn term or a writer in the first table makes
+LEAST = 0.05  # of a lead or pattern, which a term or writer makes that is shown
 INDENT = "· "  # before a head, whose nats its attention's row counts
 NO_PATTERN = "No layer or head shows a lead or pattern that exceeds the noise."
 ROTATION, ALIBI = "RoPE's rotation", "ALiBi"
@@ -101,14 +100,12 @@ PARTS = {  # what terms are called in the first table, in the order of their map
     "covariance": "covariance",
 }
 MADE_BY = {  # by the term that surely is most of a lead or pattern
-    ROTATION: f"{ROTATION} makes {{part}} of {{whole}}",
-    ALIBI: f"{ALIBI} makes {{part}} of {{whole}}",
+    **dict.fromkeys((ROTATION, ALIBI), "{term} makes {part} of {whole}"),
     "covariance": "covariance, which no mean vector carries, makes {part} of {whole}",
     "written": "{writers} of {whole}",
     "noisy": "no single writer makes {whole}, of which {part} were written",
     "none": "no single term makes {whole}",
 }
-PUSHES = "pushes back"
 LOST = "Lost: on all paths, without its position{kept}."
 OF_HEADS = "A head's nats are counted in the row of its attention, above it."
 
@@ -237,51 +234,42 @@ def report(run: Run) -> Report:
     return Report(
         title=f"Who writes position in {run.manifest.model_name}",
         headline=headline(run),
-        sections=[terms, *sections(VIEWS, {**tables, "written": written_parts(tables)}, COLUMNS)],
+        sections=[
+            terms,
+            *sections(VIEWS, {**tables, "written": written_parts(tables["writers"])}, COLUMNS),
+        ],
         how_to_read=notes.how_to_read("trace"),
     )
 
 
 def draw_terms(run: Run, reader: str) -> go.Figure:
     """Draw the terms of a reader's lead and pattern that count, on one scale."""
-    import numpy as np
-
     from nope_probe.figures.maps import term_maps
-    from nope_probe.figures.panels import RowMaps
 
     rows = with_readers(run.tables["terms"])
     rows = rows[rows["reader"] == reader]
     sizes = rows.pivot(index="term", columns="of", values="size").abs()
     counts = (sizes >= LEAST * sizes.loc["all"]).any(axis=1)
-    maps = {
-        term: RowMaps(
-            values=np.asarray(run.maps[f"{reader}/{term}"], float)[None],
-            queries=run.query_positions,
-            skip_keys=run.manifest.skip_keys,
-        )
-        for term in PARTS
-        if counts.get(term, False)
-    }
+    terms = [term for term in PARTS if counts.get(term, False)]
+    maps = {term: row_maps(run, run.maps[f"{reader}/{term}"][None]) for term in terms}
     return term_maps(maps, title=f"The terms of {reader}", layers=[numbers_of(reader)[0]])
 
 
-def written_parts(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return what the strongest writers make of the strongest readers' leads and patterns, nats.
+def written_parts(writers: pd.DataFrame) -> pd.DataFrame:
+    """Return what the writers that count make of each reader's lead and pattern, nats.
 
     The parts in keys and in queries are added up, with bounds that hold however they are
     correlated.
-    """
-    import pandas as pd
 
-    whole = with_readers(tables["terms"].query("term == 'all'"))
-    readers = whole["size"].abs().groupby(whole["reader"]).max().nlargest(MOST_READERS).index
+    Args:
+        writers: `writers.csv`.
+    """
     numbers = [end for name in ("part", "from_first_key") for end in (name, *bound_columns(name))]
-    rows = with_readers(tables["writers"].query("writer != 'bias'")).dropna(subset="part")
-    of_reader = rows[rows["reader"].isin(readers)].groupby(["writer", "reader", "of"], sort=False)
-    rows = of_reader[numbers].sum(min_count=1).reset_index()
-    largest = rows["part"].abs().groupby([rows["writer"], rows["of"]]).max().nlargest(MOST_WRITERS)
-    shown = largest.index[largest >= LEAST * largest.max()]
-    rows = rows[pd.MultiIndex.from_frame(rows[["writer", "of"]]).isin(shown)]
+    rows = with_readers(writers.query("writer != 'bias'")).dropna(subset="part")
+    rows = rows.groupby(["writer", "reader", "of"], sort=False)[numbers].sum(min_count=1)
+    sizes = rows["part"].abs()
+    counts = sizes.groupby(["writer", "of"]).transform("max") >= LEAST * sizes.max()
+    rows = rows[counts].reset_index()
     places = rows["writer"].map(lambda name: Writer(name).order)
     return rows.loc[places.sort_values(kind="stable").index]
 
@@ -358,8 +346,9 @@ def headline(run: Run) -> Headline:
     kept = ", which the first token keeps" if manifest.results["kept_positions"] else ""
     length = f"{manifest.seq_len:,} tokens"
     asked = [name for name in ("pattern", "lead") if name in made]
-    clauses = [clause for name in asked for clause in _clauses(name, made, reader)]
-    if any(PUSHES in clause for clause in clauses):
+    against = {name: pushing_back(made[name]) for name in asked}
+    clauses = [clause for name in asked for clause in _clauses(name, made, reader, against[name])]
+    if any(against.values()):
         clauses.append("Where a part pushes back, the others can exceed the whole")
     table, n_left_out = _table(f"{reader} at {length}, nats", made)
     rule = f"{reader} has the largest lead and pattern of {notes.layers_of_run(manifest)}."
@@ -376,7 +365,22 @@ def headline(run: Run) -> Headline:
     )
 
 
-def _clauses(question: str, made: Mapping[str, pd.DataFrame], reader: str) -> Iterator[str]:
+def pushing_back(rows: pd.DataFrame) -> str:
+    """Return the term, attention, MLP or embedding whose part is the most below 0; empty if none.
+
+    Args:
+        rows: those of `made_of`.
+    """
+    wholes = [name for name in writers_of(rows) if Writer(name).whole == name]
+    terms = {*PARTS.values()} & {*rows.index} - {"whole", "written"}
+    shares = over_whole(rows, [*terms, *wholes])
+    strongest = min(shares, key=lambda name: shares[name][0], default="")
+    return strongest if strongest and shares[strongest][2] < -AGAINST else ""
+
+
+def _clauses(
+    question: str, made: Mapping[str, pd.DataFrame], reader: str, against: str
+) -> Iterator[str]:
     """Yield the main term or writers of a lead or a pattern, and what pushes back the most."""
     rows = made[question]
     size, terms = rows["part"]["whole"], {*PARTS.values()} & {*rows.index} - {"whole"}
@@ -393,15 +397,13 @@ def _clauses(question: str, made: Mapping[str, pd.DataFrame], reader: str) -> It
         named[0] = named[0].replace(" ", " writes ")
     named += ["others the rest"] if len(main) > NAMED else []
     yield MADE_BY["noisy" if most == "written" and not main else most].format(
+        term=most,
         whole=f"the {abs(size):{style}} nats {of[question]}",
         part=f"{parts.get(most, 0.0):{style}}",
         writers=listed(named) if named else "",
     )
-    wholes = terms - {"written"} | {name for name in names if Writer(name).whole == name}
-    against = {name: high for name, (_, _, high) in over_whole(rows, wholes).items()}
-    strongest = min(against, key=lambda name: parts[name], default="")
-    if strongest and against[strongest] < -AGAINST:
-        yield f"{strongest} {PUSHES} by {-parts[strongest]:{style}}"
+    if against:
+        yield f"{against} pushes back by {-parts[against]:{style}}"
 
 
 def _table(name: str, made: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, int]:

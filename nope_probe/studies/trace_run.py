@@ -38,7 +38,6 @@ from nope_probe.studies.tables import (
     TableRow,
     interval_columns,
     interval_names,
-    table_of,
     term_table,
     writer_table,
 )
@@ -180,8 +179,7 @@ def measure_effects(
         heads.sort(key=lambda head: (-direct.get(head, 0.0), -float(sizes[head])))
         rows += _effects(of_heads, place, read, intact, heads[:n_heads])
     rows.sort(key=lambda row: (row["of"], row["writer"].order))
-    columns = [name for name in EFFECTS_COLUMNS if name != "head" or name in place]
-    return table_of(rows, columns)
+    return pd.DataFrame(rows)
 
 
 def _without_positions(engine: Engine, key: str, writers: Iterable[Writer]) -> Engine:
@@ -234,12 +232,9 @@ def direct_parts(writers: pd.DataFrame, least: Mapping[Question, float]) -> dict
     """
     columns = ["part", "part_low", "part_high"]
     sums = writers.dropna(subset=columns).groupby(["of", "writer"], sort=False)[columns].sum()
-    sizes: dict[Writer, float] = {}
-    for (question, name), (part, low, high) in zip(sums.index, sums.to_numpy(), strict=True):
-        if max(abs(low), abs(high)) >= least[question]:
-            size = abs(part) / least[question]
-            sizes[Writer(name)] = max(size, sizes.get(Writer(name), 0.0))
-    return sizes
+    sizes = sums.abs().div(sums.index.get_level_values("of").map(least), axis=0)
+    matter = sizes[sizes[columns[1:]].max(axis=1) >= 1]["part"].groupby("writer").max()
+    return {Writer(str(name)): size for name, size in matter.items()}
 
 
 def losses(

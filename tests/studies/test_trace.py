@@ -220,19 +220,17 @@ def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_n
     assert lead.table is None
 
 
-def test_the_strongest_writers_of_the_strongest_readers_are_shown_with_both_sides() -> None:
-    whole, of_layer = traced.terms_table().query("layer == 2"), traced.writers_table()
-    terms = [whole.assign(head=head, size=whole["size"] * (head + 1)) for head in range(40)]
-    writers = pd.concat([of_layer, of_layer.assign(side="query")]).query("layer == 2")
-    tables = {
-        "terms": pd.concat(terms),
-        "writers": pd.concat(writers.assign(head=head) for head in (3, 9)),
-    }
-    written = page.written_parts(tables)
-    assert {*written["reader"]} == {"L2H9"}, "heads 8 to 39 are the strongest 32"
-    assert [*written["writer"]] == ["MLP0", "L1H0", "L1H1", "MLP1"]
-    one = of_layer.query("layer == 2 and writer == 'L1H1'").iloc[0]
-    both = written.set_index("writer").loc["L1H1"]
+def test_the_writers_that_count_are_shown_with_both_sides() -> None:
+    of_layer = traced.writers_table().query("layer == 2")
+    faint = of_layer.iloc[:1].assign(writer="MLP9", part=0.049 * of_layer["part"].max())
+    writers = pd.concat([of_layer, faint])
+    writers = pd.concat([writers, writers.assign(side="query")])
+    weak = writers.assign(head=3, part=writers["part"] / 50)
+    written = page.written_parts(pd.concat([writers.assign(head=9), weak]))
+    assert [*written["writer"]] == ["MLP0", "MLP0", "L1H0", "L1H0", "L1H1", "L1H1", "MLP1", "MLP1"]
+    assert [*written["reader"]] == ["L2H9", "L2H3"] * 4, "a writer counts by its largest part"
+    one = of_layer.query("writer == 'L1H1'").iloc[0]
+    both = written.query("reader == 'L2H9'").set_index("writer").loc["L1H1"]
     for name in ("part", "part_low", "part_high", "from_first_key"):
         assert both[name] == pytest.approx(2 * one[name])
 
