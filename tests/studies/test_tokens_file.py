@@ -71,13 +71,6 @@ def test_documents_in_the_file_share_folds(bare: str, tmp_path: Path) -> None:
     assert not table.equals(singly.tables["pattern"])
 
 
-def test_random_tokens_need_no_tokenizer(bare: str) -> None:
-    assert (
-        len(run_attention(bare, data="random", n_seqs=8, seq_len=8, folds=4).tables["attention"])
-        == 12
-    )
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from support.equation import plain_layers
 from support.frequency_steps import frequency_steps
 from support.rounding import assert_same, rounding
 from torch.func import jvp
@@ -29,29 +30,6 @@ NORMS = ["l2", "layernorm-sqrt-d", "layernorm-d"]
 @cache
 def model(n_layers=3, d_model=D, norm="l2", rope=False, causal=True):
     return build(parameter_free(n_layers, d_model, norm, rope, causal))
-
-
-def plain_scores(x, n_layers, norm, rope, causal):
-    """Follow eq. (1), or its variants of appendix B and section 5.1, in float64."""
-    x, (n, d) = x.double(), x.shape[1:]
-    theta = 10_000.0 ** (-2 * torch.arange(d // 2).double() / d)
-    turn = torch.polar(torch.ones(n, d // 2).double(), torch.arange(n)[:, None] * theta)
-    maps = []
-    for _ in range(n_layers):
-        if norm == "l2":
-            y = x / x.norm(dim=-1, keepdim=True)
-        else:
-            y = (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True, correction=0)
-        q = y
-        if rope:
-            z = torch.complex(y[..., : d // 2], y[..., d // 2 :]) * turn
-            q = torch.cat([z.real, z.imag], -1)
-        scores = q @ q.mT / {"l2": 1, "layernorm-sqrt-d": d**0.5, "layernorm-d": d}[norm]
-        if causal:
-            scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
-        maps.append(scores.masked_fill(scores.isinf(), torch.nan))
-        x = scores.softmax(-1) @ y + x
-    return torch.stack(maps, 1)
 
 
 def samples(count, alpha=0.3, seed=0, n=N, d=D):
@@ -85,13 +63,13 @@ def test_samples_are_unit_vectors_with_the_expected_inner_product():
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_plain_mean_is_that_of_the_equation_written_out(norm, rope, causal):
     simulated = simulate_scores(model(3, D, norm, rope, causal), alpha=0.3, seq_len=N, n_samples=70)
-    expected = plain_scores(samples(70), 3, norm, rope, causal).mean(0)
-    assert_same(simulated.plain.mean, expected)
+    scores, _ = plain_layers(samples(70), 3, norm, rope, causal)
+    assert_same(simulated.plain.mean, scores.mean(0))
 
 
 def test_the_standard_error_is_that_of_32_blocks_by_sample_index():
     result = simulate_scores(model(), alpha=0.3, seq_len=N, n_samples=96).plain
-    maps = plain_scores(samples(96), 3, "l2", False, True)
+    maps, _ = plain_layers(samples(96), 3, "l2", rope=False, causal=True)
     blocks = torch.stack([maps[block::32].mean(0) for block in range(32)])
     assert_same(result.se, blocks.std(0) / 32**0.5)
 
