@@ -252,7 +252,8 @@ def measure(folder: Path, names: Sequence[str] = (*COMMANDS, *KEYS)) -> pd.DataF
         runs[name] = finished(folder / name.replace(" ", "-"), COMMANDS[name])
     for name in [name for name in DRAWN if name in runs]:
         image = IMAGES / f"layers_{name}.png"
-        save_small(figures.draw(THREE_NUMBERS, runs[name].tables["pattern"], COLUMNS), image)
+        rows = of_conditions(runs[name], "pattern")
+        save_small(figures.draw(THREE_NUMBERS, rows, COLUMNS), image)
     for image, shown in SUMS.items():
         if {*shown} <= {*runs}:
             draw_sum([(title, layer, runs[run]) for run, (title, layer) in shown.items()], image)
@@ -267,12 +268,12 @@ def measure(folder: Path, names: Sequence[str] = (*COMMANDS, *KEYS)) -> pd.DataF
             *(constant_keys(name) for name in names if name in KEYS),
             *([rank_correlations(runs)] if {*NEEDS} <= {*runs} else []),
             *(
-                null_means(name, run.tables["controls"])
+                null_means(name, run.tables["pattern"])
                 for name, run in runs.items()
                 if name in NULLS
             ),
             *(
-                estimates(name, run.tables[table], labels, columns)
+                estimates(name, of_conditions(run, table), labels, columns)
                 for name, run in runs.items()
                 for table, labels, columns in STORED_OF.get(name, ())
             ),
@@ -467,9 +468,16 @@ def draw_need(stored: pd.DataFrame) -> None:
     save_small(figure, IMAGES / "need.png")
 
 
-def null_means(name: str, controls: pd.DataFrame) -> pd.DataFrame:
+def of_conditions(run: Run, table: str) -> pd.DataFrame:
+    """Return a table of a run, `pattern` without the rows of its controls."""
+    rows = run.tables[table]
+    is_pattern = table == "pattern"
+    return rows[rows["removed"].isin(run.manifest.results["conditions"])] if is_pattern else rows
+
+
+def null_means(name: str, pattern: pd.DataFrame) -> pd.DataFrame:
     """Return the means over layers of the three numbers in the null of written position."""
-    null = controls[controls["removed"] == "written_null"]
+    null = pattern[pattern["removed"] == "written_null"]
     values = null[[*NUMBERS]].mean().rename("value").rename_axis("measure").reset_index()
     return values.assign(run=name, layer=pd.NA, name="its null", low=np.nan, high=np.nan)
 

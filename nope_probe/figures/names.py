@@ -29,7 +29,10 @@ TABLE: dict[str, Words] = {
     **ROWS,
     **CIRCUITS,
     **{UNION.join(circuit.parts): circuit for circuit in CIRCUITS.values()},
-    WRITTEN_NULL: Words(label="null of written position", colour="#9a8a7d", marker="cross"),
+    WRITTEN_NULL: Words(label="null of written position", colour="#9a8a7d", marker="hourglass"),
+    "shuffled": Words(
+        label="the tokens' order", short="tokens' order", colour="#1da2a5", marker="x"
+    ),
     "interaction": Words(label="interaction", colour="#ab3e98", marker="cross"),
     "covariance": Words(label="covariance", colour="#8d6620"),
     "rotation": Words(label="rotation", colour="#0070e3"),
@@ -118,7 +121,7 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT, among: Collection[
     if replacement not in ("mean", NO_REPLACEMENT):
         return f"with {phrase(removed)} replaced by {replacement}"
     sources = [name for name in {*among} if name in ROWS and ROWS[name].is_source]
-    if len(sources) == 2 and Condition.parse(removed) == {*sources}:
+    if len(sources) == 2 and removed == Condition(sources).name:
         return "without both"
     # As a row, the name of the removal; in sentences, what it is.
     return f"without {(words if removed == WRITTEN.name else phrase)(removed)}"

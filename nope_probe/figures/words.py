@@ -64,14 +64,16 @@ Columns = Mapping[str, Column]
 PLACES: Columns = {  # columns that name rows, in the tables of all studies
     "layer": Column("layer", "The layer, from 0."),
     "head": Column("head", "The query head, from 0."),
-    "removed": Column("removed", "What is removed, joined by `+`; `intact` where nothing is."),
+    "removed": Column(
+        "removed",
+        "What is removed, joined by `+`; `intact` where nothing is, `shuffled` on permuted tokens.",
+    ),
     "replacement": Column(
         "replacement", "What removed weights are replaced by; `none` without removed weights."
     ),
     "of": Column("of", "`lead`: of the first key's lead; `pattern`: of the other keys' pattern."),
     "term": Column("term", "The part of an exact sum."),
     "position": Column("position", "The position in the sequence, from 0.", "positions"),
-    "tokens": Column("tokens", "`text`, or `shuffled` tokens."),
 }
 
 

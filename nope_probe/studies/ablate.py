@@ -26,7 +26,6 @@ from nope_probe.hooks.removing.removals import STAND_INS, Replacement
 from nope_probe.removal import INTACT, WRITTEN, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Report, Section
-from nope_probe.run.flags import Mistakes
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 from nope_probe.studies.tidy import sections
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 _arg = tyro.conf.arg
 WORDS = ("none", "sources")  # of --remove, that name no condition
+SHUFFLED = {"intact": "shuffled", "mask": "mask+shuffled"}  # conditions run on shuffled tokens too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +77,6 @@ class Settings(RemovingSettings):
     def named(self) -> Sequence[Condition]:
         """What is removed by name besides the sources, one condition at a time."""
         return [parse_removed(name) for name in self.remove or () if name not in WORDS]
-
-    def wrong_removals(self) -> Mistakes:
-        """Yield what can be wrong with what is removed besides the sources, where it is named."""
-        if self.remove is not None:
-            yield from self.wrong_conditions(self.named)
 
 
 COLUMNS = {
@@ -139,14 +134,13 @@ SHAPE = View(
     caption=notes.MEASURES,
 )
 CONTROL = View(
-    table="controls",
+    table="pattern",
     title="Controls: shuffled tokens, null of written position",
     y=("lead", "amplitude", "locality", "non_relative", "mask_adds"),
-    by=("removed", "tokens"),
     folded=True,
-    caption="A pattern that remains on shuffled tokens (open markers) is not of word order. The "
-    "null permutes each text's positions: what it changes is noise. What the mask adds is paired: "
-    "above zero, the non-relative part is larger with the mask.",
+    caption="A pattern that remains on shuffled tokens is not of their order. The null permutes "
+    "each text's positions: what it changes is noise. What the mask adds is paired: above zero, "
+    "the non-relative part is larger with the mask.",
 )
 BY_DISTANCE = View(
     table="offsets",
@@ -186,7 +180,7 @@ def report(run: Run) -> Report:
     """
     from nope_probe.studies import ablate_page as page
 
-    manifest = run.manifest
+    manifest, how_to_read = run.manifest, notes.how_to_read("scores")
     if not manifest.results.get("positional_sources"):
         views = [BY_DISTANCE, replace(SHAPE, folded=False), *HEADS]
         return Report(
@@ -194,47 +188,39 @@ def report(run: Run) -> Report:
             headline=page.headline_of_intact(run),
             sections=[
                 page.pattern_section(run),
-                replace(page.score_section(run), folded=False),
+                page.score_section(run),
                 *([page.head_map_section(run)] if page.PER_HEAD in run.maps else ()),
                 *sections(views, run.tables, COLUMNS),
             ],
-            how_to_read=notes.how_to_read("scores"),
+            how_to_read=how_to_read,
         )
+    kinds = manifest.results.get("replacements", ())
     return Report(
         title=f"The sources of the positional pattern of {manifest.model_name}",
         headline=page.headline(run),
         sections=[*removal_sections(run)],
-        how_to_read=[
-            *notes.how_to_read("scores"),
-            *(
-                f"Replaced by {kind}: {STAND_INS[kind].note}."
-                for kind in manifest.results.get("replacements", ())
-            ),
-        ],
+        how_to_read=how_to_read + [f"Replaced by {by}: {STAND_INS[by].note}." for by in kinds],
     )
 
 
 def removal_sections(run: Run) -> Iterator[Section]:
     """Yield the sections of a run that removes components."""
-    import pandas as pd
-
     from nope_probe.studies import ablate_page as page
 
-    tables = {name: table for name, table in run.tables.items() if len(table)}
-    pattern, sources = tables["pattern"], run.manifest.results.get("positional_sources", ())
+    tables, results = run.tables, run.manifest.results
+    sources, conditions = results["positional_sources"], results["conditions"]
     yield page.maker_section(run)
     if "head_pattern" in tables:
         yield page.head_section(tables["head_pattern"], COLUMNS)
-    shown = [INTACT.name, *sources, Condition(sources).name]
-    if "controls" in tables:
-        compared = {*tables["controls"]["removed"], WRITTEN.name}
-        in_order = pattern[pattern["removed"].isin(compared)].assign(tokens="in order")
-        in_order = in_order.reindex(columns=tables["controls"].columns)
-        tables["controls"] = pd.concat([in_order, tables["controls"]], ignore_index=True)
-    views = THREE_NUMBERS, replace(SHAPE, rows=f"removed in {shown}"), CONTROL, BY_DISTANCE
-    three_numbers, *folded = sections(views, tables, COLUMNS)
+    controls = [name for name in tables["pattern"]["removed"].unique() if name not in conditions]
+    rows = (
+        (THREE_NUMBERS, conditions),
+        (SHAPE, [INTACT.name, *sources, Condition(sources).name]),
+        (CONTROL, [*SHUFFLED, WRITTEN.name, *controls] if controls else []),
+    )
+    views = [replace(view, rows=f"removed in {shown}") for view, shown in rows if shown]
+    three_numbers, *folded = sections([*views, BY_DISTANCE], tables, COLUMNS)
     yield three_numbers
     yield replace(page.pattern_section(run), columns=COLUMNS)
-    yield page.condition_section(run)
-    yield from (replace(section, folded=True) for section in folded)
-    yield page.score_section(run)
+    for section in (page.condition_section(run), *folded, page.score_section(run)):
+        yield replace(section, folded=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import nan
 from textwrap import wrap
@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from nope_probe.analyses.verdicts import mostly_lost
 from nope_probe.figures.attention import head_values
-from nope_probe.figures.intervals import bound_columns, excludes_zero, interval_of
+from nope_probe.figures.intervals import excludes_zero, interval_of
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import phrase, row_name, short, varying_name
 from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
@@ -69,7 +69,7 @@ def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 def headline(run: Run) -> Headline:
     """Return the numbers of the shown layer, or the means over all, in every condition."""
-    answer = Answer.of(run)
+    answer = Answer(run)
     if answer.place:
         table, caption = answer.table(), answer.definitions()
         return Headline(sentence=answer.sentence(), table=table, caption=caption)
@@ -80,49 +80,39 @@ def headline(run: Run) -> Headline:
     return result
 
 
-@dataclass(frozen=True, kw_only=True)
 class Answer:
     """Who makes each of the three numbers, and their values in every condition.
 
     A source makes a number in a layer where the number exceeds its noise and, without the source,
-    less than half of it is left (`mostly_lost`). Sentences name what does so in most layers.
+    less than half of it is left (`mostly_lost`). Sentences name what does so in most layers. The
+    values are of the shown layer, or over all layers of a run of `--layers all`.
+
+    Args:
+        run: with `pattern`, and `over_layers`, whose rows count layers.
 
     Attributes:
         place: of which layer the values are, such as `L3`, or `30 layers`; empty where no layer has
             a pattern that exceeds the noise.
-        seq_len: tokens in a sequence.
         rows: a row per condition and replacement, the intact model first: `removed`,
             `replacement`, the three numbers with their bounds, and `loss` and `cost` where the
             model was run to its end (nats).
-        counts: `over_layers.csv`, whose rows count layers.
-        n_layers: how many layers have maps.
+        counts: the rows that count layers, by what is removed; of several replacements of a weight,
+            the first counts.
     """
 
-    place: str
-    seq_len: int
-    rows: list[dict[Any, Any]]
-    counts: list[dict[Any, Any]]
-    n_layers: int
-
-    @classmethod
-    def of(cls, run: Run) -> Answer:
-        """Return the answer of the shown layer, or over all layers of a run of `--layers all`."""
-        manifest, table, means = run.manifest, run.tables["pattern"], run.tables["over_layers"]
-        layer, n_layers = shown_layer(intact_rows(table), manifest.fold_sizes), len(manifest.layers)
-        if layer is None:
-            table, place = means, ""
-        elif manifest.settings.get("layers") == "all" and n_layers > 1:
-            table, place = means, f"{n_layers} layers"
-        else:
+    def __init__(self, run: Run) -> None:
+        self.manifest, pattern = run.manifest, run.tables["pattern"]
+        means = run.tables["over_layers"]
+        layer = shown_layer(intact_rows(pattern), self.manifest.fold_sizes)
+        self.n_layers, self.place = len(self.manifest.layers), "" if layer is None else f"L{layer}"
+        self.rows: list[dict[Any, Any]] = means.to_dict("records")
+        first: list[dict[Any, Any]] = means.drop_duplicates("removed").to_dict("records")
+        self.counts = {str(row["removed"]): row for row in first}
+        if self.place and self.manifest.settings.get("layers") == "all" and self.n_layers > 1:
+            self.place = f"{self.n_layers} layers"
+        elif self.place:
             costs = means.filter(regex="^(removed|replacement|(loss|cost)(_low|_high)?)$")
-            table, place = table[table["layer"] == layer].merge(costs, how="left"), f"L{layer}"
-        return cls(
-            place=place,
-            seq_len=manifest.seq_len,
-            rows=table.to_dict("records"),
-            counts=means.to_dict("records"),
-            n_layers=n_layers,
-        )
+            self.rows = pattern[pattern["layer"] == layer].merge(costs).to_dict("records")
 
     def sentence(self) -> str:
         """Return who makes each number, which weights it goes through, and what removal costs."""
@@ -132,29 +122,16 @@ class Answer:
     @property
     def numbers(self) -> dict[str, int]:
         """In how many layers each of the three numbers exceeds its noise, if any has it."""
-        intact = self.counts[0]
-        known = {name: intact.get(f"{name}_layers", nan) for name in WHAT}
+        known = {name: self.counts[INTACT.name].get(f"{name}_layers", nan) for name in WHAT}
         return {name: int(n) for name, n in known.items() if n == n}
-
-    def single(self, *, sources: bool) -> dict[str, dict[Any, Any]]:
-        """Return the counts of conditions that remove a single source, or anything else, by name.
-
-        Of several replacements of a weight, the first counts.
-        """
-        rows = dict[str, dict[Any, Any]]()
-        for row in self.counts:
-            removed = Condition.parse(row["removed"])
-            if len(removed) == 1 and (removed <= {*SOURCES}) == sources:
-                rows.setdefault(row["removed"], row)
-        return rows
 
     def makers_of(self, name: str) -> str:
         """Return the clause of what makes a number in most layers, or in how many."""
         n, what = self.numbers[name], WHAT[name]
         if not n:
             return f"{what} exceeds its noise in no layer"
-        rows = self.single(sources=True).items()
-        lost = {phrase(source): int(row[f"{name}_below_half"]) for source, row in rows}
+        sources = [source for source in SOURCES if source in self.counts]
+        lost = {phrase(x): int(self.counts[x][f"{name}_below_half"]) for x in sources}
         makers = {source: k for source, k in lost.items() if 2 * k > n}
         of = f"{n} layer{'s' * (n > 1)}{' where it exceeds its noise' * (n < self.n_layers)}"
         counts = [f"{k}" for k in (makers or lost).values()]
@@ -168,8 +145,10 @@ class Answer:
 
     def ways(self) -> Iterator[str]:
         """Yield the clauses of what else numbers need in most layers: weights, written position."""
-        rows = {varying_name(row): row for row in self.single(sources=False).values()}
-        groups = dict[str, list[str]]()
+        rows, groups = dict[str, dict[Any, Any]](), dict[str, list[str]]()
+        for removed, row in self.counts.items():
+            if removed not in SOURCES and len(Condition.parse(removed)) == 1:
+                rows[varying_name(row)] = row
         spared = [*rows]
         for name, n in self.numbers.items():
             needed = [x for x, row in rows.items() if n and 2 * row[f"{name}_below_half"] > n]
@@ -183,13 +162,9 @@ class Answer:
 
     def costs(self) -> Iterator[str]:
         """Yield the clause of what text costs without each source and written position."""
-        rows = self.single(sources=True) | self.single(sources=False)
-        costs = {name: rows[name].get("cost", nan) for name in rows}
-        said = [
-            f"{cost:z.2f} without {phrase(name)}"
-            for name, cost in costs.items()
-            if cost == cost and name in (*SOURCES, WRITTEN.name)
-        ]
+        removed = [name for name in (*SOURCES, WRITTEN.name) if name in self.counts]
+        costs = {name: self.counts[name].get("cost", nan) for name in removed}
+        said = [f"{cost:z.2f} without {phrase(x)}" for x, cost in costs.items() if cost == cost]
         if said:
             yield f"text costs more, in nats a token: {listed(said)}"
 
@@ -198,7 +173,7 @@ class Answer:
         is_layer, removed = "layer" in self.rows[0], [row["removed"] for row in self.rows]
         of = f"{self.place} (largest lead and order)" if is_layer else f"mean of {self.place}"
         names = [row_name(row["removed"], row["replacement"], removed) for row in self.rows]
-        cells = {f"{of}\nat {self.seq_len:,} tokens, nats ±95%": names}
+        cells = {f"{of}\nat {self.manifest.seq_len:,} tokens, nats ±95%": names}
         for name, title in (NUMBERS | {"cost": "cost"}).items():
             if any(row.get(name, nan) == row.get(name, 0) for row in self.rows):
                 texts = [half_width_text(row, name) for row in self.rows]
@@ -218,19 +193,14 @@ class Answer:
 
 def maker_section(run: Run) -> Section:
     """Return the section of which sources make each number in each layer."""
-    pattern = run.tables["pattern"]
-    rows = {
-        layer: pattern[pattern["layer"] == layer].to_dict("records")
-        for layer in run.manifest.layers
-    }
     return Section(
         title="Who makes what in each layer",
         caption="A source makes a number above its noise if less than half is left without the "
         "source. Numbers are in nats.",
         table=pd.DataFrame(
             {"layer": f"L{layer}"}
-            | {title: makers_text(of_layer, name) for name, title in NUMBERS.items()}
-            for layer, of_layer in rows.items()
+            | {title: makers_text(rows.to_dict("records"), name) for name, title in NUMBERS.items()}
+            for layer, rows in run.tables["pattern"].groupby("layer")
         ),
     )
 
@@ -250,10 +220,8 @@ def makers_text(rows: Sequence[Mapping[Any, Any]], name: str) -> str:
     """
     intact, *others = rows
     sources = {row["removed"]: row for row in others if row["removed"] in SOURCES}
-    lost = {
-        source: mostly_lost(interval_of(intact, name), interval_of(row, name))
-        for source, row in sources.items()
-    }
+    whole = interval_of(intact, name)
+    lost = {source: mostly_lost(whole, interval_of(row, name)) for source, row in sources.items()}
     if None in lost.values():
         return WITHIN
     makers = [short(source) for source, is_lost in lost.items() if is_lost]
@@ -296,20 +264,18 @@ def headline_of_intact(run: Run) -> Headline:
     )
 
 
-def page_positions(run: Run) -> int:
-    """Return how many positions each map may have for the page to have room for all."""
-    maps = run.arrays.get("maps", {})
-    n_maps = sum(name.startswith(("term/", "score")) for name in maps)
-    n_heads = maps[PER_HEAD].shape[1] if PER_HEAD in maps else 0
-    return positions(2 + n_maps + n_heads, len(maps["score/intact"]))
-
-
-def pooled_map(run: Run, name: str) -> Pooled:
-    """Return a map with as many positions as the page has room for."""
-    values, queries = np.asarray(run.maps[name]), run.query_positions
-    maps = RowMaps(values=values, queries=queries, skip_keys=run.manifest.skip_keys)
-    pooling = pool if name.startswith("score") else pool_with_leads
-    return pooling(maps, page_positions(run))
+def pooled(
+    run: Run,
+    values: Float[np.ndarray, "layer row key_pos"],
+    pooling: Callable[[RowMaps, int], Pooled] = pool_with_leads,
+) -> Pooled:
+    """Return maps with as many positions as the page has room for, of all its maps alike."""
+    n_maps = sum(name.startswith(("term/", "score")) for name in run.maps)
+    n_heads = run.maps[PER_HEAD].shape[1] if PER_HEAD in run.maps else 0
+    maps = RowMaps(
+        values=np.asarray(values), queries=run.query_positions, skip_keys=run.manifest.skip_keys
+    )
+    return pooling(maps, positions(2 + n_maps + n_heads, len(values)))
 
 
 def of_figure(run: Run) -> dict[str, Any]:
@@ -330,63 +296,62 @@ def no_pattern(run: Run) -> Headline:
         f"the noise{', so no source makes one' * ('over_layers' in run.tables)}."
     )
     if heads is None:
-        sentence += " Single heads may have one: --per-head shows them."
-        return Headline(sentence=sentence)
-    heads = intact_rows(heads)
+        return Headline(sentence=f"{sentence} Single heads may have one: --per-head shows them.")
+    heads = with_readers(intact_rows(heads))
     above = heads[above_noise(heads, manifest.fold_sizes)].nlargest(MOST_ROWS, "amplitude")
     if above.empty:
         return Headline(sentence=sentence)
-    named = above.assign(head=with_readers(above)["reader"])
-    return Headline(
-        sentence=sentence,
-        table=brief(named, "head", ("amplitude",), MEASURES),
-        caption="These heads have a pattern that their mean does not show.",
-    )
+    table = brief(above.assign(head=above["reader"]), "head", ("amplitude",), MEASURES)
+    caption = "These heads have a pattern that their mean does not show."
+    return Headline(sentence=sentence, table=table, caption=caption)
 
 
 def pattern_section(run: Run) -> Section:
     """Return the section with the maps of the intact pattern and, of an exact sum, its terms."""
-    terms, has_lead = run.tables.get("terms"), run.tables["pattern"]["lead"].notna().any()
+    terms = run.tables.get("terms")
     names = [] if terms is None else terms["term"].unique().tolist()
+    title = "The pattern, and what each source makes" if names else "The positional pattern"
     maps = {"intact": "pattern/intact", **{name: f"term/{name}" for name in names}}
-    caption = SUM if names else PATTERN
+    flat = {} if terms is None else flat_layers(run.tables)
+    section = maps_section(
+        run,
+        title,
+        lambda: {name: pooled(run, run.maps[of]) for name, of in maps.items()},
+        SUM if names else PATTERN,
+        flat=flat,
+    )
+    return replace(section, table=terms)
+
+
+def maps_section(
+    run: Run, title: str, maps: Callable[[], dict[str, Pooled]], caption: str, **options: Any
+) -> Section:
+    """Return a section with patterns by their names; see `term_maps` for its options."""
     return Section(
-        title="The pattern, and what each source makes" if names else "The positional pattern",
-        figure=lambda: term_maps(
-            {title: pooled_map(run, name) for title, name in maps.items()},
-            title="The positional pattern" + " and what each source makes" * bool(names),
-            flat={} if terms is None else flat_layers(run.tables),
-            **of_figure(run),
-        ),
-        caption=caption + LEADS * bool(has_lead),
-        table=terms,
+        title=title,
+        figure=lambda: term_maps(maps(), title=title, **options, **of_figure(run)),
+        caption=caption + LEADS * bool(run.manifest.skip_keys),
     )
 
 
 def condition_section(run: Run) -> Section:
     """Return the section with the pattern in every condition, weights by the first replacement."""
-    return Section(
-        title="The pattern without each part",
-        figure=lambda: term_maps(
-            condition_maps(run),
-            title="The positional pattern without each part",
-            **of_figure(run),
-        ),
-        caption="A part is removed in every layer. All maps of a layer are on one scale."
-        + LEADS * bool(run.manifest.skip_keys),
-        folded=True,
+    return maps_section(
+        run,
+        "The pattern without each part",
+        partial(condition_maps, run),
+        "A part is removed in every layer. All maps of a layer are on one scale.",
     )
 
 
 def condition_maps(run: Run) -> dict[str, Pooled]:
     """Return the pattern in every condition by its name, weights by the first replacement."""
-    results = run.manifest.results
+    results, maps = run.manifest.results, dict[str, Pooled]()
     by, names = next(iter(results["replacements"]), NO_REPLACEMENT), results["conditions"]
-    maps = dict[str, Pooled]()
     for name in names:
         is_plain = f"score/{name}" in run.maps
-        scores = run.maps[f"score/{name}" if is_plain else f"score_{by}/{name}"]
         title = row_name(name, NO_REPLACEMENT if is_plain else by, names)
+        scores = run.maps[f"score/{name}" if is_plain else f"score_{by}/{name}"]
         maps[title] = pattern_of(run, np.asarray(scores))
     return maps
 
@@ -396,25 +361,19 @@ def pattern_of(run: Run, scores: Float[np.ndarray, "layer row key_pos"]) -> Pool
     cells = np.isfinite(run.maps["pattern/intact"])
     others = cells.copy()
     others[..., : run.manifest.skip_keys] = False
-    sums, counts = scores.sum(-1, where=others), others.sum(-1).clip(1)
-    pattern = np.where(cells, scores - (sums / counts)[..., None], nan)
-    maps = RowMaps(values=pattern, queries=run.query_positions, skip_keys=run.manifest.skip_keys)
-    return pool_with_leads(maps, page_positions(run))
+    means = scores.sum(-1, where=others) / others.sum(-1).clip(1)
+    return pooled(run, np.where(cells, scores - means[..., None], nan))
 
 
 def head_map_section(run: Run) -> Section:
     """Return the section with the positional pattern of each head of a run that removes nothing."""
     heads = np.moveaxis(run.maps[PER_HEAD], 1, 0)
-    return Section(
-        title="The positional pattern of each head",
-        figure=lambda: term_maps(
-            {f"H{head}": pattern_of(run, scores) for head, scores in enumerate(heads)},
-            title="The positional pattern of each head",
-            rows=-(-len(heads) // ACROSS),
-            **of_figure(run),
-        ),
-        caption="All heads of a layer are on one scale, in nats: red is above the row's mean, blue "
-        "below." + LEADS * bool(run.manifest.skip_keys),
+    return maps_section(
+        run,
+        "The positional pattern of each head",
+        lambda: {f"H{head}": pattern_of(run, scores) for head, scores in enumerate(heads)},
+        "All heads of a layer are on one scale, in nats: red is above the row's mean, blue below.",
+        rows=-(-len(heads) // ACROSS),
     )
 
 
@@ -424,26 +383,26 @@ def score_section(run: Run) -> Section:
     return Section(
         title="Mean scores",
         figure=lambda: score_maps(
-            pooled_map(run, "score/intact"), multiples=1, clipped=PERCENT, **of_figure(run)
+            pooled(run, run.maps["score/intact"], pool),
+            multiples=1,
+            clipped=PERCENT,
+            **of_figure(run),
         ),
         caption="The mean score that each query gives each key in the intact model, over sequences "
         "and heads. Softmax ignores the level of a row. Colours run between the 1% and the 99% "
         f"quantile.{left_out}",
-        folded=True,
     )
 
 
 def flat_layers(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
     """Return by map the layers in which neither its pattern nor its lead exceeds the noise."""
-    intact, parts = intact_rows(tables["pattern"]), [tables["terms"]]
-    for of, name in (("pattern", "amplitude"), ("lead", "lead")):
-        ends = dict(zip(bound_columns(name), bound_columns("size"), strict=True))
-        part = intact[["layer", *ends]].rename(columns=ends)
-        parts.append(part.assign(of=of, term=INTACT.name))
-    sizes = pd.concat(parts)
-    is_clear = excludes_zero(sizes, "size").groupby([sizes["term"], sizes["layer"]]).any()
-    flat = is_clear[~is_clear].index
-    return {term: [layer for of, layer in flat if of == term] for term in sizes["term"].unique()}
+    intact, terms = intact_rows(tables["pattern"]), tables["terms"]
+    is_clear = excludes_zero(intact, "amplitude") | excludes_zero(intact, "lead")
+    flat = {INTACT.name: intact["layer"][~is_clear].tolist()}
+    for term, rows in terms.groupby("term"):
+        is_clear = excludes_zero(rows, "size").groupby(rows["layer"]).any()
+        flat[str(term)] = is_clear.index[~is_clear].tolist()
+    return flat
 
 
 def head_section(table: pd.DataFrame, columns: Columns) -> Section:

@@ -19,10 +19,10 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import query_stride
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, Inputs
+from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
@@ -41,7 +41,7 @@ from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.session import Session, input_arrays
-from nope_probe.studies.ablate import Settings, report
+from nope_probe.studies.ablate import SHUFFLED, Settings, report
 from nope_probe.studies.engine import (
     Engine,
     idle_sources,
@@ -71,7 +71,6 @@ from nope_probe.studies.tables import (
     INTACT_ROW,
     Maps,
     Row,
-    controls_table,
     grams_of,
     head_pattern_table,
     means_table,
@@ -85,6 +84,7 @@ if TYPE_CHECKING:
 
 # Position that blocks write; constant queries, keys, both, and output.
 DEFAULT_REMOVED = ("written", "w_q", "w_k", "w_q+w_k", "w_o")
+UNSHUFFLED = INTACT_ROW, (MASK, NO_REPLACEMENT)  # rows that are run on shuffled tokens too
 QUERIES = "query_positions"  # of maps whose rows are not all; exact in float32, below 2**24
 MAPS_BYTES = 1 << 26  # of a block of rows of all maps
 
@@ -144,11 +144,6 @@ class Plan:
             if condition.null != condition
         }
 
-    @property
-    def replacements(self) -> tuple[str, ...]:
-        """The names of the replacements; none where no weight is removed."""
-        return tuple(dict.fromkeys(by for _, by in self.rows if by != NO_REPLACEMENT))
-
     def passes(self, engine: Engine, shuffled: Sequences | None = None) -> Iterator[Pass]:
         """Yield all passes, in the order in which they are run.
 
@@ -157,40 +152,26 @@ class Plan:
             shuffled: the same sequences with their tokens permuted, if they are a control.
         """
         yield from calibration(engine, [*self.rows.values()])
-        rows = {key_of(row, by): (row, by) for row, by in (self.rows | self.nulls).items()}
-        for key, ((condition, by), ablation) in rows.items():
-            # Without the mask a token sees the next token, and its loss means nothing.
-            loss = self.losses and "mask" not in condition and (condition, by) not in self.nulls
-            yield self._pass(key, engine, ablation, self.per_head and condition.are_sources, loss)
+        runs = {key_of(*of): (of[1], engine) for of in (self.rows | self.nulls).items()}
+        controls = {key_of(*of) for of in self.nulls.items()}
         if shuffled is not None:
             of_tokens = replace(engine, inputs=shuffled.inputs, documents=shuffled.documents)
-            for condition in (INTACT, MASK):
-                ablation = self.rows[condition, NO_REPLACEMENT]
-                yield self._pass(f"shuffled/{condition.name}", of_tokens, ablation)
-
-    def _pass(
-        self,
-        key: str,
-        engine: Engine,
-        ablation: Ablation,
-        per_head: bool = False,
-        loss: bool = False,
-    ) -> Pass:
-        return Pass(
-            key=key,
-            engine=engine,
-            read=partial(
-                read_scores,
-                layers=self.layers,
-                per_head=per_head,
-                attention=per_head and not self.sources,
-                loss=loss,
-            ),
-            ablation=ablation if ablation.condition else None,
-            maps=engine.n_maps(self.layers, per_head=per_head),
-            kind=f"scores{' of heads' * per_head}{' and loss' * loss}",
-            reads_logits=loss,
-        )
+            runs |= {f"shuffled/{row[0].name}": (self.rows[row], of_tokens) for row in UNSHUFFLED}
+        for key, (ablation, on) in runs.items():
+            condition, is_control = ablation.condition, on is not engine or key in controls
+            per_head = self.per_head and condition.are_sources and not is_control
+            # Without the mask a token sees the next token, and its loss means nothing.
+            loss = self.losses and "mask" not in condition and not is_control
+            read = partial(read_scores, layers=self.layers, per_head=per_head, loss=loss)
+            yield Pass(
+                key=key,
+                engine=on,
+                read=partial(read, attention=per_head and not self.sources),
+                ablation=ablation if condition else None,
+                maps=engine.n_maps(self.layers, per_head=per_head),
+                kind=f"scores{' of heads' * per_head}{' and loss' * loss}",
+                reads_logits=loss,
+            )
 
 
 def name_of(row: Row) -> str:
@@ -251,26 +232,6 @@ def make_plan(
     )
 
 
-def plan_of(
-    model: HookedModel, inputs: Inputs, remove: Sequence[str] | None, **options: Any
-) -> Plan:
-    """Return the plan for a model on sequences, in which a source may do nothing.
-
-    Args:
-        model: a HookedTransformer or TransformerBridge.
-        inputs: the sequences.
-        remove: as of `make_plan`.
-        options: the plan's `layers`, and further arguments of `make_plan`.
-
-    Raises:
-        UserError: as `make_plan` does, and for what the model does not have.
-    """
-    left_out = irreplaceable(model) | idle_sources(model, inputs, len(options["layers"]))
-    plan = make_plan(components(model), remove, left_out=left_out, **options)
-    validate_removable(model, plan.rows.values())
-    return plan
-
-
 class Ablate(Study[Settings]):
     """The lead and the order of every layer without the sources, and with weights replaced."""
 
@@ -278,16 +239,18 @@ class Ablate(Study[Settings]):
         super().__init__(session)
         settings, loaded, self.inputs = self.settings, session.loaded, session.sequences()
         self.is_text = settings.removes and self.inputs.kind == "text"
-        self.engine = Engine.of(session)
-        self.plan = plan_of(
-            loaded.model,
-            self.inputs.inputs,
+        self.engine, model = Engine.of(session), loaded.model
+        layers = tuple(settings.layers_with_maps(loaded.info))
+        self.plan = make_plan(
+            components(model),
             settings.remove if settings.removes else (),
+            left_out=irreplaceable(model) | idle_sources(model, self.inputs.inputs, len(layers)),
             ablations=settings.ablations,
-            layers=tuple(settings.layers_with_maps(loaded.info)),
+            layers=layers,
             per_head=settings.per_head,
             losses=self.is_text and settings.depth_in(loaded.info) == loaded.info.depth,
         )
+        validate_removable(model, self.plan.rows.values())
         if settings.removes:
             refuse(settings.wrong_conditions(self.plan.removed))
 
@@ -316,7 +279,7 @@ class Ablate(Study[Settings]):
         write_folds(files["folds.safetensors"], {name_of(row): of for row, of in maps.items()})
         write_maps(files["maps.safetensors"], plan.sources, maps)
         run = Run(
-            manifest=self._manifest(maps[INTACT_ROW], results),
+            manifest=self._manifest(maps[INTACT_ROW], results.get(CALIBRATION)),
             arrays={"tokens": input_arrays(self.inputs)},
             files=files,
             tables=self._tables(maps, results),
@@ -328,48 +291,44 @@ class Ablate(Study[Settings]):
     def _tables(self, maps: Maps, results: Results) -> dict[str, pd.DataFrame]:
         """Return the tables of the run."""
         plan, layers, per_head = self.plan, self.plan.layers, self.settings.per_head
-        tables = {"offsets": offsets_table(plan.sources, maps)}
+        grams = grams_of(maps, layers) if plan.sources else []
+        pattern = [pattern_table(maps, layers, grams)]
+        if nulls := maps_of(plan.nulls, results):
+            of_nulls = grams_of({INTACT_ROW: maps[INTACT_ROW]} | nulls, layers)
+            pattern.append(pattern_table(nulls, layers, of_nulls))
+        if self.is_text:
+            shuffled = {row: results[f"shuffled/{row[0].name}"].maps for row in UNSHUFFLED}
+            pattern.append(pattern_table(shuffled, layers).replace({"removed": SHUFFLED}))
+        whole = pd.concat(pattern, ignore_index=True)
+        tables = {"offsets": offsets_table(plan.sources, maps), "pattern": whole}
+        if per_head and plan.sources:
+            tables["head_pattern"] = head_pattern_table(maps)
+        elif per_head:
+            reading, fold_of = results[name_of(INTACT_ROW)], self._copies()[0].fold_of
+            induction = results["induction"], fold_of
+            tables["head_pattern"] = heads_table(reading, self.engine.fold_of, induction)
         if not plan.sources:
-            tables["pattern"] = pattern_table(maps, layers)
-            if per_head:
-                reading, fold_of = results[name_of(INTACT_ROW)], self._copies()[0].fold_of
-                induction = results["induction"], fold_of
-                tables["head_pattern"] = heads_table(reading, self.engine.fold_of, induction)
             return tables
-        grams = grams_of(maps, layers)
-        tables["pattern"] = pattern_table(maps, layers, grams)
-        tables["terms"] = terms_table(plan.sources, layers, grams)
-        nulls = maps_of(plan.nulls, results)
-        shuffled = {
-            (condition, NO_REPLACEMENT): results[f"shuffled/{condition.name}"].maps
-            for condition in (INTACT, MASK)
-            if self.is_text
-        }
-        controls = controls_table({INTACT_ROW: maps[INTACT_ROW]} | nulls, shuffled, layers)
-        if len(controls):
-            tables["controls"] = controls
         weights = next(iter(maps[INTACT_ROW].values())).weights
         losses = {
             row: Estimates.of_means(reading.losses, weights)
             for row, by in plan.rows.items()
             if (reading := results[key_of(row, by)]).losses is not None
         }
-        tables["over_layers"] = means_table(tables["pattern"], losses)
-        if per_head:
-            tables["head_pattern"] = head_pattern_table(maps)
-        return tables
+        terms = terms_table(plan.sources, layers, grams)
+        return {**tables, "terms": terms, "over_layers": means_table(pattern[0], losses)}
 
-    def _manifest(self, intact: Layers, results: Results) -> Manifest:
+    def _manifest(self, intact: Layers, calibration: Calibration | None) -> Manifest:
         """Return the manifest, given the maps of the intact model."""
-        session, plan, calibration = self.session, self.plan, results.get(CALIBRATION)
+        plan = self.plan
         return replace(
-            session.manifest_of(self.inputs),
+            self.session.manifest_of(self.inputs),
             query_stride=query_stride(len(next(iter(intact.values())).queries)),
             layers=plan.layers,
             removed=tuple(condition.name for condition in plan.removed),
             results={
                 "windows": windows_of(intact),
-                "replacements": plan.replacements,
+                "replacements": [*dict.fromkeys(by for _, by in plan.rows if by != NO_REPLACEMENT)],
                 "conditions": [*dict.fromkeys(condition.name for condition, _ in plan.rows)],
                 "positional_sources": plan.sources,
                 "left_out": dict(plan.left_out),

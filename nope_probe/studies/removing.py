@@ -71,7 +71,8 @@ class RemovingSettings(RunSettings):
 
     def wrong_removals(self) -> Mistakes:
         """Yield what can be wrong with what is removed, where the settings say it."""
-        yield from self.wrong_conditions(self.named)
+        if self.remove is not None:
+            yield from self.wrong_conditions(self.named)
 
     def wrong_conditions(self, conditions: Sequence[Condition]) -> Mistakes:
         """Yield for flags of weights and of heads whether they have no condition to act on."""

@@ -179,12 +179,12 @@ def pattern_table(
     without it, paired (the paper's section 5).
 
     Args:
-        maps: of each row.
+        maps: of each row; with the mask's, the intact model's.
         layers: the layers' numbers.
         grams: the inner products of each layer's rows, for what is kept; without them, `kept` is
             left out.
     """
-    measured = {row: measure(of_row).values() for row, of_row in maps.items()}
+    measured = {row: [*measure(of_row).values()] for row, of_row in maps.items()}
     grams = grams or [{} for _ in layers]
     return pd.DataFrame(
         {
@@ -192,32 +192,15 @@ def pattern_table(
             **named(row),
             **interval_columns(**vars(measures)),
             **(columns_of(values_in(gram, row, INTACT_ROW), ("kept",)) if gram else {}),
-            **(mask_adds(intact, measures) if row == (MASK, NO_REPLACEMENT) else {}),
+            **(
+                mask_adds(measured[INTACT_ROW][place], measures)
+                if row == (MASK, NO_REPLACEMENT)
+                else {}
+            ),
         }
         for row, of_row in measured.items()
-        for layer, measures, intact, gram in zip(
-            layers, of_row, measured[INTACT_ROW], grams, strict=True
-        )
+        for place, (layer, measures, gram) in enumerate(zip(layers, of_row, grams, strict=True))
     )
-
-
-def controls_table(nulls: Maps, shuffled: Maps, layers: Sequence[int]) -> pd.DataFrame:
-    """Return the measures of the controls: of nulls, and on shuffled tokens (`tokens`).
-
-    Args:
-        nulls: the maps of the intact model, of whose pattern nulls keep something, and of nulls.
-        shuffled: the maps on shuffled tokens, if there are any.
-        layers: the layers' numbers.
-    """
-    tables = dict[str, pd.DataFrame]()
-    if len(nulls) > 1:
-        of_nulls = pattern_table(nulls, layers, grams_of(nulls, layers))
-        tables["in order"] = of_nulls[of_nulls["removed"] != INTACT.name]
-    if shuffled:
-        tables["shuffled"] = pattern_table(shuffled, layers)
-    for tokens, table in tables.items():
-        table.insert(1, "tokens", tokens)
-    return pd.concat(tables.values(), ignore_index=True) if tables else pd.DataFrame()
 
 
 def mask_adds(intact: Measures, unmasked: Measures) -> TableRow:

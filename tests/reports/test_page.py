@@ -26,7 +26,7 @@ def maps(layers: int, n: int) -> dict[str, np.ndarray]:
     below = np.arange(n) - np.arange(n)[:, None]
     one = np.where(below < 0, np.cos(3.0 * below), np.nan).astype(np.float32)
     names = ["score/intact", *(f"term/{name}" for name in (*TERMS, "without_sources"))]
-    names += ["pattern/intact"]
+    names += ["pattern/intact", "score/mask", "score_mean/w_q"]
     return {name: np.broadcast_to(i * one, (layers, n, n)) for i, name in enumerate(names, 1)}
 
 
@@ -49,9 +49,9 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
             {"removed": "intact", "replacement": "none"},
             {"removed": "mask", "replacement": "none"},
             {"removed": "w_q", "replacement": "mean"},
+            {"removed": "shuffled", "replacement": "none"},
         ),
         "over_layers": pd.DataFrame({"removed": ["intact", "mask"], "replacement": "none"}),
-        "controls": table(MEASURES, {"tokens": "shuffled", "removed": "intact"}),
     }
 
 
@@ -62,7 +62,7 @@ MANIFEST = {
     "data": {"name": "shipped"},
     "settings": {"n_seqs": 17, "seq_len": 11, "folds": 4, "data": "shipped"},
     "positional_sources": ["mask", "rope"],
-    "conditions": ["intact"],
+    "conditions": ["intact", "mask", "w_q"],
     "replacements": ["mean"],
     "removed": ["w_q"],
     "skip_keys": 1,

@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {"n_seqs": 20, "seq_len": 24, "folds": 5}
 # Of each function: its command's line and options, and the tables with shuffled tokens too, which
 # given inputs have not.
 RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "run_ablations": ("ablate --remove w_q", {"remove": ["w_q"]}, ("controls",)),
+    "run_ablations": ("ablate --remove w_q", {"remove": ["w_q"]}, ("pattern",)),
     "run_attention": ("attention --remove w_q", {"remove": ["w_q"]}, ()),
     "run_behaviour": (
         "behaviour --measures loss copy --remove mask",
@@ -56,7 +56,9 @@ def compare(one: Run, other: Run, shuffled: Sequence[str] = ()) -> None:
     for name, table in other.tables.items():
         mine = one.tables[name]
         if name in shuffled:
-            mine, table = (rows[rows["tokens"] != "shuffled"] for rows in (mine, table))
+            mine, table = (
+                rows[~rows["removed"].str.contains("shuffled")] for rows in (mine, table)
+            )
         pd.testing.assert_frame_equal(mine, table)
     for name, cells in other.arrays.get("maps", {}).items():
         np.testing.assert_array_equal(one.maps[name], cells)

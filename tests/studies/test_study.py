@@ -57,7 +57,8 @@ def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(
     intact = pattern[pattern["removed"] == "intact"].set_index("layer")
     assert_same(added, intact["lead"], MEASURE)
     means = study.tables["over_layers"].set_index(["removed", "replacement"])
-    groups = pattern.groupby(["removed", "replacement"])
+    is_control = pattern["removed"].str.contains("null|shuffled")
+    groups = pattern[~is_control].groupby(["removed", "replacement"])
     for name in ("lead", "kept", "non_relative"):
         assert_same(means[name], groups[name].mean().loc[means.index], MEASURE)
         counts = {place: [0, 0] for place in means.index}
@@ -75,13 +76,14 @@ def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(
 def test_what_the_mask_adds_beyond_distance_is_the_part_with_it_less_that_without(
     study: Run,
 ) -> None:
-    for name in ("pattern", "controls"):
-        table = study.tables[name].set_index(["removed", "layer"])
-        parts, adds = table["non_relative"], table.loc["mask"]
-        assert_same(adds["mask_adds"], parts["intact"] - parts["mask"], MEASURE)
+    table = study.tables["pattern"].set_index(["removed", "layer"])
+    parts, n_layers = table["non_relative"], len(table.loc["mask"])
+    for whole, name in (("intact", "mask"), ("shuffled", "mask+shuffled")):
+        adds = table.loc[name]
+        assert_same(adds["mask_adds"], parts[whole] - parts[name], MEASURE)
         assert (adds["mask_adds_low"] <= adds["mask_adds"]).all()
         assert (adds["mask_adds"] <= adds["mask_adds_high"]).all()
-        assert table["mask_adds"].notna().sum() == len(adds)
+    assert table["mask_adds"].notna().sum() == 2 * n_layers
 
 
 @pytest.mark.parametrize("spec", ["bridge:gpt2", "hooked:llama"])

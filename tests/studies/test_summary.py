@@ -18,7 +18,7 @@ MANIFEST: dict[str, Any] = {
     "layers": [0, 1],
     "positional_sources": ["mask", "rope"],
     "replacements": ["mean"],
-    "conditions": ["intact", "mask", "rope", "mask+rope"],
+    "conditions": ["intact", "mask", "rope", "mask+rope", "w_q", "w_k", "w_q+w_k", "w_o"],
     "removed": ["w_q", "w_k", "w_q+w_k", "w_o"],
     "settings": {"folds": 8, "seq_len": 64, "n_seqs": 96, "data": "shipped"},
     "skip_keys": 1,

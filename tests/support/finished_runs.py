@@ -103,7 +103,7 @@ def assert_table(table: pd.DataFrame, file: str) -> None:
 
 
 # A difference of two RMS, and what is compared with single costs.
-WITHOUT_REPLICATES = ("pattern/mask_adds", "controls/mask_adds", "tests/cost", "tests/chance")
+WITHOUT_REPLICATES = ("pattern/mask_adds", "tests/cost", "tests/chance")
 
 
 def assert_replicates(table: pd.DataFrame, file: str, estimates: Mapping[str, np.ndarray]) -> None:
