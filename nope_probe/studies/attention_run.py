@@ -27,7 +27,6 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.reading.attention import capture_attention
-from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import Estimates, fold_weights
@@ -40,6 +39,7 @@ from nope_probe.studies.attention import MAP_BYTES, Settings, report
 from nope_probe.studies.attention_text import Question, read_text
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
+from nope_probe.studies.head_scores import read_need
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import (
     Pass,
@@ -196,20 +196,6 @@ def read_heads(
         "gaps": torch.tensor(gaps, dtype=torch.float64).unflatten(0, of_head),
         "weights": maps.mean,
     }
-
-
-def read_need(engine: Engine, stream: StreamCheckpoint | None, *, removal: Ablation) -> State:
-    """Return fold means of how much each head needs what is removed, nats."""
-    need = capture_need(
-        engine.model,
-        engine.inputs,
-        removal,
-        batch_size=engine.batch_size,
-        n_folds=engine.n_folds,
-        documents=engine.documents,
-        checkpoint=stream,
-    )
-    return {"need": need.folds.movedim(0, -1)}
 
 
 def splits_of(

@@ -195,13 +195,10 @@ class Question:
         return ["why", *(f"why-{step}" for step in range(2, self.n_steps + 1))]
 
     def passes(self, engine: Engine, ablation: Ablation | None) -> Iterator[Pass]:
-        """Yield a pass for each step, and one that takes out the moved parts of all steps."""
+        """Yield a pass for each step."""
         for step, key in enumerate(self.keys, 1):
             read = partial(captured, partial(captured_looks, question=self, step=step))
             yield Pass(key=key, engine=engine, read=read, ablation=ablation, kind="why")
-        if self.n_steps > 1:
-            read = partial(captured, partial(captured_effects, question=self))
-            yield Pass(key="why-effects", engine=engine, read=read, ablation=ablation, runs=None)
 
     def follow(self, results: Results) -> tuple[list[list[Row]], list[Look]]:
         """Return the rows of the looks of each step, and the looks of the step to come.
@@ -233,7 +230,8 @@ class Question:
         terms = under(results["why"], self.first.prefix)
         tables = {"why": why_table(terms, weights, tokens)}
         if self.n_steps > 1:
-            effects = iter(results["why-effects"]["measured"].tolist())
+            measured = [results[key]["effects"] for key in self.keys if results[key]]
+            effects = iter(torch.cat(measured).tolist())
             rows = [
                 (step, *row.look, *row[1:], *(next(effects) if row.before else UNMEASURED))
                 for step, of_step in enumerate(self.follow(results)[0], 1)
@@ -248,6 +246,8 @@ def captured_looks(
     engine: Engine, stream: StreamCheckpoint | None, *, question: Question, step: int
 ) -> State:
     """Return the terms of a step's looks by name, nats; see `query_terms` and `moved_terms`.
+
+    `effects` are what the looks lose without what was moved for them, one moved part at a time.
 
     Args:
         engine: the model on the sequences that the text is compared with, or on the text alone,
@@ -285,7 +285,14 @@ def captured_looks(
                 )
     except NotImplementedError as error:
         raise UserError(f"--why {looks[0].name}: {error}") from error
-    return state
+    effects = [
+        score_without(engine.model, text, row.look.cell, row.before.cell)
+        for look in looks
+        for row in rows_of(look.with_key(state), state)
+        if row.before is not None
+    ]
+    measured = torch.tensor(effects, dtype=torch.float64).view(-1, len(UNMEASURED))
+    return state | {"effects": measured}
 
 
 def _moved(
@@ -348,26 +355,6 @@ def rows_of(look: Look, state: State) -> Iterator[Row]:
             yield Row(look, writer, "other", None, float(parts.sum()) - sum(moved.values()))
             yield Row(look, writer, "mean", None, term - float(parts.sum()))
     yield Row(look, OTHERS, "other", None, rest)
-
-
-def captured_effects(
-    engine: Engine, stream: StreamCheckpoint | None, *, question: Question
-) -> State:
-    """Return what looks lose without what was moved for them, one moved part at a time.
-
-    Args:
-        engine: the model, with the results of all steps.
-        stream: unused: a text is one batch.
-        question: asks about the looks.
-    """
-    steps, _ = question.follow(engine.results)
-    measured = [
-        score_without(engine.model, question.text.tokens, row.look.cell, row.before.cell)
-        for of_step in steps
-        for row in of_step
-        if row.before is not None
-    ]
-    return {"measured": torch.tensor(measured, dtype=torch.float64).view(-1, len(UNMEASURED))}
 
 
 def why_table(

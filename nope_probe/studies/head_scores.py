@@ -30,6 +30,7 @@ from nope_probe.hooks.reading.attention import (
     induction_scores,
 )
 from nope_probe.hooks.reading.capture import LossAccumulator
+from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import fold_weights
@@ -179,6 +180,20 @@ def captured_induction(
     sums = head_sums(engine.model, layers, engine.n_folds, induction(n_tokens))
     stream(engine.model, engine.inputs, sums, engine.fold_of, engine.batch_size, checkpoint)
     return means_of(sums, engine.fold_of)
+
+
+def read_need(engine: Engine, stream: StreamCheckpoint | None, *, removal: Ablation) -> State:
+    """Return fold means of how much each head needs what is removed, nats."""
+    need = capture_need(
+        engine.model,
+        engine.inputs,
+        removal,
+        batch_size=engine.batch_size,
+        n_folds=engine.n_folds,
+        documents=engine.documents,
+        checkpoint=stream,
+    )
+    return {"need": need.folds.movedim(0, -1)}
 
 
 def head_columns(

@@ -154,10 +154,10 @@ class Settings(RunSettings):
         yield not self.reads_text, "heads are tested on text, with a language model"
         yield from super().mistakes()
         removed = self.removed_of(ROWS)
-        chosen: dict[str, tuple[object, ...]] = {"remove": removed, "k": self.k}
-        for name, values in ({"by": (*map(name_of, self.by),)} | chosen).items():
+        names = [*map(name_of, self.by)]
+        for flag, values in (("by", names), ("remove", removed), ("k", self.k)):
             are_different = len({*values}) == len(values) > 0
-            yield not are_different, f"expected one or more different values of --{name}"
+            yield not are_different, f"expected one or more different values of --{flag}"
         for order in self.by:
             is_known = is_file(order) or order in ORDERS
             yield not is_known, f"--by {order}: expected {', '.join(ORDERS)}, or a CSV file"

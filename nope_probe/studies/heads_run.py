@@ -27,7 +27,6 @@ from nope_probe.files import reading
 from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.layers.passes import Entry
 from nope_probe.hooks.reading.attention import capture_attention
-from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
@@ -46,7 +45,13 @@ from nope_probe.studies.costs import (
 )
 from nope_probe.studies.engine import Engine, validate_removable
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
-from nope_probe.studies.head_scores import HeadSums, captured_induction, head_sums, induction
+from nope_probe.studies.head_scores import (
+    HeadSums,
+    captured_induction,
+    head_sums,
+    induction,
+    read_need,
+)
 from nope_probe.studies.heads import MEASURES, Settings, against_chance, is_file, name_of, report
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
@@ -148,9 +153,8 @@ class Heads(Study[Settings]):
 
     def _conditions(self, ks: Sequence[int]) -> Iterator[HeadCondition]:
         settings, n_heads = self.settings, len(self.places)
-        single = np.random.default_rng(settings.seed).permutation(n_heads)[: settings.draws + 1]
-        if settings.singles:
-            single = np.arange(n_heads)
+        n_single = n_heads if settings.singles else settings.draws + 1
+        single = np.random.default_rng(settings.seed).permutation(n_heads)[:n_single]
         for removed in self.removed:
             for order, k in product(settings.by, ks):
                 for draw in (None, *range(settings.draws if k > 1 else 0)):
@@ -163,23 +167,21 @@ class Heads(Study[Settings]):
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that order the heads, that of mean attention, and those of the costs."""
         settings, session = self.settings, self.session
-        means, drawn = Engine.of(session, self.means), self.probes["copy_random"].engine(session)
-        few = replace(means, inputs=means.inputs[: len(self.text)], documents=None, n_folds=1)
-        removal = Ablation(remove=self.removed, layers=self.layers)
-        orders = {
-            "need": (few, partial(needs, removal=removal)),
-            "induction": (
-                replace(drawn, n_folds=1),
-                partial(captured_induction, layers=self.layers, n_tokens=self.text.segment),
-            ),
-        }
-        info = session.loaded.info
+        means, info = Engine.of(session, self.means), session.loaded.info
         of_heads = info.n_heads * (1 + info.n_layers // settings.folds)  # of a layer, and all means
         n_maps = -(-of_heads * settings.seq_len // settings.n_rows)
         for name in settings.by:
+            engine, capture = means, partial(positional_shares, layers=self.layers, name=name)
+            if name == "need":
+                few = means.inputs[: len(self.text)]
+                engine = replace(means, inputs=few, documents=None, n_folds=1)
+                removal = Ablation(remove=self.removed, layers=self.layers)
+                capture = partial(read_need, removal=removal)
+            elif name == "induction":
+                engine = replace(self.probes["copy_random"].engine(session), n_folds=1)
+                n_tokens = self.text.segment
+                capture = partial(captured_induction, layers=self.layers, n_tokens=n_tokens)
             if not is_file(name):
-                shares = partial(positional_shares, layers=self.layers, name=name)
-                engine, capture = orders.get(name, (means, shares))
                 read = partial(captured, capture)
                 yield Pass(key=f"order/{name}", engine=engine, read=read, maps=n_maps)
         if "content" in self.removed:
@@ -251,7 +253,8 @@ class Heads(Study[Settings]):
             block = min(heads)
             layers = tuple(sorted(by_layer(self._strongest(engine.results))))
         if probe == "copy_random":
-            also = induction_sums(engine, layers, self.text.segment)
+            measure = induction(self.text.segment)
+            also = head_sums(engine.model, layers, len(engine.inputs), measure)
         first = self.probes[probe].prefix if probe in self.probes else None
         entry = engine.results.get(f"enter/{probe}")
         return captured_losses(
@@ -352,20 +355,6 @@ def positional_shares(
     kept = (maps.visible.sum(-1) >= MIN_KEYS)[:, None].expand(*first.shape, -1)
     information = pooled(whole, maps.counts).where(kept, 0).sum(-1) / kept.sum(-1)
     return {"mean": (position / information).flatten()}
-
-
-def needs(engine: Engine, checkpoint: StreamCheckpoint | None, *, removal: Ablation) -> State:
-    """Return the need of heads for what is removed, nats; see `capture_need`."""
-    size = engine.batch_size
-    need = capture_need(
-        engine.model, engine.inputs, removal, batch_size=size, n_folds=1, checkpoint=checkpoint
-    )
-    return {"mean": need.mean.flatten()}
-
-
-def induction_sums(engine: Engine, layers: Sequence[int], n: int) -> list[HeadSums]:
-    """Return what keeps the induction of every sequence of n random tokens twice."""
-    return head_sums(engine.model, layers, len(engine.inputs), induction(n))
 
 
 def by_layer(heads: Sequence[HeadPlace]) -> dict[int, list[int]]:

@@ -140,7 +140,7 @@ def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() 
     question = Question(first=Look(1, 0, query), text=text, n_steps=3)
     engine = Engine(model=induction_model(tokens.shape[1]), inputs=inputs, batch_size=3)
     results = run_passes(question.passes(engine, None))
-    [removed] = results["why-effects"]["measured"].tolist()
+    [removed] = results["why"]["effects"].tolist()
     table = question.tables(results, torch.ones(tokens.shape[1]))["why_steps"]
     shown = table[table["nats"].abs() > 1e-4]
     place = ["step", "layer", "head", "query", "key", "writer", "side"]

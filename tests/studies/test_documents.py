@@ -73,7 +73,7 @@ def test_in_memory_folds_are_of_documents_too(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="from 4 to 6 folds for 6 documents, got 8"):
         run_ablations(loaded.model, data, remove=["sources"], folds=8)
     rows = run_ablations(loaded.model, data, remove=["sources"]).tables["pattern"]
-    assert [*rows["removed"]] == ["intact", "mask"]
+    assert [*rows["removed"]] == ["intact", "mask", "shuffled", "mask+shuffled"]
 
 
 TEXT = "def f(x):\n    return x\n" * 3

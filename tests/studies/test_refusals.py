@@ -69,7 +69,8 @@ def test_defaults_leave_out_weights_that_are_no_matrices_and_say_so(
         assert list(manifest["left_out"]) == ["w_q", "w_k", "w_v"]
         assert note in (tmp_path / name / "report.html").read_text()
     pattern = pd.read_csv(tmp_path / "ablate" / "pattern.csv")
-    assert {*pattern["removed"]} == {"intact", "rope", "mask", "written", "mask+rope", "w_o"}
+    names = ["intact", "mask", "written", "rope", "mask+rope", "w_o"]
+    assert [*pattern["removed"].unique()][:6] == names
     losses = pd.read_csv(tmp_path / "behaviour" / "behaviour.csv")
     assert {*losses["removed"]} == {"intact", "rope", "mask", "w_o", "mlp", "mask+rope"}
 
