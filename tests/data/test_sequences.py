@@ -66,19 +66,13 @@ def test_sequences_do_not_overlap_and_are_contiguous_in_one_document() -> None:
     assert taken.flatten().unique().numel() == 15 * 13
     assert torch.equal(taken, taken[:, :1] + torch.arange(13))
     assert set((taken // 1000).unique().tolist()) == {0, 1, 2, 4}
+    assert torch.equal(taken[:, 0] // 1000, windows.documents)
 
 
 def test_each_document_gives_one_sequence_before_any_gives_two() -> None:
     windows = cut(numbered(99, 99, 99, 26), 9, 13, generator())
     owners = [int(w[0]) // 1000 for w in windows.tokens]
     assert [sorted(owners[:4]), sorted(owners[4:8])] == [[0, 1, 2, 3]] * 2
-
-
-def test_the_document_of_each_sequence_is_known() -> None:
-    windows = cut(numbered(40, 57, 13, 7, 99), 15, 13, generator())
-    assert torch.equal(windows.tokens[:, 0] // 1000, windows.documents)
-    starts = cut_at_start([[1000 * d + t for t in range(29)] for d in range(5)], 4, 13, generator())
-    assert torch.equal(starts.tokens[:, 0] // 1000, starts.documents)
 
 
 def test_sequences_keep_their_documents_when_they_are_shuffled_and_random_ones_have_none(
@@ -161,6 +155,8 @@ def test_prose_is_the_language_reference_of_this_python() -> None:
 def test_sequences_at_the_start_are_the_first_tokens_of_long_enough_documents(
     text: str,
 ) -> None:
+    of_all = cut_at_start(numbered(*5 * [29]), 4, 13, generator())
+    assert torch.equal(of_all.tokens[:, 0] // 1000, of_all.documents)
     taken = cut_at_start(numbered(40, 12, 13, 99), 3, 13, generator()).tokens
     assert sorted(taken[:, 0].tolist()) == [0, 2000, 3000]
     assert torch.equal(taken, taken[:, :1] + torch.arange(13))
