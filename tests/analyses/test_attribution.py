@@ -6,6 +6,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from support.dense_patterns import leads, other_keys, patterns
 from torch import Tensor
 
 from nope_probe.analyses.attribution import (
@@ -41,18 +42,6 @@ def as_folds(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
     return {removed: value.repeat(FOLDS, 1, 1, 1) for removed, value in values.items()}
 
 
-def leads(maps: Tensor, skip_keys: int) -> Tensor:
-    """Return the lead of each query, by a loop over rows."""
-    queries = range(skip_keys + 8, N)
-    return torch.stack([maps[i, :skip_keys].mean() - maps[i, skip_keys:i].mean() for i in queries])
-
-
-def pattern(maps: Tensor, skip_keys: int) -> Tensor:
-    """Return the cells of the pattern, by a loop over rows."""
-    rows = [maps[i, skip_keys:i] for i in range(skip_keys + 1, N)]
-    return torch.cat([row - row.mean() for row in rows])
-
-
 def test_the_terms_of_the_sources_and_what_is_left_without_them_add_up_to_the_map() -> None:
     both = Condition(SOURCES)
     conditions = [INTACT, Condition({"mask"}), Condition({"rope"}), both]
@@ -84,21 +73,26 @@ def test_values_and_terms_are_those_of_loops_over_rows(skip_keys: int) -> None:
         value[:, 0] += 5 * value[0, 0]  # a sink in each condition
     layer = attribute(as_folds(values), skip_keys=skip_keys)[0]
     assert [*layer.conditions] == [condition.name for condition in values]
-    intact = pattern(values[INTACT], skip_keys)
+    kept_cells = other_keys(torch.arange(N), N, skip_keys)
+    intact = patterns(values[INTACT], kept_cells)
+
+    def lead_of(maps: Tensor) -> float:
+        return float(torch.stack([*leads(maps, kept_cells, skip_keys).values()]).mean())
+
     for condition, of_condition in values.items():
-        seen, cells = layer.conditions[condition.name], pattern(of_condition, skip_keys)
-        assert seen.lead.value == pytest.approx(float(leads(of_condition, skip_keys).mean()))
+        seen, cells = layer.conditions[condition.name], patterns(of_condition, kept_cells)
+        assert seen.lead.value == pytest.approx(lead_of(of_condition))
         assert seen.amplitude.value == pytest.approx(float(cells.square().mean().sqrt()))
         kept = (cells * intact).mean() / intact.square().mean().sqrt()
         assert seen.kept.value == pytest.approx(float(kept))
     whole = layer.conditions["intact"]
     assert whole.kept.value == pytest.approx(whole.amplitude.value)
     mask = values[Condition({"rope"})] - values[Condition(SOURCES)]
-    size = pattern(mask, skip_keys).square().mean().sqrt()
+    size = patterns(mask, kept_cells).square().mean().sqrt()
     assert layer.terms["pattern"]["mask"].value == pytest.approx(float(size))
-    assert layer.terms["lead"]["mask"].value == pytest.approx(float(leads(mask, skip_keys).mean()))
-    left = leads(values[Condition(SOURCES)], skip_keys).mean()
-    assert layer.terms["lead"]["without_sources"].value == pytest.approx(float(left))
+    assert layer.terms["lead"]["mask"].value == pytest.approx(lead_of(mask))
+    left = lead_of(values[Condition(SOURCES)])
+    assert layer.terms["lead"]["without_sources"].value == pytest.approx(left)
     total = sum(term.value for term in layer.terms["lead"].values())
     assert total == pytest.approx(whole.lead.value)
 

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from scipy.stats import spearmanr
+from support.dense_patterns import leads, patterns
 from torch import Tensor
 
 from nope_probe import measure, row_centred
@@ -46,16 +47,6 @@ def between_folds(x: Tensor, y: Tensor, counts: Sequence[int] = N_FOLDS * (1,)) 
     return total / sum(counts[a] * counts[b] for a, b in pairs)
 
 
-def patterns(maps: Tensor, kept: Tensor) -> Tensor:
-    """Return the kept cells of maps less the mean of their rows, [fold, cell]."""
-    rows = [
-        maps[:, i, cells] - maps[:, i, cells].mean(-1, keepdim=True)
-        for i, cells in enumerate(kept)
-        if cells.any()
-    ]
-    return torch.cat(rows, -1)
-
-
 def by_hand(
     maps: Tensor,
     visible: Tensor,
@@ -78,13 +69,9 @@ def by_hand(
     rises = [of_row[8:] > of_row[:-8] for of_row in rows if len(of_row) > 8]
     square, rest_square = between_folds(pattern, pattern, counts), between_folds(rest, rest, counts)
     correlations = [spearmanr(of_row, range(len(of_row))).statistic for of_row in ordered]
-    leads = [
-        float(weights @ (maps[:, i, :skip].mean(-1) - maps[:, i, kept[i]].mean(-1)))
-        for i in range(len(queries))
-        if skip and visible[i, 0] and kept[i].sum() >= 8
-    ]
+    of_rows = [float(weights @ lead) for lead in leads(maps, kept, skip).values()]
     return {
-        "lead": sum(leads) / len(leads) if leads else NAN,
+        "lead": sum(of_rows) / len(of_rows) if of_rows else NAN,
         "amplitude": signed_root(square),
         "locality": sum(correlations) / len(correlations) if ordered else NAN,
         "monotonicity": float(torch.cat(rises).double().mean()) if rises else NAN,

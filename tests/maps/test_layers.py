@@ -4,19 +4,23 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.dense_patterns import estimates, leads, other_keys, patterns
 from support.fold_products import fold_products
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.contrasts import ContrastGram, contrast_grams
+from nope_probe.analyses.jackknife import jackknife
 from nope_probe.errors import UserError
-from nope_probe.maps.estimates import fold_weights
+from nope_probe.maps.estimates import fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
 from nope_probe.maps.rows import MapRows, choose_rows
+from nope_probe.removal import Condition
 
 N, FOLDS = 29, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
 WEIGHTS = fold_weights(len(COUNTS), COUNTS)
+SIZES = [1, 8 * FOLDS * N * 7, 1 << 20]  # bytes: a row at a time, seven rows, the whole map
 ROWS = {"all rows": torch.arange(N), "chosen rows": choose_rows(N, 13)}
 
 
@@ -34,25 +38,6 @@ def layer(maps: Tensor, queries: Tensor, skip: int = 0) -> LayerMaps:
     return LayerMaps.of(maps[:, queries], COUNTS, queries, skip)
 
 
-def by_row(maps: Tensor, queries: Tensor, skip: int, window: int = N) -> Tensor:
-    """Return the pattern over the visible other keys, [fold, row, key_pos], 0 elsewhere."""
-    pattern = torch.zeros(FOLDS, len(queries), N).double()
-    for row, query in enumerate(queries.tolist()):
-        keys = slice(max(skip, query - window + 1), query)
-        seen = maps[:, query, keys]
-        pattern[:, row, keys] = seen - seen.mean(-1, keepdim=True) if seen.numel() else 0
-    return pattern
-
-
-def leads_by_row(maps: Tensor, queries: Tensor, skip: int, window: int = N) -> dict[int, Tensor]:
-    """Return the lead of each query that sees key 0 and 8 other keys, [fold], nats."""
-    return {
-        query: maps[:, query, :skip].mean(-1) - maps[:, query, skip:query].mean(-1)
-        for query in queries.tolist()
-        if query < window and query - skip >= 8
-    }
-
-
 def dense(pattern: Pattern) -> Tensor:
     return pattern.dense().nan_to_num()
 
@@ -65,21 +50,21 @@ def test_a_row_is_its_lead_and_its_pattern_up_to_a_constant(
 ) -> None:
     x, y = scores(0, window), scores(1, window)
     one, other = shared_patterns([layer(maps, queries, skip) for maps in (x, y)])
-    expected, of_other = (by_row(maps, queries, skip, window) for maps in (x, y))
-    torch.testing.assert_close(dense(one), expected)
-    n_cells = sum(max(0, min(query - skip, window - 1)) for query in queries.tolist())
-    cells = (maps.flatten(1)[None] for maps in (expected, of_other))
-    product = fold_products(*cells, WEIGHTS)[:, 0, 0] * expected[0].numel() / n_cells
+    kept = other_keys(queries, N, skip, window)
+    expected, of_other = (patterns(maps[:, queries], kept) for maps in (x, y))
+    torch.testing.assert_close(dense(one)[:, kept], expected)
+    assert not dense(one)[:, ~kept].any()
+    product = fold_products(expected[None], of_other[None], WEIGHTS)[:, 0, 0]
     gram = ContrastGram.of({"one": one, "other": other})
     result = gram.product({"one": 1.0}, {"other": 1.0}).values
     torch.testing.assert_close(result, product, rtol=1e-12, atol=1e-12)
-    leads = leads_by_row(x, queries, skip, window)
     if skip == 0:
         assert one.lead is None, "without a first key there is no lead"
         return
     assert one.lead is not None
-    assert one.lead.queries.tolist() == [*leads]
-    torch.testing.assert_close(one.lead.folds, torch.stack([*leads.values()], 1))
+    by_row = leads(x[:, queries], kept, skip)
+    assert one.lead.queries.tolist() == queries[[*by_row]].tolist()
+    torch.testing.assert_close(one.lead.folds, torch.stack([*by_row.values()], 1))
     for row, query in enumerate(one.lead.queries.tolist()):
         rebuilt = dense(one)[:, queries.tolist().index(query), :query]
         rebuilt[:, :skip] += one.lead.folds[:, row, None]
@@ -99,7 +84,32 @@ def test_sequences_in_which_no_query_sees_eight_other_keys_have_no_lead(n: int) 
     assert lead.queries.tolist() == [9]
 
 
-@pytest.mark.parametrize("n_bytes", [1, 8 * FOLDS * N * 7, 1 << 20])
+@pytest.mark.parametrize("n_bytes", SIZES)
+@pytest.mark.parametrize("skip", [0, 2])
+def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: int) -> None:
+    names = [Condition(item) for item in ((), ("mask",), ("w_q",), ("mask", "w_q"))]
+    maps, kept = [scores(seed) for seed in range(4)], other_keys(ROWS["all rows"], N, skip)
+    rows = MapRows(ROWS["all rows"], N)
+    packed = [
+        LayerMaps(folds=PackedFolds(rows.pack(of), rows), counts=COUNTS, skip_keys=skip)
+        for of in maps
+    ]
+    shared = dict(zip(names, shared_patterns(packed), strict=True))
+    grams, cells = contrast_grams(shared, n_bytes=4 * n_bytes), patterns(torch.stack(maps), kept)
+    expected = fold_products(cells, cells, WEIGHTS)
+    torch.testing.assert_close(grams["pattern"].products, expected, rtol=1e-11, atol=1e-12)
+    if skip == 0:
+        assert list(grams) == ["pattern"], "no key is first"
+        return
+    of_rows = torch.stack([*leads(torch.stack(maps), kept, skip).values()], -1)
+    expected = fold_products(of_rows, of_rows, WEIGHTS)
+    torch.testing.assert_close(grams["lead"].products, expected, rtol=1e-11, atol=1e-12)
+    size = grams["lead"].size({names[1]: 2.0, names[3]: -1.0})
+    means = leave_one_out((2 * of_rows[1] - of_rows[3]).mean(1), WEIGHTS)
+    assert size.ends == pytest.approx(jackknife(estimates(means, COUNTS)).ends, rel=1e-9)
+
+
+@pytest.mark.parametrize("n_bytes", SIZES)
 def test_any_block_size_gives_the_rows_of_the_pattern_from_memory_or_packed(n_bytes: int) -> None:
     queries = ROWS["chosen rows"]
     maps = scores(3)[:, queries]

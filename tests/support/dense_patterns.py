@@ -1,9 +1,37 @@
-"""Estimates from their values."""
+"""Leads and patterns by a loop over rows, and estimates from their values."""
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.maps.estimates import Estimates, fold_weights
+
+
+def other_keys(
+    queries: Int[Tensor, " row"], n: int, skip: int, window: int | None = None
+) -> Bool[Tensor, "row key_pos"]:
+    """Return the cells of the keys before each query that do not count as first, in a window."""
+    distance = queries[:, None] - torch.arange(n)
+    return (distance > 0) & (distance < (window or n)) & (torch.arange(n) >= skip)
+
+
+def patterns(
+    maps: Float[Tensor, "*map row key_pos"], kept: Bool[Tensor, "row key_pos"]
+) -> Float[Tensor, "*map cell"]:
+    """Return the kept cells of maps, less the mean of their rows."""
+    rows = [maps[..., i, cells] for i, cells in enumerate(kept) if cells.any()]
+    return torch.cat([row - row.mean(-1, keepdim=True) for row in rows], -1)
+
+
+def leads(
+    maps: Float[Tensor, "*map row key_pos"], kept: Bool[Tensor, "row key_pos"], skip: int
+) -> dict[int, Float[Tensor, "*map"]]:
+    """Return the leads of the rows that see key 0 and 8 other keys, nats."""
+    return {
+        row: maps[..., row, :skip].mean(-1) - maps[..., row, cells].mean(-1)
+        for row, cells in enumerate(kept)
+        if skip and cells.sum() >= 8 and maps[..., row, 0].isfinite().all()
+    }
 
 
 def estimates(
