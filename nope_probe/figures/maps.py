@@ -329,12 +329,7 @@ def save(figure: go.Figure, path: str | Path) -> Path:
         UserError: for another ending, if kaleido or Chrome is missing, or if the file cannot be
             written.
     """
-    spec = without_controls(unfold_layers(figure))
-    layout = spec["layout"]
-    if layout.get("title", {}).pop("text", None):
-        layout["margin"]["t"] -= TITLE_HEIGHT
-        layout["height"] -= TITLE_HEIGHT
-    return export(go.Figure(spec), Path(path))
+    return export(go.Figure(without_title(unfold_layers(figure))), Path(path))
 
 
 def export(figure: go.Figure, path: Path) -> Path:
@@ -372,4 +367,14 @@ def without_controls(figure: go.Figure) -> Layout:
     if layout.pop("sliders", ()):
         layout["margin"]["b"] -= SLIDER
         layout["height"] -= SLIDER
+    return spec
+
+
+def without_title(figure: go.Figure) -> Layout:
+    """Return a figure's `data` and `layout` without its title and sliders, and their space."""
+    spec = without_controls(figure)
+    layout = spec["layout"]
+    if layout.get("title", {}).pop("text", None):
+        layout["margin"]["t"] -= TITLE_HEIGHT
+        layout["height"] -= TITLE_HEIGHT
     return spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import groupby
 from math import isnan
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -186,8 +187,6 @@ ATTENTION = {  # measures of a head's attention
         bounded=True,
     ),
 }
-UNIFORM = 0.01  # nats of information: with less, a head attends uniformly
-MOSTLY = 0.5  # of the information among the other keys, with which a head is one of order
 INFORMATION = {  # of a head's attention weights
     "information": Column("information", "How far attention is from uniform.", "nats"),
     "first_position": Column(
@@ -234,12 +233,10 @@ def layer_names(numbers: Iterable[int]) -> str:
         >>> layer_names([1, 2, 3, 7])
         'L1 to L3, L7'
     """
-    runs: list[list[int]] = []
-    for number in sorted({int(number) for number in numbers}):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    places = enumerate(sorted({int(number) for number in numbers}))
+    runs = [
+        [layer for _, layer in run] for _, run in groupby(places, lambda pair: pair[1] - pair[0])
+    ]
     return ", ".join(
         f"L{run[0]} to L{run[-1]}" if len(run) > 2 else ", ".join(f"L{layer}" for layer in run)
         for run in runs

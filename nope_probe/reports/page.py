@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from nope_probe.figures.style import Layout
 
 MOST_ROWS = 8  # of a lead's table
 MOST_OPEN = 100  # rows of a table that is shown open
@@ -193,11 +192,13 @@ def _section(index: int, section: Section) -> str:
 def _figure(section: Section) -> str:
     from plotly.io.json import to_json_plotly
 
+    from nope_probe.figures.maps import without_title
+
     caption = escape(section.caption)
     figure = section.drawn()
     if figure is None:
         return section.html + (f"<p>{caption}</p>" if caption else "")
-    spec = _for_page(figure)
+    spec = without_title(figure)
     # plotly escapes "<" and "/", so that "</script>" cannot end the element that holds the figure.
     # Escaping "<" is enough; escaped slashes of base64 would be a fifth of the page.
     content = str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/")
@@ -208,21 +209,6 @@ def _figure(section: Section) -> str:
         f'<script type="application/json">{content}</script>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
-
-
-def _for_page(figure: go.Figure) -> Layout:
-    """Return a figure without its title and controls, which the page has as HTML."""
-    from nope_probe.figures.maps import without_controls
-    from nope_probe.figures.style import TITLE_HEIGHT
-
-    spec = without_controls(figure)
-    layout = spec["layout"]
-    for name in ("title", "paper_bgcolor"):
-        layout.pop(name, None)
-    if "margin" in layout and "height" in layout:
-        layout["margin"]["t"] -= TITLE_HEIGHT
-        layout["height"] -= TITLE_HEIGHT
-    return spec
 
 
 def _table(section: Section) -> str:

@@ -339,15 +339,14 @@ def headline(run: Run) -> Headline:
     manifest, reader = run.manifest, run.manifest.results["reader"]
     if reader is None:
         return Headline(sentence=NO_PATTERN)
-    made = {question: made_of(run.tables, reader, question) for question in QUESTIONS}
-    made = {question: rows for question, rows in made.items() if len(rows)}
+    asked = ((question, made_of(run.tables, reader, question)) for question in QUESTIONS)
+    made = {question: rows for question, rows in asked if len(rows)}
     if not made:
         return Headline(sentence=f"{reader} shows no lead or pattern that exceeds the noise.")
     kept = ", which the first token keeps" if manifest.results["kept_positions"] else ""
     length = f"{manifest.seq_len:,} tokens"
-    asked = [name for name in ("pattern", "lead") if name in made]
-    against = {name: pushing_back(made[name]) for name in asked}
-    clauses = [clause for name in asked for clause in _clauses(name, made, reader, against[name])]
+    against = {question: pushing_back(rows) for question, rows in made.items()}
+    clauses = [text for name in reversed(made) for text in _clauses(name, made, reader, against)]
     if any(against.values()):
         clauses.append("Where a part pushes back, the others can exceed the whole")
     table, n_left_out = _table(f"{reader} at {length}, nats", made)
@@ -379,7 +378,7 @@ def pushing_back(rows: pd.DataFrame) -> str:
 
 
 def _clauses(
-    question: str, made: Mapping[str, pd.DataFrame], reader: str, against: str
+    question: str, made: Mapping[str, pd.DataFrame], reader: str, against: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield the main term or writers of a lead or a pattern, and what pushes back the most."""
     rows = made[question]
@@ -402,8 +401,8 @@ def _clauses(
         part=f"{parts.get(most, 0.0):{style}}",
         writers=listed(named) if named else "",
     )
-    if against:
-        yield f"{against} pushes back by {-parts[against]:{style}}"
+    if name := against[question]:
+        yield f"{name} pushes back by {-parts[name]:{style}}"
 
 
 def _table(name: str, made: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, int]:
