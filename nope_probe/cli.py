@@ -29,6 +29,7 @@ from docstring_parser.google import parse as parse_docstring
 from nope_probe.errors import UserError, line_of, printable
 from nope_probe.files import JsonObject, validate_image_name, validate_kaleido
 from nope_probe.run.flags import CommandSettings, flag_of, hints_of
+from nope_probe.run.paths import folder_of
 from nope_probe.run.processes import (
     HEAD_START,
     Signals,
@@ -178,7 +179,7 @@ def run_and_show(settings: type[CommandSettings], subcommand: str = "") -> None:
             raise UserError(
                 "--image and --verbose have no effect with --dry-run, which runs nothing"
             )
-        from nope_probe.run.folder import folder_of, is_finished  # pandas, which --help lacks
+        from nope_probe.run.folder import is_finished  # pandas, which --help lacks
 
         recorded = chosen.recorded()
         folder = folder_of(chosen, recorded)

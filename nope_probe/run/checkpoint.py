@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 
@@ -21,22 +21,21 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe.errors import StorageError, UserError, is_mistake
-from nope_probe.files import JsonObject, read_json
+from nope_probe.files import JsonObject, json_checksum, read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
-from nope_probe.run.paths import atomic_write, clear, reason, write_json
+from nope_probe.run.paths import atomic_write, clear, write_json, writing
 from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import Signals, progress
 
-_ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
 _WITH_ESTIMATE = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {remaining} left"
 ITEM = 4  # bytes of a float32
 Write = Callable[[str, Sequence[int], np.ndarray], None]
 
 
-class RunCheckpoint:
+class RunCheckpoint(StreamCheckpoint):
     """The finished parts of a run by key, and its stream in progress.
 
     Args:
@@ -61,11 +60,12 @@ class RunCheckpoint:
         processes: Processes | None = None,
         signals: Signals | None = None,
     ) -> None:
-        self.folder, self.about = folder, json.loads(json.dumps(about or {}))
+        self.folder, self.about = folder, about or {}
         self.processes, self.signals = processes or Processes(), signals or Signals()
-        self.bar: tqdm | None = None
-        self.streams: dict[str, int] = {}  # by key, how many sequences
-        self._finished: set[str] = set()
+        self.rank, self.n_processes = self.processes.rank, self.processes.count
+        self.bar, self.streams = tqdm(disable=True), dict[str, int]()  # by key, how many sequences
+        self._end = 0  # of the stream in progress, on the bar
+        self._finished = set[str]()
 
     def __enter__(self) -> RunCheckpoint:
         """Find an earlier process's parts.
@@ -73,11 +73,11 @@ class RunCheckpoint:
         Raises:
             UserError: in the first process, if the folder belongs to another run.
         """
-        finished: set[str] = set()
+        finished = set[str]()
         if self.processes.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._validate_same_run(self.folder / _ABOUT)
-            finished = {path.stem for path in self.folder.glob(f"*{_ENDING}")}
+            finished = {path.name for path in self.folder.glob("*.safetensors")}
         self._finished = self.processes.broadcast(finished)
         self.signals.message = "progress was saved; run the same command to resume"
         return self
@@ -94,14 +94,15 @@ class RunCheckpoint:
             UserError: naming what differs.
             StorageError: if the file cannot be written, or is broken.
         """
-        try:
-            if not path.is_file():
+        if not path.is_file():
+            with writing(f"to {path.parent}"):
                 write_json(path, self.about)
+        try:
             before = read_json(path)
-            other = [name for name, now in self.about.items() if before.get(name) != now]
-        except OSError as error:
-            raise StorageError(f"cannot write to {path.parent}: {reason(error)}") from error
-        except (ValueError, AttributeError) as error:
+            other = [
+                k for k, v in self.about.items() if json_checksum(before.get(k)) != json_checksum(v)
+            ]
+        except (OSError, ValueError, AttributeError) as error:
             raise StorageError(f"{path} is broken; remove {path.parent} and run again") from error
         if other:
             raise UserError(
@@ -115,14 +116,14 @@ class RunCheckpoint:
             clear(self.folder)
 
     def __contains__(self, key: str) -> bool:
-        return _name(key) in self._finished
+        return self._path(key).name in self._finished
 
     def save(self, key: str, tensors: State) -> None:
         """Save a finished part of the run, in the first process."""
         if self.processes.is_first:
             _write(self._path(key), tensors)
         self.processes.barrier()
-        self._finished.add(_name(key))
+        self._finished.add(self._path(key).name)
 
     def load(self, key: str) -> State:
         """Return the tensors of a finished part, which are memory-mapped.
@@ -135,23 +136,6 @@ class RunCheckpoint:
             return load_file(path)
         except (OSError, SafetensorError) as error:
             raise StorageError(f"{path} is broken ({error}); remove it and run again") from error
-
-    def load_or_compute(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
-        """Return the tensors of a part of the run, computed and saved unless that is finished.
-
-        Args:
-            key: the part's name in the run.
-            compute: returns the part's tensors, given its stream.
-        """
-        if key not in self:
-            with self.stream(key) as stream:
-                tensors = compute(stream)
-            self.save(key, tensors)
-        return self.load(key)
-
-    def scratch(self, name: str) -> Path:
-        """Return the path of a file of this name, which is removed with the checkpoint."""
-        return self.folder / f"{name}.partial"
 
     @contextmanager
     def progress(self, sizes: Mapping[str, int]) -> Iterator[None]:
@@ -173,7 +157,6 @@ class RunCheckpoint:
             bar_format=_WITH_ESTIMATE if total else "{desc}{elapsed}",
         ) as self.bar:
             yield
-        self.bar = None
 
     @contextmanager
     def stream(self, key: str) -> Iterator[StreamCheckpoint]:
@@ -181,60 +164,43 @@ class RunCheckpoint:
 
         What a finished stream did not count, such as a text that is one batch, is counted then.
         """
-        if self.bar is not None:
-            place, n_streams = "", len(self.streams)
-            if n_streams > 1 and key in self.streams:
-                place = f" ({[*self.streams].index(key) + 1} of {n_streams})"
-            self.bar.set_description(f"{key}{place}", refresh=sys.stderr.isatty())
+        place, n_streams = "", len(self.streams)
+        if n_streams > 1 and key in self.streams:
+            place = f" ({[*self.streams].index(key) + 1} of {n_streams})"
+        self.bar.set_description(f"{key}{place}", refresh=sys.stderr.isatty())
+        self._end = self.bar.n + self.streams.get(key, 0)
         with self.signals.deferred():
-            stream = _Stream(self, key)
-            yield stream
-            stream.count(self.streams.get(key, 0) - stream.n_counted)
-
-    def _path(self, key: str) -> Path:
-        return self.folder / (_name(key) + _ENDING)
-
-
-class _Stream(StreamCheckpoint):
-    """One stream of a run, in one process."""
-
-    def __init__(self, run: RunCheckpoint, key: str) -> None:
-        self.run, self.key = run, key
-        self.rank, self.n_processes = run.processes.rank, run.processes.count
-        self.n_counted = 0
+            yield self
+            self._count(self._end)
 
     def advance(self, n_seqs: int) -> None:
-        self.count(n_seqs)
-        self.run.signals.raise_if_received()
+        """Show that sequences are done; a signal that came ends the stream."""
+        self._count(n_seqs)
+        self.signals.raise_if_received()
 
-    def count(self, n_seqs: int) -> None:
-        """Show that sequences are done, if the progress bar counts this stream."""
-        if n_seqs > 0 and self.run.bar is not None and self.key in self.run.streams:
-            self.run.bar.update(n_seqs)
-            self.n_counted += n_seqs
+    def _count(self, n_seqs: int) -> None:
+        """Show that sequences of the stream are done, and never more than it has."""
+        self.bar.update(min(n_seqs, self._end - self.bar.n))
 
     def all_reduce(self, totals: Sequence[Tensor]) -> None:
-        self.run.signals.stop_deferring()
-        self.run.processes.all_reduce(totals)
+        """Replace totals by their sums over the processes; while they wait, a signal raises."""
+        self.signals.stop_deferring()
+        self.processes.all_reduce(totals)
 
     def batch_halved(self, batch_size: int) -> None:
+        """Say that a batch did not fit into memory, above the progress bar."""
         said = f"a batch does not fit into memory: going on with {batch_size} at a time"
-        tqdm.write(said, file=sys.stderr)  # above the progress bar
+        tqdm.write(said, file=sys.stderr)
 
-
-def _name(key: str) -> str:
-    """Return a key as a file name."""
-    return key.replace("/", ",")
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key.replace('/', ',')}.safetensors"
 
 
 def _write(path: Path, tensors: State) -> None:
     """Write tensors; a process killed on the way leaves the file as it was."""
     contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        with atomic_write(path) as partial:
-            save_file(contiguous, partial)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"cannot write {path}: {reason(error)}") from error
+    with writing(str(path)), atomic_write(path) as partial:
+        save_file(contiguous, partial)
 
 
 @contextmanager
@@ -275,15 +241,10 @@ def tensor_writer(path: Path, shapes: Mapping[str, Sequence[int]]) -> Iterator[W
         file.seek(8 + len(header) + begin + ITEM * first)
         file.write(np.ascontiguousarray(block, "<f4").data)
 
-    try:
-        with path.open("wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            file.truncate(8 + len(header) + end)
-            yield write
-    except OSError as error:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-        raise StorageError(f"cannot write {path}: {reason(error)}") from error
+    with writing(str(path)), atomic_write(path) as partial, partial.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + end)
+        yield write
 
 
 def write_folds(path: Path, maps: Mapping[str, Layers]) -> None:

@@ -19,20 +19,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from jaxtyping import Int
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from nope_probe.errors import StorageError, UserError
+from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, file_checksum, json_checksum, local_path, read_json
-from nope_probe.run.flags import CommandSettings
 from nope_probe.run.manifest import FileRecord, Manifest, not_as_written, read_manifest
 from nope_probe.run.paths import (
     checkpoint_dir,
-    default_output_dir,
-    output_folder,
-    reason,
     remove,
     validate_folder_place,
+    writing,
 )
 from nope_probe.run.processes import print_line
 from nope_probe.run.settings import FORMAT
@@ -182,13 +178,12 @@ def write_run(out: Path, run: Run) -> None:
     partial = checkpoint_dir(out) / "run"
     remove(partial)
     try:
-        partial.mkdir(parents=True)
-        _write_files(partial, run)
-        if out.is_dir():
-            out.rmdir()
-        partial.rename(out)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"cannot write the run to {out}: {reason(error)}") from error
+        with writing(f"the run to {out}"):
+            partial.mkdir(parents=True)
+            _write_files(partial, run)
+            if out.is_dir():
+                out.rmdir()
+            partial.rename(out)
     finally:
         remove(partial)
 
@@ -209,24 +204,6 @@ def _write_files(folder: Path, run: Run) -> None:
     manifest = json.loads(json.dumps({**about, "format": FORMAT, "complete": True}))
     manifest["checksum"] = json_checksum(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
-def check_output_dir(out: Path, settings: JsonObject) -> bool:
-    """Return whether a folder holds the finished run of these settings already, every file intact.
-
-    Raises:
-        UserError: if it holds something else or a file was changed, or it cannot be made.
-    """
-    if os.path.isfile(out / "manifest.json"):
-        manifest = read_manifest(out)
-        if manifest.settings != json.loads(json.dumps(settings)):
-            raise UserError(f"{out} holds a run with other settings; choose another --out")
-        validate_files(out, manifest)
-        return True
-    if os.path.isdir(out) and os.listdir(out):
-        raise UserError(f"{out} holds other files; choose another --out")
-    validate_folder_place(out)
-    return False
 
 
 def validate_files(out: Path, manifest: Manifest) -> None:
@@ -287,18 +264,6 @@ def read_table(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, na_values=[""])
 
 
-def folder_of(settings: CommandSettings, recorded: JsonObject) -> Path:
-    """Return the folder of a run.
-
-    Args:
-        settings: the command's.
-        recorded: what identifies the run, as its manifest holds it.
-    """
-    if settings.out is None:
-        return default_output_dir(settings.command, settings.subject, recorded)
-    return output_folder(settings.out)
-
-
 def is_finished(folder: Path, recorded: JsonObject, sources: Mapping[str, Path | None]) -> bool:
     """Return whether a folder holds the finished run of some settings, and say so.
 
@@ -310,11 +275,18 @@ def is_finished(folder: Path, recorded: JsonObject, sources: Mapping[str, Path |
         sources: where the files of its model and data are now.
 
     Raises:
-        UserError: for a folder that holds something else, or a source that changed since.
+        UserError: for a folder that holds something else or cannot be made, and for a file of the
+            run, or of its model and data, that changed since.
     """
-    if not check_output_dir(folder, recorded):
+    if not os.path.isfile(folder / "manifest.json"):
+        if os.path.isdir(folder) and os.listdir(folder):
+            raise UserError(f"{folder} holds other files; choose another --out")
+        validate_folder_place(folder)
         return False
     manifest = read_manifest(folder)
+    if json_checksum(manifest.settings) != json_checksum(recorded):
+        raise UserError(f"{folder} holds a run with other settings; choose another --out")
+    validate_files(folder, manifest)
     validate_unchanged(folder, manifest.sources, sources)
     # A process may have been killed after it wrote the run and before it cleaned up.
     remove(checkpoint_dir(folder))

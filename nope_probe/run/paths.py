@@ -11,14 +11,36 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
+from safetensors import SafetensorError
 
-from nope_probe.errors import UserError
-from nope_probe.files import JsonObject
+from nope_probe.errors import StorageError, UserError
+from nope_probe.files import JsonObject, json_checksum
+from nope_probe.run.flags import CommandSettings
+
+
+def folder_of(settings: CommandSettings, recorded: JsonObject) -> Path:
+    """Return the folder of a run: `--out`, or a name of its command, its subject and a hash.
+
+    Args:
+        settings: the command's.
+        recorded: what identifies the run, as its manifest holds it; the hash is of this.
+
+    Example:
+        >>> from nope_probe.ablate import Settings
+        >>> folder_of(Settings(model="meta-llama/Llama-3.1-8B"), {"seed": 0}).as_posix()
+        'runs/ablate-Llama-3.1-8B-de7d7744'
+    """
+    if settings.out is not None:
+        return output_folder(settings.out)
+    subject = Path(settings.subject).name or settings.subject
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", subject).strip("-")
+    parts = (settings.command, name, json_checksum(recorded)[:8])
+    return Path("runs") / "-".join(filter(None, parts))
 
 
 def output_folder(out: Path) -> Path:
@@ -50,7 +72,6 @@ def validate_folder_place(out: Path) -> None:
         raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
 
 
-_MEMORY = Path("/proc/meminfo")
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -74,11 +95,7 @@ def validate_memory(n_bytes: int, lower: str) -> None:
 
 def free_memory() -> int:
     """Return how much memory of the machine, or of the container, is free, in bytes."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, KeyError):  # a system without this file
-        lines = _MEMORY.read_text(encoding="ascii").splitlines()
-        kilobytes = dict(line.split(":") for line in lines)["MemAvailable"].removesuffix("kB")
-        memory = 1024 * int(kilobytes)
+    memory = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # no container, or one without a limit
         memory = min(memory, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
     return memory
@@ -153,19 +170,15 @@ def write_json(path: Path, value: object) -> None:
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def reason(error: Exception) -> str:
-    """Return the operating system's reason why a file could not be written or read."""
-    return getattr(error, "strerror", None) or str(error)
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Turn a failure to write into an error of one line, such as `cannot write x.csv: No space`.
 
-
-def default_output_dir(command: str, subject: str, recorded: JsonObject) -> Path:
-    """Return the folder named after a run's command, its subject and the hash of its settings.
-
-    Example:
-        >>> default_output_dir("ablate", "meta-llama/Llama-3.1-8B", {"seed": 0}).as_posix()
-        'runs/ablate-Llama-3.1-8B-de7d7744'
+    Raises:
+        StorageError: with the operating system's reason.
     """
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name or subject).strip("-")
-    settings = json.dumps(recorded, sort_keys=True, default=str)
-    parts = (command, name, sha256(settings.encode()).hexdigest()[:8])
-    return Path("runs") / "-".join(filter(None, parts))
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"cannot write {what}: {reason}") from error

@@ -42,13 +42,12 @@ from nope_probe.run.flags import CommandSettings
 from nope_probe.run.folder import (
     UNUSED_IN_FILE,
     Run,
-    folder_of,
     is_finished,
     record_sources,
     write_run,
 )
 from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel
-from nope_probe.run.paths import checkpoint_dir, locked, validate_memory
+from nope_probe.run.paths import checkpoint_dir, folder_of, locked, validate_memory
 from nope_probe.run.process_group import Processes, device_of_process, process_group
 from nope_probe.run.processes import Signals, print_line, status
 from nope_probe.run.settings import RunSettings

@@ -19,7 +19,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import CommandSettings, Mistakes
 from nope_probe.run.manifest import Manifest, read_manifest
-from nope_probe.run.paths import checkpoint_dir, default_output_dir
+from nope_probe.run.paths import checkpoint_dir, folder_of
 from nope_probe.studies.tidy import declared, row_maps, sections
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Settings(CommandSettings):
                 "first, such as python -m nope_probe.ablate --model rope-tiny --out "
                 "runs/rope-tiny, and compare the folders of its runs",
             )
-        out = (self.out or default_output_dir("compare", self.subject, self.recorded())).resolve()
+        out = folder_of(self, self.recorded()).resolve()
         for folder in runs:
             is_inside = out.is_relative_to(folder.resolve())
             yield is_inside, f"{out} is in the run {folder}: take --out outside of the runs"

@@ -161,8 +161,9 @@ class Engine:
             with self._without(key, ablation):
                 return capture(self, self.stream)
         if key not in self.checkpoint:
-            with self._without(key, ablation):
-                return self.checkpoint.load_or_compute(key, partial(capture, self))
+            with self._without(key, ablation), self.checkpoint.stream(key) as stream:
+                tensors = capture(self, stream)
+            self.checkpoint.save(key, tensors)
         return self.checkpoint.load(key)
 
     def _without(self, key: str, ablation: Ablation | None) -> AbstractContextManager[HookedModel]:

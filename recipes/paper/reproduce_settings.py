@@ -13,7 +13,7 @@ from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
 from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, Bounds, CommandSettings
-from nope_probe.run.paths import default_output_dir
+from nope_probe.run.paths import folder_of
 from nope_probe.studies.ablate import Settings as Ablate
 from nope_probe.studies.circuit import Settings as Circuit
 from simulation_settings import Settings as Simulation
@@ -269,6 +269,6 @@ def _of_model(settings: Settings, model: str) -> ExperimentSettings:
     return Ablate(**given, remove=("none",), layers=layers, seq_len=seq_len)
 
 
-def place(command: str, settings: Settings | ExperimentSettings, above: Path) -> Path:
+def place(settings: Settings | ExperimentSettings, above: Path) -> Path:
     """Return the folder of a run with its default name, in `above`."""
-    return above / default_output_dir(command, settings.subject, settings.recorded()).name
+    return above / folder_of(settings, settings.recorded()).name

@@ -84,7 +84,7 @@ def run_all(settings: Settings) -> Path:
             given = {flag: getattr(settings, flag) for flag in ("seed", "n_samples")}
             known = {flag: value for flag, value in given.items() if flag in figure.flags}
             chosen = Settings(figure=name, **known)
-            new[name] = run_figure(replace(chosen, out=place("reproduce", chosen, folder.parent)))
+            new[name] = run_figure(replace(chosen, out=place(chosen, folder.parent)))
     write_index(folder, new)
     return folder
 
@@ -102,7 +102,7 @@ def run_experiments(
     folders = {}
     for name, settings in experiments.items():
         study = STUDIES[type(settings)]
-        folder = place(settings.command, settings, above)
+        folder = place(settings, above)
         if folder.is_dir() or not finished:
             folders[name] = run_study(study, replace(settings, out=folder))
     return folders

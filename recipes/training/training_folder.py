@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.files import JsonObject, file_checksum, json_checksum, read_json
-from nope_probe.run.paths import reason, write_json
+from nope_probe.run.paths import write_json
 
 # torch.save reports a failure to write as a RuntimeError of its zip writer.
 _TORCH_SAVE = re.compile("PytorchStreamWriter|inline_container")
@@ -95,8 +95,9 @@ def full_disk_is_one_line(out: Path) -> Iterator[None]:
         for path in out.glob("checkpoint-*"):
             if not (path / _WHOLE).is_file():
                 shutil.rmtree(path, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
         raise StorageError(
-            f"cannot write to {out}: {reason(error)}; whole checkpoints are kept for --resume"
+            f"cannot write to {out}: {reason}; whole checkpoints are kept for --resume"
         ) from error
 
 

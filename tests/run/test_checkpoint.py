@@ -12,6 +12,7 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.run.checkpoint import RunCheckpoint, tensor_writer
+from nope_probe.studies.engine import Engine
 
 MAPS = {"folds": torch.arange(66.0).double().view(2, 3, 11), "counts": torch.tensor([5, 7])}
 
@@ -23,13 +24,14 @@ def checkpoint(out: Path, **about: object) -> RunCheckpoint:
 def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path) -> None:
     computed = []
 
-    def compute(stream: StreamCheckpoint) -> dict[str, torch.Tensor]:
+    def compute(engine: Engine, stream: StreamCheckpoint | None) -> dict[str, torch.Tensor]:
         computed.append(stream)
         return {"sums": torch.arange(7.0)}
 
     for _ in range(3):
         with RunCheckpoint(tmp_path / "run") as run:
-            found = run.load_or_compute("part", compute)["sums"]
+            engine = Engine(model=torch.nn.Identity(), inputs=torch.zeros(3, 5), checkpoint=run)
+            found = engine.load_or_compute("part", compute)["sums"]
         assert torch.equal(found, torch.arange(7.0))
     assert len(computed) == 1
 

@@ -10,10 +10,11 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.files import json_checksum
-from nope_probe.run.folder import Run, check_output_dir, read_run, write_run
+from nope_probe.run.folder import Run, is_finished, read_run, write_run
 from nope_probe.run.manifest import Manifest, read_manifest
-from nope_probe.run.paths import default_output_dir
+from nope_probe.run.paths import folder_of
 from nope_probe.run.settings import FORMAT
+from nope_probe.studies.ablate import Settings as Ablate
 from nope_probe.studies.compare import Settings
 
 SETTINGS = {"model": "rope-tiny", "layers": 3, "remove": ["w_q"]}
@@ -33,7 +34,7 @@ def a_run() -> Run:
 def test_what_is_written_is_read_back_by_whoever_may_read_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "run"
     folder.mkdir(parents=True)  # an empty one may be used
-    assert check_output_dir(folder, SETTINGS) is False
+    assert is_finished(folder, SETTINGS, {}) is False
     write_run(folder, a_run())
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     (folder / "extra.csv").write_text("layer\n1\n")
@@ -71,7 +72,7 @@ def test_one_flipped_bit_of_any_file_is_noticed(tmp_path: Path) -> None:
     older = {name: value for name, value in manifest.items() if name != "checksum"}
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(older))
     with pytest.raises(UserError, match="is not the file that the run wrote"):
-        check_output_dir(tmp_path / "run", SETTINGS)
+        is_finished(tmp_path / "run", SETTINGS, {})
 
 
 @pytest.mark.parametrize("written", [None, FORMAT - 1, FORMAT + 1])
@@ -92,7 +93,7 @@ def test_a_run_of_another_format_is_refused_wherever_it_is_read(
     for use in (
         read_run,
         read_manifest,
-        lambda folder: check_output_dir(folder, SETTINGS),
+        lambda folder: is_finished(folder, SETTINGS, {}),
         lambda folder: Settings(runs=(folder, other)).validate(),
     ):
         with pytest.raises(UserError, match=message):
@@ -102,7 +103,7 @@ def test_a_run_of_another_format_is_refused_wherever_it_is_read(
 @pytest.mark.parametrize("text", ["[]", "[" * 100_000])
 def test_a_broken_manifest_says_what_to_remove(text: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    for use in (read_run, lambda folder: check_output_dir(folder, SETTINGS)):
+    for use in (read_run, lambda folder: is_finished(folder, SETTINGS, {})):
         with pytest.raises(UserError, match=f"its manifest cannot be read; remove {tmp_path} and"):
             use(tmp_path)
 
@@ -120,21 +121,21 @@ def test_nothing_is_left_of_a_run_that_fails_while_it_is_written(tmp_path: Path)
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
-    assert check_output_dir(tmp_path / "run", SETTINGS) is False
+    assert is_finished(tmp_path / "run", SETTINGS, {}) is False
     write_run(tmp_path / "run", a_run())
-    assert check_output_dir(tmp_path / "run", SETTINGS) is True
+    assert is_finished(tmp_path / "run", SETTINGS, {}) is True
     with pytest.raises(UserError, match="other settings"):
-        check_output_dir(tmp_path / "run", {**SETTINGS, "layers": 5})
+        is_finished(tmp_path / "run", {**SETTINGS, "layers": 5}, {})
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="it is a file"):
-        check_output_dir(tmp_path / "file", SETTINGS)
+        is_finished(tmp_path / "file", SETTINGS, {})
     with pytest.raises(UserError, match="holds other files"):
-        check_output_dir(tmp_path, SETTINGS)
+        is_finished(tmp_path, SETTINGS, {})
 
 
 def test_different_settings_have_different_folders_by_default() -> None:
     first, same, other = (
-        default_output_dir("ablate", "gpt2", settings)
+        folder_of(Ablate(model="gpt2"), settings)
         for settings in (SETTINGS, dict(reversed(SETTINGS.items())), {**SETTINGS, "layers": 5})
     )
     assert first == same != other
