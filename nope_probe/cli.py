@@ -183,7 +183,8 @@ def run_and_show(settings: type[CommandSettings], subcommand: str = "") -> None:
 
         recorded = chosen.recorded()
         folder = folder_of(chosen, recorded)
-        if dry or not is_finished(folder, recorded, chosen.sources()):
+        # Tokens of a file identify their run, and take torch to read.
+        if dry or chosen.tokens or not is_finished(folder, recorded, chosen.sources()):
             with status("looking for model and data"):
                 chosen.validate_reach()
             run = module_of(settings, "study").run

@@ -109,6 +109,9 @@ class CommandSettings:
     boxes: ClassVar[Mapping[str, str]] = {}  # the titles of boxes in its help, by first flag
     unrecorded: ClassVar[tuple[str, ...]] = ("out",)  # flags that change no number and no name
     in_one_process: ClassVar[bool] = True
+    # Where settings have no such flag: see `RunSettings`.
+    out: Path | None = None
+    tokens: Path | None = None
 
     def __post_init__(self) -> None:
         kind: type = type(self)
@@ -153,10 +156,6 @@ class CommandSettings:
             else:
                 words += [flag_of(name), *map(str, as_tuple(value))]
         return shlex.join(words)
-
-    @property
-    def out(self) -> Path | None:
-        """The folder of the run; None for the default."""
 
     def at(self: Chosen, out: Path) -> Chosen:
         """Return the same settings of a run in another folder."""

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from platform import python_version
 from typing import Any, Generic, TypeVar
 
@@ -88,14 +87,13 @@ class Session(Generic[Settings_co]):
         recorded: the settings as the manifest holds them.
         loaded: the model, if the run has one.
         weights: its fingerprint; empty without a model.
-        sources: the record of the files of the model and of the data.
+        files: the paths of the files of the model and of the data that the run reads.
+        sources: the record of these files.
         checkpoint: the finished parts of the run, and its stream in progress.
         started: the start, in seconds of the monotonic clock, which is never set back.
 
     Raises:
-        UserError: for tokens that cannot be read; on entering, for settings, a folder or a model
-            that cannot be used; on leaving, if the device ran out of memory.
-        Interrupted: on a signal; progress is saved.
+        UserError: for tokens that cannot be read.
     """
 
     loaded: LoadedModel
@@ -119,9 +117,11 @@ class Session(Generic[Settings_co]):
         self.in_memory, self.inputs, self.is_kept = model, inputs, is_kept
         self.recorded = settings.recorded() | self._given()
         self.folder = folder_of(settings, self.recorded)
+        self.files = settings.sources()
+        if model is not None:
+            self.files.pop("model", None)
         self.finished, self.started, self.weights = False, time.monotonic(), ""
         self.processes = Processes()
-        self._exits = ExitStack()
 
     @property
     def is_first(self) -> bool:
@@ -140,21 +140,22 @@ class Session(Generic[Settings_co]):
             record |= {"inputs": json_checksum(checksums)[:16], "kind": self.inputs.kind}
         return {"given": record} if record else {}
 
-    def _source_paths(self) -> dict[str, Path | None]:
-        """Return the paths of the files that the run reads."""
-        given = {"model": self.in_memory is not None, "data": self.inputs is not None}
-        named = self.settings.sources()
-        return {name: path for name, path in named.items() if not given.get(name)}
+    @contextmanager
+    def opened(self) -> Iterator[Session[Settings_co]]:
+        """Check the settings, and prepare the run unless it is finished.
 
-    def __enter__(self) -> Session[Settings_co]:
+        Raises:
+            UserError: for settings, a folder or a model that cannot be used; at the end, if the
+                device ran out of memory.
+            Interrupted: on a signal; progress is saved.
+        """
         self.settings.validate()
         self.finished = self._is_finished()
-        if not self.finished:
-            validate_memory(self.settings.memory(), SIZES)
-            with ExitStack() as stack:
+        with ExitStack() as stack:
+            if not self.finished:
                 self._start(stack)
-                self._exits = stack.pop_all()
-        return self
+            yield self
+            self.processes.barrier()
 
     def _is_finished(self) -> bool:
         """Return whether the run is finished, and say so.
@@ -162,7 +163,7 @@ class Session(Generic[Settings_co]):
         Raises:
             UserError: for a model in memory: whatever changed it since cannot be seen.
         """
-        finished = is_finished(self.folder, self.recorded, self._source_paths())
+        finished = is_finished(self.folder, self.recorded, self.files)
         if finished and self.in_memory is not None:
             raise UserError(
                 f"{self.folder} holds a finished run, and a model in memory is run anew: name "
@@ -172,6 +173,7 @@ class Session(Generic[Settings_co]):
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
+        validate_memory(self.settings.memory(), SIZES)
         signals = stack.enter_context(Signals())
         if self.in_memory is None:
             with status("looking for model and data"):
@@ -200,20 +202,13 @@ class Session(Generic[Settings_co]):
 
     def _load(self, device: str) -> JsonObject:
         """Load the model, if the run has one, and return the run's identity."""
-        self.sources = record_sources(self._source_paths())
+        self.sources = record_sources(self.files)
         loaded = self.in_memory or self._load_model(self.settings, device)
         if loaded is not None:
             given = self.recorded.get("given", {})
             self.loaded, self.weights = loaded, given.get("weights") or fingerprint(loaded.model)
         made_with = {"versions": versions(), "weights": self.weights}
         return {"settings": self.recorded, **made_with, **self.sources}
-
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        try:
-            if kind is None:
-                self.processes.barrier()
-        finally:
-            self._exits.__exit__(kind, *error)
 
     def sequences(
         self: Session[RunSettings],

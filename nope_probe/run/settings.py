@@ -357,7 +357,7 @@ class RunSettings(ModelSettings):
         made_here = self.model.lower().startswith("parameter-free")
         files = {} if made_here else {"model": path_of(self.model)}
         files |= {f"adapter {n}": path_of(folder) for n, folder in enumerate(self.adapter, 1)}
-        has_no_file = self.data in ("random", "gaussian") or not self.reads_corpus
+        has_no_file = self.data in ("random", "gaussian", GIVEN) or not self.reads_corpus
         return files if has_no_file else files | {"data": file_of(self.data)}
 
     @property

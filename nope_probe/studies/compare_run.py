@@ -34,7 +34,7 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for runs that cannot be compared, or that share no number.
     """
-    with Session(settings) as session:
+    with Session(settings).opened() as session:
         if not session.finished:
             with status("comparing and writing"):
                 session.write(analyse(session))

@@ -170,7 +170,7 @@ def run_study(kind: type[Study[Chosen]], settings: Chosen, *, dry: bool = False)
         return carry_out(kind, Session(settings, kind.load))
     validate_one_process()
     with TemporaryDirectory(prefix="nope-probe-") as place:
-        with Session(settings.at(Path(place, "run")), kind.load) as session:
+        with Session(settings.at(Path(place, "run")), kind.load).opened() as session:
             sys.stdout.write(forecast(session, [*kind(session).passes()]))
         return session.folder
 
@@ -181,7 +181,7 @@ def carry_out(kind: type[Study[Chosen]], session: Session[Chosen]) -> Path:
     Raises:
         UserError: for what cannot be done.
     """
-    with session:
+    with session.opened():
         if not session.finished:
             study = kind(session)
             results = execute(session, [*study.passes()])

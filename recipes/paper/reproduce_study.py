@@ -56,7 +56,7 @@ def run_figure(settings: Settings) -> Path:
         UserError: for settings that cannot be run, and for a finished figure whose experiments'
             files, model or data have changed.
     """
-    with Session(settings) as session:
+    with Session(settings).opened() as session:
         above, finished = session.folder.parent, session.finished
         folders = run_experiments(experiments_of(settings), above, finished=finished)
         if not finished and session.is_first:

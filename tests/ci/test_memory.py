@@ -36,7 +36,7 @@ def test_the_memory_of_a_run_holds_the_maps_of_its_largest_pass(
         model="nope-tiny", n_seqs=8, seq_len=17, out=tmp_path / "run", **options
     )
     (kind,) = import_module(f"nope_probe.studies.{command}_run").run.args
-    with Session(settings, kind.load) as session:
+    with Session(settings, kind.load).opened() as session:
         assert max(one.maps for one in kind(session).passes()) == most
 
 

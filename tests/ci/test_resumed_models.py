@@ -74,7 +74,7 @@ def test_an_unfinished_run_is_resumed_with_the_same_weights_buffers_and_hooks_al
     settings = Settings(model="rope-tiny", n_seqs=17, seq_len=23, out=tmp_path / "run", confirm=0)
 
     def start() -> Sequences:
-        with Session(settings, model=loaded) as session:
+        with Session(settings, model=loaded).opened() as session:
             return session.sequences()
 
     first = start()

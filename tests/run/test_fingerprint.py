@@ -124,7 +124,7 @@ EDITS = {
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_what_changed_between_kill_and_resume_is_refused(edit: str, settings: Settings) -> None:
-    with Session(settings) as session:
+    with Session(settings).opened() as session:
         session.sequences()  # the process ends here
     change, what = EDITS[edit]
     change(Path(settings.model))
@@ -181,7 +181,7 @@ def test_large_files_are_known_by_size_and_time_of_change(tmp_path: Path) -> Non
 
 
 def test_a_broken_record_of_an_unfinished_run_is_one_line(settings: Settings) -> None:
-    with Session(settings) as session:
+    with Session(settings).opened() as session:
         session.sequences()
     (checkpoint_dir(settings.out) / "about.json").write_text("[]")
     with pytest.raises(UserError, match=r"about\.json is broken; remove .*unfinished and run"):
@@ -204,7 +204,7 @@ def test_sequences_model_versions_device_settings_and_time_are_recorded(
 ) -> None:
     tokens, documents = torch.arange(10).view(5, 2), torch.tensor([7, 2, 7, 5, 9])
     inputs = Sequences(inputs=tokens, name="text", bos=True, documents=documents)
-    with Session(settings) as session:
+    with Session(settings).opened() as session:
         monkeypatch.setattr(time, "time", lambda: 0.0)  # a clock that is set back shortens no run
         manifest = session.manifest_of(inputs)
     assert manifest.settings == settings.recorded()

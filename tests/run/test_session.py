@@ -32,7 +32,7 @@ def not_reached(*_: object) -> None:
 
 
 def run_out_of_memory(settings: Settings) -> None:
-    with Session(settings) as session:
+    with Session(settings).opened() as session:
         session.checkpoint.save("score/intact", MAPS)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -46,10 +46,10 @@ def test_running_out_of_memory_is_a_users_error_and_keeps_progress(tmp_path: Pat
 
 def test_the_sequences_of_a_run_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = Settings(**SMALL, out=tmp_path / "run")
-    with Session(settings) as first:
+    with Session(settings).opened() as first:
         made = first.sequences()
     monkeypatch.setattr("nope_probe.run.session.make_sequences", None)
-    with Session(settings) as second:
+    with Session(settings).opened() as second:
         read = second.sequences()
     assert torch.equal(read.inputs, made.inputs)
     assert (read.name, read.bos) == (made.name, made.bos) == ("shipped", True)
@@ -115,7 +115,7 @@ def test_an_interrupted_run_that_nobody_keeps_says_how_to_keep_it(tmp_path: Path
     settings = Settings(**SMALL, out=tmp_path / "run")
     with (
         pytest.raises(Interrupted, match="nothing was kept; a run with out=FOLDER goes on"),
-        Session(settings, is_kept=False),
+        Session(settings, is_kept=False).opened(),
     ):
         os.kill(os.getpid(), signal.SIGINT)
 

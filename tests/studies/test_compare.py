@@ -98,7 +98,7 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     out = tmp_path / "out"
     shutil.rmtree(runs[1])
     write(runs[1], maps(0), model="b")  # the same maps as a's
-    with Session(Settings(runs=tuple(runs), out=out)):
+    with Session(Settings(runs=tuple(runs), out=out)).opened():
         line = refused(capfd, tmp_path, compare, *runs, "--out", out)
         assert "another process is at work on the run in" in line
     assert not out.exists()

@@ -153,7 +153,7 @@ def test_written_position_is_measured_once_for_all_passes_of_a_length_and_its_me
     options = {"model": "nope-tiny", "measures": ("loss", "copy", "order"), "remove": ("written",)}
     settings = behaviour.Settings(n_seqs=23, seq_len=18, out=tmp_path / "run", **options)
     (kind,) = behaviour_run.run.args
-    with Session(settings, kind.load) as session:
+    with Session(settings, kind.load).opened() as session:
         passes = [*kind(session).passes()]
         text = forecast(session, passes)
         streams = 2 * 4 * 23 * 18 * 128  # the residual stream and one output of 128 float32
@@ -182,7 +182,7 @@ def test_losses_are_read_where_all_layers_run_on_text_and_their_logits_count_as_
     options: dict[str, Any], read: list[str], tmp_path: Path
 ) -> None:
     settings = ablate.Settings(n_seqs=8, seq_len=17, out=tmp_path / "run", **options)
-    with Session(settings, Ablate.load) as session:
+    with Session(settings, Ablate.load).opened() as session:
         passes = [*Ablate(session).passes()]
         keys = [one.key.split("/")[1] for one in passes if one.reads_logits]
         assert keys == read

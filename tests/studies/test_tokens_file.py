@@ -61,6 +61,22 @@ def test_padding_in_the_file_is_said_in_the_terminal_and_under_what_was_run(
     assert note in capfd.readouterr().err
 
 
+def test_a_finished_run_on_the_tokens_of_a_file_is_shown_again(
+    bare: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "tokens.npy", ["--out", tmp_path / "run"]
+    asked = [ablate, "--model", bare, "--remove", "none", "--tokens", file]
+    np.save(file, TOKENS.numpy())
+    run_command(*asked, *out)
+    capfd.readouterr()
+    run_command(*asked, *out)
+    assert "finished before, in " in capfd.readouterr().err
+    np.save(file, TOKENS.flip(1).numpy())
+    with pytest.raises(SystemExit):
+        run_command(*asked, *out)
+    assert "holds a run with other settings" in capfd.readouterr().err
+
+
 def test_documents_in_the_file_share_folds(bare: str, tmp_path: Path) -> None:
     file = tmp_path / "tokens.safetensors"
     save_file({"tokens": TOKENS.to(torch.int32), "documents": DOCUMENTS}, file)
