@@ -1,4 +1,4 @@
-"""Captured maps: what they say of themselves, and that saving them loses nothing."""
+"""Captured maps: what they say of themselves, in words and in notebooks."""
 
 from base64 import b64decode
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Several replacements side by side, bands of RoPE, and what bad input gets."""
+"""Several replacements side by side, bands of RoPE, and the values of heads."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,6 @@
 """One block's hook points, weights and steps from q and k to scores, on each kind of model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,14 @@ def test_a_rotation_is_recognised_and_turned_back(layout: str, d_rotary: int) ->
     assert rotary is not None
     assert rotary.factor == pytest.approx(1.2, rel=rounding(d_rotary))
     assert_same(rotary.frequencies, theta, rounding(d_rotary))
-    assert_same(rotary.at(angles).turned(straight), turned, rounding(d_rotary))
+    rotation = rotary.at(angles)
+    assert_same(rotation.turned(straight), turned, rounding(d_rotary))
+    some = slice(1, 4)
+    assert_same(rotation.among(some).turned(straight[:, some]), turned[:, some], rounding(d_rotary))
     removed = RemovedPairs(bands=[Component("rope")], rotary=rotary)
     assert_same(removed.turned_back(turned, angles), straight, rounding(d_rotary))
+    with pytest.raises(NotImplementedError, match="were not recognised"):
+        replace(rotation, pairs=None).turned(straight)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The part of the scores that a band of RoPE's pairs makes: bands add up to the score map."""
+"""The part of the scores that a band of RoPE's pairs makes, against plain transformers."""
 
 import pytest
 import torch

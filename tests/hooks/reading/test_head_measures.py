@@ -1,4 +1,4 @@
-"""Attention to chosen keys, and measures of heads on attention that is written down by hand."""
+"""Attention to chosen keys is plain transformers' own, a block at a time."""
 
 from typing import Any
 from weakref import ref
