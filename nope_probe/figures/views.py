@@ -387,7 +387,7 @@ def _draw_cells(view: View, panels: Sequence[Panel]) -> go.Figure:
         x_title=PLACES.get(view.x, Column(view.x)).label,
         y_title=PLACES.get(by, Column(by)).label,
     )
-    top = 1.0 if about.bounded else max(reach_of(panel.ends[0]) for panel in panels)
+    top = 1.0 if about.is_bounded else max(reach_of(panel.ends[0]) for panel in panels)
     is_signed = about.signed or any(np.nanmin(panel.ends[0]) < 0 for panel in panels)
     bar = {"tickformat": ".0%"} if about.is_share else {}
     n_columns = max(panel.rows[view.x].nunique() for panel in panels)

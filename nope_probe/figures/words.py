@@ -30,7 +30,6 @@ class Column:
             whose square can be below 0; empty for all other numbers.
         neutral: the value that means no trend; None for numbers without one.
         signed: whether it has a sign, so that colours centre on 0.
-        bounded: whether its absolute value is at most 1.
         names_rows: whether its values say what a row is of, as a layer does.
     """
 
@@ -42,13 +41,17 @@ class Column:
     noise: str = ""
     neutral: float | None = None
     signed: bool = False
-    bounded: bool = False
     names_rows: bool = False
 
     @property
     def is_share(self) -> bool:
         """Whether tables and axes show it in percent."""
         return self.unit == SHARE
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether its absolute value is at most 1, as those of shares and correlations are."""
+        return self.unit in (SHARE, BOTH_WAYS)
 
     @property
     def shown_unit(self) -> str:
@@ -143,21 +146,18 @@ MEASURES = {
         BOTH_WAYS,
         neutral=0.0,
         signed=True,
-        bounded=True,
     ),
     "monotonicity": Column(
         "monotonicity",
         "Share of pairs of keys at a distance of 8 whose nearer key scores higher; 1/2: no trend.",
         "lag 8",
         neutral=0.5,
-        bounded=True,
     ),
     "relative_r2": Column(
         "relative share",
         "Share of the positional pattern that depends on distance alone; blank without one.",
         SHARE,
         blank=NO_PATTERN,
-        bounded=True,
     ),
     "non_relative": Column(
         "not a function of distance",
@@ -172,19 +172,14 @@ ATTENTION = {  # measures of a head's attention
         "first-key attention",
         "Mean attention to the first key; above 0.3 the head is called a sink.",
         SHARE,
-        bounded=True,
     ),
     "previous_token": Column(
-        "previous-token attention",
-        "Mean attention to the token before the query.",
-        SHARE,
-        bounded=True,
+        "previous-token attention", "Mean attention to the token before the query.", SHARE
     ),
     "induction": Column(
         "induction attention",
         "On repeated random tokens, mean attention to the token after the query's last copy.",
         SHARE,
-        bounded=True,
     ),
 }
 INFORMATION = {  # of a head's attention weights

@@ -18,7 +18,7 @@ COLUMNS = {
     "lead": Column("lead of the first key", "", "nats", signed=True),
     "kept": Column("kept", "", "nats", blank=NO_PATTERN),
     "total_nats": Column("total", "", "nats"),
-    "weight": Column("weight", "", SHARE, blank="no share", bounded=True),
+    "weight": Column("weight", "", SHARE, blank="no share"),
     "rms": Column("RMS", "", "nats", noise=WITHIN),
     "loss": Column("mean loss", "", "nats"),
     "copied": Column("copied", "", SHARE),
