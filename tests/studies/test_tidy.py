@@ -69,9 +69,7 @@ def test_dots_have_a_panel_for_each_number_and_a_series_for_each_condition():
 
 
 def test_a_second_number_in_a_panel_and_a_second_label_have_open_markers():
-    rows = table(
-        {"lead": [1.0, 2.0], "kept": [3.0, 4.0]}, layer=[0, 0], tokens=["text", "shuffled"]
-    )
+    rows = table({"lead": [1.0, 2.0], "kept": [3.0, 4.0]}, layer=[0, 0], tokens=["text", "random"])
     both = View(table="", title="", y=(("lead", "kept"),), by=("tokens",))
     symbols = {trace.name: trace.marker.symbol for trace in draw(both, rows, COLUMNS).data}
     assert symbols["text, lead"] == symbols["text, kept"].removesuffix("-open")
@@ -80,7 +78,7 @@ def test_a_second_number_in_a_panel_and_a_second_label_have_open_markers():
     symbols = {trace.name: trace.marker.symbol for trace in draw(labelled, rows, COLUMNS).data}
     assert symbols == {
         "without RoPE, text": "diamond",
-        "without RoPE, shuffled": "diamond-open",
+        "without RoPE, random": "diamond-open",
     }
 
 
