@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from support.dense_patterns import estimates as estimates_of
-from support.fold_products import fold_products
+from support.dense_patterns import fold_products
 
 from nope_probe.analyses.jackknife import (
     UNDEFINED,

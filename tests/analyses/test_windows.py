@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 from scipy.stats import spearmanr
-from support.dense_patterns import leads, patterns
+from support.dense_patterns import fold_products, leads, patterns
 from torch import Tensor
 
 from nope_probe import measure, row_centred
@@ -40,11 +40,8 @@ def folds(name: str, seed: int = 0) -> Tensor:
     return maps.masked_fill(~CELLS[name], torch.nan)
 
 
-def between_folds(x: Tensor, y: Tensor, counts: Sequence[int] = N_FOLDS * (1,)) -> float:
-    """Return the mean over cells of x_a y_b, over pairs of sequences of different folds."""
-    pairs = [(a, b) for a in range(len(x)) for b in range(len(x)) if a != b]
-    total = sum(counts[a] * counts[b] * float((x[a] * y[b]).mean()) for a, b in pairs)
-    return total / sum(counts[a] * counts[b] for a, b in pairs)
+def between_folds(x: Tensor, y: Tensor, weights: Tensor | None = None) -> float:
+    return float(fold_products(x[None], y[None], weights)[0])
 
 
 def by_hand(
@@ -67,7 +64,7 @@ def by_hand(
     rows = [mean[row == i] for i in range(len(queries))]
     ordered = [of_row for of_row in rows if len(of_row) >= 8]
     rises = [of_row[8:] > of_row[:-8] for of_row in rows if len(of_row) > 8]
-    square, rest_square = between_folds(pattern, pattern, counts), between_folds(rest, rest, counts)
+    square, rest_square = (between_folds(x, x, weights) for x in (pattern, rest))
     correlations = [spearmanr(of_row, range(len(of_row))).statistic for of_row in ordered]
     of_rows = [float(weights @ lead) for lead in leads(maps, kept, skip).values()]
     return {

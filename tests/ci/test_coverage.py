@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 from support.dense_patterns import estimates as estimates_of
-from support.fold_products import fold_products
+from support.dense_patterns import fold_products
 from support.manifests import manifest_of
 from torch import Tensor
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.dense_patterns import estimates, leads, other_keys, patterns
-from support.fold_products import fold_products
+from support.dense_patterns import estimates, fold_products, leads, other_keys, patterns
 from torch import Tensor
 
 from nope_probe.analyses.contrasts import ContrastGram, contrast_grams
