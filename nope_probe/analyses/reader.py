@@ -30,7 +30,7 @@ from nope_probe.analyses.pattern_rows import (
 )
 from nope_probe.errors import UserError
 from nope_probe.maps.centred import centred_rows
-from nope_probe.maps.estimates import Estimates, ProductSums
+from nope_probe.maps.estimates import Estimates, ProductSums, weights_of_means
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, Lead, Pattern, Question
 from nope_probe.maps.positions import ReaderSums
@@ -332,23 +332,17 @@ def _pairs(n_folds: int) -> Int[Tensor, "pair two"]:
     return (~torch.eye(n_folds, dtype=torch.bool)).nonzero()
 
 
-def _without_each(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds fold"]:
-    """Return the weights of all folds, then the weights with every fold in turn at 0."""
-    n = len(weights)
-    keep = torch.cat((torch.ones(1, n, dtype=weights.dtype), 1 - torch.eye(n, dtype=weights.dtype)))
-    return keep * weights
-
-
 def _triple_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds a b c"]:
-    w, other = _without_each(weights), (~torch.eye(len(weights), dtype=torch.bool)).double()
+    n_folds = len(weights)
+    w, other = weights_of_means(weights)[: n_folds + 1], 1 - torch.eye(n_folds, dtype=weights.dtype)
     different = torch.einsum("ab,bc,ac->abc", other, other, other)
     return _normalised(torch.einsum("fa,fb,fc->fabc", w, w, w) * different)
 
 
 def _pair_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds pair"]:
     first, second = _pairs(len(weights)).T
-    each = _without_each(weights)
-    return _normalised(each[:, first] * each[:, second])
+    w = weights_of_means(weights)[: len(weights) + 1]
+    return _normalised(w[:, first] * w[:, second])
 
 
 def _quad_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds pair pair2"]:
