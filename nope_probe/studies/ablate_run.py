@@ -19,7 +19,7 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import query_stride
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
@@ -168,7 +168,7 @@ class Plan:
                 engine=on,
                 read=partial(read, attention=per_head and not self.sources),
                 ablation=ablation if condition else None,
-                maps=engine.n_maps(self.layers, per_head=per_head),
+                maps=len(self.layers) * (1 + per_head * layers_of(engine.model)[0].n_heads),
                 kind=f"scores{' of heads' * per_head}{' and loss' * loss}",
                 reads_logits=loss,
             )
@@ -257,8 +257,7 @@ class Ablate(Study[Settings]):
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that map the scores of every condition."""
         engine, layers = self.engine, self.plan.layers
-        if name_of(INTACT_ROW) not in self.session.checkpoint:
-            validate_first_sequence(engine.model, engine.inputs, layers)
+        validate_first_sequence(engine, name_of(INTACT_ROW), layers)
         shuffled = self.inputs.shuffled(self.settings.seed) if self.is_text else None
         yield from self.plan.passes(engine, shuffled)
         if self.settings.per_head and not self.settings.removes:

@@ -366,23 +366,16 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
     """Yield the sections on the run's text, and on the head that the run asks about."""
     if view is None:
         return
-    compared, why = view.position is not None, view.why
-    bar = "from other texts' mean" if compared else "above uniform weights"
-    opens = "whose attention differs most from other texts"
-    if why is not None:
-        opens = "that --why asks about"
-    elif not compared:
-        opens = "with the largest weight on a key between the first and its own"
-    terms = (
-        "position, and what earlier components wrote into this text's key or query."
-        if compared
-        else "what earlier components wrote into the key, in this text alone."
-    )
+    why, bar, terms = view.why, "from other texts' mean", "position, and "
+    if view.position is None:
+        bar, terms = "above uniform weights", ""
     yield Section(
         title="Attention on your text",
         html=view.html(),
-        caption=f"It opens on the head and token {opens}. Click a token to shade its keys. Bars: "
-        f"nats {bar}." + f" Terms of a score, less the keys' mean: {terms}" * (why is not None),
+        caption=f"It opens on the head and token of the first sentence. Click a token to shade its "
+        f"keys. Bars: nats {bar}. "
+        + f"Terms of a score, less the keys' mean: {terms}what earlier components wrote into key "
+        "and query." * (why is not None),
         table=None if why is None else why.table,
         columns=COLUMNS,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import (
@@ -91,8 +91,7 @@ class Attention(Study[Settings]):
         size = max(1, MAP_BYTES // (8 * info.n_heads * engine.inputs.shape[1] ** 2))
         if compared:
             size = settings.layers_at_a_time(info)
-            if f"attention-L{self.layers[0]}" not in self.session.checkpoint:
-                validate_first_sequence(engine.model, engine.inputs, self.layers)
+            validate_first_sequence(engine, f"attention-L{self.layers[0]}", self.layers)
         for start in range(0, len(self.layers), size):
             group = self.layers[start : start + size]
             capture = partial(read_heads, layers=group, text=text, compared=compared)
@@ -138,9 +137,12 @@ class Attention(Study[Settings]):
                 maps["query_positions"] = choose_rows(settings.seq_len, settings.rows).float()
         else:
             table = table_of_text(read, self.layers, skip_keys)
-        table = with_means(table, "sink_weight", read["sinks"], sizes)
-        for column in [f"need_{name}" for name in NEEDED if f"need_{name}" in results]:
-            table = with_means(table, column, results[column]["need"], sizes)
+        columns = {"sink_weight": read["sinks"]}
+        columns |= {key: results[key]["need"] for key in results if key.startswith("need_")}
+        for name, folds in columns.items():
+            if not folds.isnan().all():  # of no head
+                means = mean_intervals(folds.movedim(-1, 0), fold_weights(len(sizes), sizes))
+                table = table.assign(**mean_columns(name, means))
         tables = {"attention": table}
         if self.text is not None:
             maps |= {"text_weights": read["on_text"], "text_content": read["content"].float()}
@@ -240,26 +242,6 @@ def table_of_text(read: State, layers: Sequence[int], skip_keys: int) -> pd.Data
     }
     columns = ["layer", "head", *interval_names(*ATTENTION), *GAPS]
     return pd.DataFrame(means, heads).reset_index().reindex(columns=columns)
-
-
-def with_means(
-    table: pd.DataFrame,
-    name: str,
-    folds: Float[Tensor, "layer head fold"],
-    sizes: Int[Tensor, " fold"],
-) -> pd.DataFrame:
-    """Return the table of attention with the mean of a number that heads have, and its bounds.
-
-    Args:
-        table: a row per layer and head.
-        name: of the number, which no column has if no head has it.
-        folds: its fold means; NaN for heads without it.
-        sizes: sequences per fold.
-    """
-    if folds.isnan().all():
-        return table
-    means = mean_intervals(folds.movedim(-1, 0), fold_weights(len(sizes), sizes))
-    return table.assign(**mean_columns(name, means))
 
 
 def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> Iterator[str]:

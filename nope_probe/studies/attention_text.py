@@ -34,6 +34,7 @@ from nope_probe.maps.folds import State, under
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.models.info import LoadedModel
 from nope_probe.removal import Writer
+from nope_probe.run.flags import refuse
 from nope_probe.run.manifest import ShownText
 from nope_probe.studies.attention import ALONE, TEXT_TOKENS, Settings
 from nope_probe.studies.engine import Engine
@@ -80,7 +81,7 @@ def read_text(settings: Settings, loaded: LoadedModel) -> Text | None:
     most = min(TEXT_TOKENS, loaded.info.n_ctx)
     lengths = f"the text has {n} tokens and the sequences have {settings.seq_len}"
     compared, unmasked = settings.reads_corpus, "mask" in settings.removed
-    for is_wrong, message in (
+    mistakes = (
         (not ids, "the text has no tokens: the model's tokenizer leaves nothing of it"),
         (
             not compared and n > most,
@@ -91,9 +92,8 @@ def read_text(settings: Settings, loaded: LoadedModel) -> Text | None:
             compared and unmasked and n < settings.seq_len,
             f"{lengths}, all seen without the mask: take {length}",
         ),
-    ):
-        if is_wrong:
-            raise UserError(message)
+    )
+    refuse(iter(mistakes))
     tokens = torch.tensor([[*begin, *ids]])
     validate_inputs(loaded.model, tokens)
     shown = ShownText(

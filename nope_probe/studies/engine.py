@@ -31,7 +31,7 @@ from nope_probe.hooks.reading.calibration import (
     weights_checksum,
 )
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.hooks.reading.readers import WriterKind, capture_positions
+from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of
 from nope_probe.hooks.reading.written import capture_block_positions, null_seed_of
 from nope_probe.hooks.removing.block_ablation import ablations_of, content_heads
@@ -231,26 +231,12 @@ class Engine:
         captured = stored_layers(tensors)
         return captured if self.skip_keys is None else with_skip_keys(captured, self.skip_keys)
 
-    def n_maps(self, layers: Sequence[int], *, per_head: bool = False) -> int:
-        """Return how many maps the scores of some layers are."""
-        n_heads = layers_of(self.model)[0].n_heads
-        return len(layers) * (1 + n_heads * per_head)
-
     def stages(self, key: str, ablation: Ablation | None = None, *, layer: int = 0) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
         return self._captured(StageMaps, key, capture_stages, ablation, layer=layer)
 
-    def positions(
-        self,
-        key: str,
-        ablation: Ablation | None = None,
-        *,
-        layers: Sequence[int],
-        writers: WriterKind = "heads",
-        per_head: bool = False,
-    ) -> PositionSums:
+    def positions(self, key: str, ablation: Ablation | None = None, **options: Any) -> PositionSums:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
-        options = {"layers": layers, "writers": writers, "per_head": per_head}
         capture = partial(capture_positions, kept_positions=self.kept_positions)
         return self._captured(PositionSums, key, capture, ablation, **options)
 
@@ -359,14 +345,21 @@ def are_finite(
     return bool(maps[..., cells].isfinite().all())
 
 
-def validate_first_sequence(model: HookedModel, inputs: Tensor, layers: Sequence[int]) -> None:
+def validate_first_sequence(engine: Engine, key: str, layers: Sequence[int]) -> None:
     """Check on one sequence, before all are run, that some layers have a pattern to measure.
+
+    Args:
+        engine: of the run.
+        key: of the first pass; once it is finished, nothing is checked.
+        layers: the layers' numbers.
 
     Raises:
         UserError: for a score that is not finite.
     """
-    maps = capture_scores(model, inputs[:1], layers=layers, batch_size=1, n_folds=1)
-    validate_finite(maps, "the intact model")
+    if engine.checkpoint is None or key not in engine.checkpoint:
+        first = engine.inputs[:1]
+        maps = capture_scores(engine.model, first, layers=layers, batch_size=1, n_folds=1)
+        validate_finite(maps, "the intact model")
 
 
 def validate_removable(model: HookedModel, ablations: Iterable[Ablation]) -> None:

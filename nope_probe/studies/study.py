@@ -242,10 +242,10 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
         for key, n in pass_.sizes(session.processes).items():
             # A block is run to its attention's output, and then to its end.
             n_runs = 2 if condition.of_blocks and key != pass_.key else 1
-            rows[key] = kind_of(pass_), key, condition.name, n_runs * n * n_pos
+            rows[key] = pass_.kind or pass_.key, key, condition.name, n_runs * n * n_pos
     table = pd.DataFrame(rows.values(), columns=["kind", "pass", "removed", "tokens"])
     sizes = table.groupby("kind")["tokens"].sum().sort_values(ascending=False)
-    first = {kind_of(pass_): pass_ for pass_ in reversed(passes)}
+    first = {pass_.kind or pass_.key: pass_ for pass_ in reversed(passes)}
     timed = {
         kind: seconds_per_token(first[str(kind)])
         for kind, size in sizes.items()
@@ -260,11 +260,6 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
         f"about {table['seconds'].sum():,.0f} s for {len(rows)} passes, which begin after "
         f"{loading:.0f} s{after}; {memory}\n"
     )
-
-
-def kind_of(pass_: Pass) -> str:
-    """Return the kind of passes that take as long for each token."""
-    return pass_.kind or pass_.key
 
 
 class BatchDone(Exception):  # noqa: N818  (it ends a timed pass, it is no error)

@@ -59,8 +59,7 @@ class TracePosition(Study[Settings]):
         """Yield the pass that sums the writers' parts, and those that take positions away."""
         settings, engine, info = self.settings, Engine.of(self.session), self.session.loaded.info
         layers = settings.layers_with_maps(info)
-        if "positions" not in self.session.checkpoint:
-            validate_first_sequence(engine.model, engine.inputs, layers)
+        validate_first_sequence(engine, "positions", layers)
         of_sums = settings.bytes_of_sums(info) // (8 * settings.folds * settings.seq_len**2)
         n_maps = len(layers) + of_sums
         yield Pass(key="positions", engine=engine, read=self._read_positions, maps=n_maps)
