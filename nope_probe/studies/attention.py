@@ -210,11 +210,6 @@ class Settings(RemovingSettings):
             return self.seq_len
         return default_rows(self.seq_len) if self.seq_len <= ALL_ROWS else ROWS
 
-    def layers_at_a_time(self, info: ModelInfo) -> int:
-        """Return how many layers' maps fit in memory at once, at least 1."""
-        of_layer = 8 * self.folds * info.n_heads * self.rows * self.seq_len
-        return max(1, MAP_BYTES // of_layer)
-
 
 def has_other_texts(run: Run) -> bool:
     """Return whether a run read other texts than the one that it shows."""
@@ -372,7 +367,7 @@ def _text_sections(view: TextView | None) -> Iterator[Section]:
     yield Section(
         title="Attention on your text",
         html=view.html(),
-        caption=f"It opens on the head and token of the first sentence. Click a token to shade its "
+        caption=f"It opens on the head and token of the sentence above. Click a token to shade its "
         f"keys. Bars: nats {bar}. "
         + f"Terms of a score, less the keys' mean: {terms}what earlier components wrote into key "
         "and query." * (why is not None),

@@ -88,9 +88,10 @@ class Attention(Study[Settings]):
         of_text = [] if self.question is None else [*self.question.passes(engine, condition)]
         yield from of_text[:1]  # a head that cannot be explained ends the run before the others
         compared, text = settings.reads_corpus, None if self.text is None else self.text.tokens
-        size = max(1, MAP_BYTES // (8 * info.n_heads * engine.inputs.shape[1] ** 2))
+        n = engine.inputs.shape[1]
+        of_layer = 8 * info.n_heads * n * (settings.folds * settings.rows if compared else n)
+        size = max(1, MAP_BYTES // of_layer)  # layers whose maps fit in memory at once
         if compared:
-            size = settings.layers_at_a_time(info)
             validate_first_sequence(engine, f"attention-L{self.layers[0]}", self.layers)
         for start in range(0, len(self.layers), size):
             group = self.layers[start : start + size]

@@ -25,6 +25,7 @@ from nope_probe.data.tokenizing import TextReader, first_token, pieces_of
 from nope_probe.errors import UserError
 from nope_probe.figures.names import OTHERS
 from nope_probe.figures.text_view import mark_of
+from nope_probe.figures.words import reader_of
 from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.hooks.reading.attention import Cell, ScoreWithout, score_without
 from nope_probe.hooks.reading.readers import capture_positions
@@ -113,14 +114,9 @@ class Look(NamedTuple):
     key: int | None = None
 
     @property
-    def name(self) -> str:
-        """The head's name."""
-        return f"L{self.layer}H{self.head}"
-
-    @property
     def prefix(self) -> str:
         """The beginning of the names of its terms, each a tensor over keys."""
-        return f"{self.name}/{self.query}/"
+        return f"{reader_of(self._asdict())}/{self.query}/"
 
     @property
     def cell(self) -> Cell:
@@ -272,11 +268,10 @@ def captured_looks(
     )
     of_one = replace(whole, inputs=text, query_rows=text.shape[1])
     try:
-        sums = [of_one.by_fold(read, None)]
-        sums += [whole.by_fold(read, stream)] if question.compared else []
+        of_text = of_one.by_fold(read, None)
+        others = whole.by_fold(read, stream) if question.compared else None
         for look in looks:
-            of_text, *others = (_head(x, look) for x in sums)
-            pair = of_text, (others[0] if others else None)
+            pair = _head(of_text, look), None if others is None else _head(others, look)
             terms = query_terms(*pair, look.query, kept_positions=engine.kept_positions or 0)
             state |= {f"{look.prefix}{name}": x for name, x in terms.items()}
             if step < question.n_steps:
@@ -284,7 +279,7 @@ def captured_looks(
                     look.with_key(state), pair, terms, partial(of_one.by_fold, read, None)
                 )
     except NotImplementedError as error:
-        raise UserError(f"--why {looks[0].name}: {error}") from error
+        raise UserError(f"--why {reader_of(looks[0]._asdict())}: {error}") from error
     effects = [
         score_without(engine.model, text, row.look.cell, row.before.cell)
         for look in looks
