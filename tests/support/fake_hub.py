@@ -39,7 +39,12 @@ class HubHandler(BaseHTTPRequestHandler):
 
 
 class FolderHub(HubHandler):
-    """Serves a folder's files as the Hub serves those of `owner/model`."""
+    """Serves a folder's files as the Hub serves those of `owner/model`.
+
+    Attributes:
+        folder: the folder.
+        asked: the paths of the model's files that a client asked for; it asks for others too.
+    """
 
     folder: ClassVar[Path]
     asked: ClassVar[list[str]]
@@ -48,7 +53,8 @@ class FolderHub(HubHandler):
         self.send_file()
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        if self.path.startswith("/owner/model/"):
+            self.asked.append(self.path)
         self.wfile.write(self.send_file())
 
     def send_file(self) -> bytes:
