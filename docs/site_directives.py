@@ -53,9 +53,9 @@ class CsvColumns(SphinxDirective):
         lines = ["| command | column | unit | what it is |", "|---|---|---|---|"]
         lines += [column_row("all", name, column) for name, column in PLACES.items()]
         for command in commands():
-            own = declared(command.Settings)
-            new = {name: column for name, column in own.items() if name not in PLACES}
             name = command.__name__.rpartition(".")[2]
+            own = declared(name)
+            new = {name: column for name, column in own.items() if name not in PLACES}
             lines += [column_row(f"`{name}`", *of_name) for of_name in new.items()]
         return self.parse_text_to_nodes("\n".join(lines))
 

@@ -38,6 +38,7 @@ from nope_probe.studies.tidy import (
     above_noise,
     brief,
     preferred_keys,
+    row_maps,
     shown_layer,
     strongest_row,
 )
@@ -272,10 +273,7 @@ def pooled(
     """Return maps with as many positions as the page has room for, of all its maps alike."""
     n_maps = sum(name.startswith(("term/", "score")) for name in run.maps)
     n_heads = run.maps[PER_HEAD].shape[1] if PER_HEAD in run.maps else 0
-    maps = RowMaps(
-        values=np.asarray(values), queries=run.query_positions, skip_keys=run.manifest.skip_keys
-    )
-    return pooling(maps, positions(2 + n_maps + n_heads, len(values)))
+    return pooling(row_maps(run, values), positions(2 + n_maps + n_heads, len(values)))
 
 
 def of_figure(run: Run) -> dict[str, Any]:

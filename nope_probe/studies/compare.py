@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,11 +143,6 @@ def unlike(base: Manifest, other: Manifest) -> Mistakes:
         yield one != two, f"the runs have unlike {what}: {one} and {two}"
 
 
-def columns_of(command: str) -> dict[str, Column]:
-    """Return the declared columns of a command's tables by name."""
-    return declared(import_module(f"nope_probe.studies.{command}").Settings)
-
-
 def report(run: Run) -> Report:
     """Return the report of a comparison, which reads the compared runs again."""
     from nope_probe.run.folder import read_run
@@ -158,7 +152,7 @@ def report(run: Run) -> Report:
     base, label = runs
     kind = runs[base].manifest.kind
     signed = {name: replace(INFORMATION[name], signed=True) for name in PARTS}
-    columns = columns_of(kind) | signed | COLUMNS
+    columns = declared(kind) | signed | COLUMNS
     views, chapters = (
         ([HEADS], ("compare", "attention")) if kind == "attention" else ([NUMBERS], ("compare",))
     )

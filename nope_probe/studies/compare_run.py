@@ -20,9 +20,10 @@ from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.processes import status
 from nope_probe.run.session import Session
-from nope_probe.studies.compare import Settings, columns_of, report, unlike
+from nope_probe.studies.compare import Settings, report, unlike
 from nope_probe.studies.page import with_page
 from nope_probe.studies.tables import TableRow
+from nope_probe.studies.tidy import declared
 
 # A profile holds hundreds of numbers, one per distance, which would hide all other numbers.
 PROFILES = ("offsets",)
@@ -85,7 +86,7 @@ def difference(base: Run, other: Run) -> pd.DataFrame:
         if not isinstance(run, Run):
             raise UserError(f"expected runs, as `read_run` returns them, got {kind_of(run)}")
     refuse(unlike(base.manifest, other.manifest))
-    columns = columns_of(base.manifest.kind)
+    columns = declared(base.manifest.kind)
     one, two = ((of.manifest.data.sha256, of.manifest.fold_sizes) for of in (base, other))
     shared = [name for name in base.tables if name in other.tables and name not in PROFILES]
     rows = [row for name in shared for row in _rows(base, other, name, columns, one == two)]

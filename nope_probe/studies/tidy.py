@@ -47,12 +47,12 @@ KEYS = {"near": "near keys", "far": "far keys", "neither": "neither near nor far
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"
 
 
-def declared(settings: type) -> dict[str, Column]:
-    """Return the columns of a command's CSV files by name, given the class of its settings.
+def declared(command: str) -> dict[str, Column]:
+    """Return the columns of a command's CSV files by name.
 
     A number with an interval has two more columns, whose names end in `_low` and `_high`.
     """
-    return {**PLACES, **import_module(settings.__module__).COLUMNS}
+    return {**PLACES, **import_module(f"nope_probe.studies.{command}").COLUMNS}
 
 
 def sections(

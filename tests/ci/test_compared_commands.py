@@ -14,7 +14,7 @@ from support.finished_runs import WITHOUT_REPLICATES
 from nope_probe import compare
 from nope_probe.cli import find_commands
 from nope_probe.run.folder import Run, read_run, write_run
-from nope_probe.studies.compare import columns_of
+from nope_probe.studies.tidy import declared
 from tests.support.manifests import manifest_of
 
 SIZES = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--bos", "never"]
@@ -82,6 +82,6 @@ def test_two_runs_of_any_command_are_compared(
     assert {*rows["method"].dropna()} == {"paired" if np.array_equal(*tokens) else "unpaired"}
     untested = rows[rows["method"].isna() & rows["difference"].notna()]
     assert {*(untested["table"] + "/" + untested["number"])} <= {*WITHOUT_REPLICATES}
-    names = ["table", *(column for column in rows if column in columns_of(name))]
+    names = ["table", *(column for column in rows if column in declared(name))]
     names = [column for column in names if column not in ("value", "difference")]
     assert not rows.duplicated([*names, "number"]).any()

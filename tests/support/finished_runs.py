@@ -74,7 +74,7 @@ def assert_whole(folder: Path) -> None:
     assert manifest["complete"]
     files = {path.name for path in folder.iterdir()}
     assert files == {"manifest.json", *manifest["checksums"]}
-    columns = declared(module_of(manifest["kind"]).Settings)
+    columns = declared(manifest["kind"])
     stored = folder / "estimates.safetensors"
     estimates = load_file(stored) if stored.exists() else {}
     for path in folder.glob("*.csv"):
