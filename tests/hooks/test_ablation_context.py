@@ -1,5 +1,6 @@
 """An ablation among hooks of the user, and one that cannot be, which is an error."""
 
+import re
 from typing import Any
 
 import pytest
@@ -141,6 +142,22 @@ def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
 def test_an_ablation_that_cannot_be_is_an_error(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Ablation(**spec)
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ({0: [1, 6]}, "L0 has the query heads 0 to 5, not 6"),
+        ({1: [-1]}, "L1 has the query heads 0 to 5, not -1"),
+        ({2: [1]}, "expected layers from 0 to 1, got [2]"),
+    ],
+)
+def test_a_head_or_layer_that_does_not_exist_is_an_error_that_lists_those_that_do(
+    heads: dict[int, list[int]], message: str, bridge: ByName
+) -> None:
+    error = pytest.raises(ValueError, match=f"^{re.escape(message)}$")
+    with error, ablated(bridge("llama"), Ablation(remove=["mask"], heads=heads)):
+        pass
 
 
 def test_one_component_needs_no_list() -> None:

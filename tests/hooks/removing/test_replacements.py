@@ -12,10 +12,10 @@ from support.ablations import (
     own_weight,
 )
 from support.decoders import write_decoder
-from support.edited_model import WEIGHTS, plain_run
+from support.edited_model import WEIGHTS, plain_run, rectangular_identity
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK, assert_same, rounding
-from support.tiny_models import ByName, ModelOf, tokens
+from support.tiny_models import ByName, ModelOf, distance, tokens
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
@@ -194,3 +194,28 @@ def test_a_run_refuses_a_weight_of_the_users_own_in_one_line(bridge: ByName) -> 
         with pytest.raises(UserError, match=r"^a run takes replacements by name") as error:
             run_ablations(bridge("llama"), tokens(7), replacement=own)  # type: ignore[arg-type]
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("n_heads", [4, 6])  # 4 * 11 values are no multiple of 6 coordinates
+def test_heads_lose_the_columns_of_w_o_that_read_their_values_where_these_have_their_own_width(
+    n_heads: int, tmp_path: Path
+) -> None:
+    sizes = {"num_attention_heads": n_heads, "num_key_value_heads": n_heads}
+    written = write_decoder("deepseek_v3", tmp_path, **sizes)
+    model, inputs = load(str(written.folder)).model, written.tokens
+    heads = [1, 3]
+    w_o, read = written.hf.model.layers[1].self_attn.o_proj, []
+    handle = w_o.register_forward_hook(lambda _, z, output: read.append((z[0], output)))
+    written.hf(inputs)
+    handle.remove()
+    [(z, output)] = read
+    calibration = calibrate(model, inputs, seed=0)
+    replaced = z @ rectangular_identity("w_o", w_o.weight.shape).T
+    gain = calibration.gains["identity"]["w_o"][1]
+    assert gain == pytest.approx(float(output.norm() / replaced.norm()), rel=1e-5)
+    assert distance(calibration.mean("z", 1), z.mean((0, 1))) <= 1e-5
+    for head in heads:
+        w_o.weight[:, 11 * head : 11 * (head + 1)] = 0
+    with ablated(model, Ablation(remove=["w_o"], heads={1: heads}, replacement="zero")):
+        logits = hooked_run(model, inputs).logits
+    assert distance(logits, written.hf(inputs).logits) <= 1e-5
