@@ -15,8 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.bridges import boot_bridge
-from nope_probe.hooks.layers.objects import Model, with_reference
+from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.layers.parity import validate_surroundings
+from nope_probe.hooks.layers.text_decoder import with_reference
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
 from nope_probe.models.huggingface import Decoder, DeviceMap, load_hugging_face

@@ -26,8 +26,7 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.layers.objects import Model, checked_model
 from nope_probe.hooks.layers.parity import Reference, errors_of, probe_tokens, validate_within
-from nope_probe.hooks.layers.passes import as_evaluated, attention_read, run_blocks
-from nope_probe.hooks.removing.components import rope_layers
+from nope_probe.hooks.layers.passes import attention_read, evaluated, run_blocks, traits_of
 from nope_probe.models.info import GGUFInfo, LoadedModel, ModelInfo
 
 
@@ -44,7 +43,8 @@ def describe(
 
     By default, the architecture is the class of the hooked model, or of the model in its bridge.
     """
-    layers, within = layers_of(model), getattr(model, "original_model", model)
+    n_layers, layers, traits = len(blocks_of(model)), layers_of(model), traits_of(model)
+    attending, within = {layer.index for layer in layers}, getattr(model, "original_model", model)
     architecture = architecture or type(within).__name__
     whole = getattr(getattr(within, "config", None), "text_decoder_of", None)
     if whole is not None:
@@ -56,18 +56,18 @@ def describe(
         gguf=gguf,
         architecture=architecture,
         kind=layers[0].kind,
-        n_layers=len(blocks_of(model)),
-        depth=depth or len(blocks_of(model)),
+        n_layers=n_layers,
+        depth=depth or n_layers,
         n_heads=layers[0].n_heads,
         n_kv_heads=layers[0].n_kv_heads,
         d_head=layers[0].d_head,
         d_model=layers[0].d_model,
         n_ctx=model.cfg.n_ctx,
         d_vocab=model.cfg.d_vocab,
-        rope_layers=rope_layers(model),
-        not_attending=tuple(
-            sorted({*range(len(blocks_of(model)))} - {layer.index for layer in layers})
+        rope_layers=tuple(
+            number in traits and traits[number].rotary is not None for number in range(n_layers)
         ),
+        not_attending=tuple(number for number in range(n_layers) if number not in attending),
         keys_from=tuple(
             layer.index if layer.source_of_keys is None else layer.source_of_keys
             for layer in layers
@@ -147,7 +147,7 @@ def position_dependence(model: HookedModel) -> float:
     def unmasked(layer: Layer, attention: Attention) -> Float[Tensor, "seq head cell"]:
         return attention.scores()[..., attention.visible_to_all].float()
 
-    with torch.inference_mode(), as_evaluated(model), attention_read(model, unmasked) as scores:
+    with torch.inference_mode(), evaluated(model), attention_read(model, unmasked) as scores:
         for ids in (order.sort()[0], order):
             all_seen = torch.ones_like(tokens)
             model(tokens, position_ids=ids[None].expand_as(tokens), attention_mask=all_seen)

@@ -20,7 +20,6 @@ from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.removing.block_ablation import ABLATED
-from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.models.parity import as_loaded
 from nope_probe.run.flags import hints_of, settings_from
@@ -102,19 +101,24 @@ def run_of(
         raise UserError("several processes share the folder of a run: name it, out=FOLDER")
     kind, options = study.settings_class(), {**options, "out": out}
     _validate_options(options, inputs)
-    loaded, data = None, None
+    settings, loaded, data = settings_from(kind, options), None, None
     if isinstance(model, str):
-        settings = settings_from(kind, {**options, "model": model})
+        settings = replace(settings, model=model)
         if inputs is not None:  # whose sequences are made with its tokenizer
             validate_reachable(settings.model, settings.revision)
             loaded = load_first_layers(settings, device_of_process(settings.device))
     else:
-        settings_from(kind, options)
         _refuse(options, OF_MODEL, "a model in memory")
         loaded = as_loaded(model)
-        settings = settings_from(kind, {"layers": "all", **options, "model": loaded.info.name})
+        layers = settings.layers if "layers" in options else "all"
+        settings = replace(settings, model=loaded.info.name, layers=layers)
         settings.validate_layers(loaded.info)
-        _validate_intact(loaded, settings)
+        if settings.removes and loaded.model in ABLATED:
+            instead = " or take confirm=0" if "confirm" in vars(settings) else ""
+            raise UserError(
+                "the model is ablated already, and this run removes components itself: leave "
+                f"`ablated` first{instead}"
+            )
     in_memory = None if isinstance(model, str) else loaded
     call = call_of(settings, in_memory is not None, inputs is not None)
     if inputs is not None and loaded is not None:
@@ -171,16 +175,6 @@ def _validate_options(options: Mapping[str, object], inputs: Given | None) -> No
         )
     if inputs is not None:
         _refuse(options, (*OF_INPUTS, "tokens"), "given inputs")
-
-
-def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:
-    """Check that a model is outside `ablated`, where a run cannot remove components itself."""
-    if settings.removes and loaded.model in ABLATED:
-        instead = " or take confirm=0" if "confirm" in vars(settings) else ""
-        raise UserError(
-            "the model is ablated already, and this run removes components itself: leave "
-            f"`ablated` first{instead}"
-        )
 
 
 def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -> None:

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from nope_probe import Ablation, ablated, capture_losses, capture_scores, load
-from nope_probe.hooks.layers.passes import as_evaluated, run_blocks
+from nope_probe.hooks.layers.passes import evaluated, run_blocks
 from nope_probe.models.names import CHECKPOINTS
 
 Change = Callable[[Any], None]
@@ -85,5 +85,5 @@ def test_an_attention_mask_of_the_callers_hides_what_it_says() -> None:
     shorter = model(given[:, 5:])
     pad_with_bos(model)
     model.tokenizer.padding_side = "left"
-    with as_evaluated(model):
+    with evaluated(model):
         assert_same(model(given, attention_mask=mask)[:, 5:], shorter, NETWORK)

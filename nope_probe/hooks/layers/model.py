@@ -116,8 +116,8 @@ def _set_n_seqs(module: nn.Module, n_seqs: int | None) -> None:
     current.n_seqs = n_seqs
 
 
-def modules_of(model: HookedModel) -> dict[str, nn.Module]:
-    """Return all modules of a model by their names, each once.
+def modules_of(model: HookedModel | nn.Module) -> dict[str, nn.Module]:
+    """Return all modules of a model, hooked or plain, by their names, each once.
 
     The modules of a bridge leave out a few of transformers' model, such as GPT-2's first dropout.
     """
@@ -129,7 +129,7 @@ def modules_of(model: HookedModel) -> dict[str, nn.Module]:
     return modules
 
 
-def is_bridge(model: HookedModel) -> bool:
+def is_bridge(model: HookedModel | nn.Module) -> bool:
     """Return whether a model is a TransformerBridge, not a HookedTransformer."""
     return hasattr(model, "original_model")
 

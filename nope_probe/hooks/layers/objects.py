@@ -15,8 +15,6 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
-import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
@@ -24,14 +22,11 @@ from nope_probe.files import reading
 from nope_probe.hooks.layers.block_kinds import is_plain
 from nope_probe.hooks.layers.hook_points import HookedModel, methods_replaced, registered
 from nope_probe.hooks.layers.parity import (
-    Reference,
     errors_of,
-    probe_tokens,
-    reference_of,
+    is_of_a_library,
     validate_surroundings,
     validate_within,
 )
-from nope_probe.hooks.layers.passes import evaluated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,9 +57,6 @@ TAKEN = (
 # Where nnsight's, parallel and loaded models have the model that they wrap.
 _WRAPPED = ("_module", "_model", "module", "model")
 ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
-# Whose functions on a module, or in place of another, compute the same.
-_CHECKERS = ("jaxtyping", "beartype")
-_LIBRARIES = ("transformers", "torch", "nnsight", "nope_probe", "transformer_lens")
 _IN_USE: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # the bridges of `ablated`
 
 
@@ -101,17 +93,16 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
     if hasattr(model, "cfg") or model in _IN_USE:
         return _IN_USE.get(model, model), {}
     from nope_probe.hooks.layers.bridges import boot_bridge
+    from nope_probe.hooks.layers.text_decoder import with_reference
 
     name = model.name_or_path or type(model).__name__
-    _validate_decoder(model)
-    _validate_functions(model)
-    _validate_not_repeated(model)
-    logits = probe_logits(model)
-    copied = _decoder(_named(_copy(model)), logits)
     implementation = model.config.get_text_config()._attn_implementation
-    reference = reference_of(copied, logits, with_patterns=implementation == "eager")
-    dtype = next(copied.parameters()).dtype
-    bridge = boot_bridge(name, copied, None, dtype, None, implementation)
+    _validate_not_repeated(model)
+    copied = _copy(model)
+    _validate_decoder(copied)
+    decoder, reference = with_reference(model, copied)
+    dtype = next(decoder.parameters()).dtype
+    bridge = boot_bridge(name, decoder, None, dtype, None, implementation)
     tokenizer = tokenizer or getattr(given, "tokenizer", None)
     if tokenizer is not None:
         bridge.tokenizer = deepcopy(tokenizer)
@@ -212,7 +203,7 @@ def _validate_forwards(model: Any) -> None:
     """
     for path, module in model.named_modules():
         replaced = vars(module).get("forward")
-        if replaced is not None and not _is_of_a_library(module, replaced):
+        if replaced is not None and not _computes_the_same(module, replaced):
             place = path.replace("._original_component", "")  # of a bridge
             raise UserError(
                 f"the forward of {place or 'the model'} was replaced on the object, and would be "
@@ -220,58 +211,13 @@ def _validate_forwards(model: Any) -> None:
             )
 
 
-def _validate_functions(model: Any) -> None:
-    """Check that the functions that taps and masks of ours replace are those of transformers.
-
-    Raises:
-        UserError: naming the function that is the user's.
-    """
-    from transformers import masking_utils
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    name = getattr(model.config.get_text_config(), "_attn_implementation", None)
-    functions = {
-        f"attention function {name!r}": ALL_ATTENTION_FUNCTIONS.get(name),
-        f"mask function {name!r}": masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.get(name),
-        "function torch.nn.functional.scaled_dot_product_attention": (
-            nn.functional.scaled_dot_product_attention
-        ),
-    }
-    if name == "eager":
-        homes = {type(module).__module__ for module in model.modules()}
-        for home, function in (
-            ("transformers.masking_utils", "sdpa_mask"),
-            ("transformers.masking_utils", "causal_mask_function"),
-            *((home, "eager_attention_forward") for home in homes),
-        ):
-            functions[f"function {home}.{function}"] = getattr(sys.modules[home], function, None)
-    for what, function in functions.items():
-        home = _home_of(function)
-        if function is not None and home.split(".")[0] not in _LIBRARIES:
-            raise UserError(
-                f"the {what} is {home}'s, not transformers' own, and would be dropped: put the "
-                "original back (set_attn_implementation('eager') chooses one), and write the "
-                "change as a subclass or as hooks, which act"
-            )
-
-
-def _home_of(function: Any) -> str:
-    """Return the module in which a function is written, whatever it wraps."""
-    function = getattr(function, "func", function)  # of a partial
-    function = getattr(function, "__func__", function)  # of a method
-    names = getattr(function, "__globals__", None)
-    home = str(names["__name__"] if names else getattr(function, "__module__", None) or "torch")
-    # What checks types computes what it wraps.
-    return _home_of(function.__wrapped__) if home.split(".")[0] in _CHECKERS else home
-
-
-def _is_of_a_library(module: nn.Module, forward: Any) -> bool:
+def _computes_the_same(module: nn.Module, forward: Any) -> bool:
     """Return whether a library put a module's forward on the object, and it computes the same."""
     if hasattr(module, "_hf_hook"):  # accelerate's, around the class's or the user's
         forward = getattr(module, "_old_forward", forward)
         return getattr(forward, "__func__", None) is type(module).forward
     is_compiled = hasattr(forward, "_torchdynamo_orig_callable")
-    return is_compiled or _home_of(forward).split(".")[0] in _LIBRARIES
+    return is_compiled or is_of_a_library(forward)
 
 
 def _validate_not_repeated(model: Any) -> None:
@@ -294,21 +240,6 @@ def _validate_not_repeated(model: Any) -> None:
                         f"{what} {earlier} and {number} are one module, which runs twice, so that "
                         "its passes cannot be told apart: give each a copy (copy.deepcopy)"
                     )
-
-
-def _named(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model whose configuration names the class that transformers has.
-
-    A configuration names its class once the model is saved, and a subclass is read as its base.
-    """
-    from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
-
-    named = model.config.architectures or []
-    if not {*named} & {*SUPPORTED_ARCHITECTURES}:
-        known = [kind.__name__ for kind in type(model).__mro__]
-        known = [name for name in known if name in SUPPORTED_ARCHITECTURES]
-        model.config.architectures = known[:1] or named or [type(model).__name__]
-    return model
 
 
 @contextmanager
@@ -345,18 +276,6 @@ def _backbone(model: Any) -> nn.Module:
     return whole.base_model
 
 
-def with_reference(model: Any) -> tuple[PreTrainedModel, Reference]:
-    """Return the decoder of text in a model of a folder, and the model's outputs on the probe."""
-    from nope_probe.hooks.layers.text_decoder import text_config_of
-
-    _validate_functions(model)
-    if text_config_of(model.config) is model.config:
-        return model, reference_of(model)
-    logits = probe_logits(model)
-    decoder = _decoder(model, logits)
-    return decoder, reference_of(decoder, logits)
-
-
 def _validate_decoder(model: Any) -> None:
     """Check that a model is a decoder of text, or has one within it, with embeddings as tensors.
 
@@ -365,7 +284,7 @@ def _validate_decoder(model: Any) -> None:
     """
     from nope_probe.hooks.layers.text_decoder import text_config_of
 
-    text = text_config_of(deepcopy(model.config))
+    text = text_config_of(model.config)
     is_other = text.is_encoder_decoder or hasattr(text, "text_config")
     if is_other or model.get_output_embeddings() is None:
         raise UserError(f"a {type(model).__name__} is not taken; what is taken is {TAKEN}")
@@ -379,28 +298,14 @@ def _validate_decoder(model: Any) -> None:
             )
 
 
-def _decoder(model: Any, logits: Float[Tensor, "seq pos d_vocab"]) -> PreTrainedModel:
-    """Return the decoder of text that a model is or has within it, of the model's logits."""
-    from nope_probe.hooks.layers.text_decoder import text_config_of, text_decoder
-
-    text = text_config_of(model.config)
-    decoder = model if text is model.config else text_decoder(model, text, logits)
-    decoder.set_attn_implementation("eager")
-    return decoder.eval()
-
-
-def probe_logits(model: Any) -> Float[Tensor, "seq pos d_vocab"]:
-    """Return a model's logits on the probe, without a trace in the model."""
-    tokens = probe_tokens(model.config.get_text_config().vocab_size).to(model.device)
-    eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the pass
-    size = f"{len(tokens)} sequences of {tokens.shape[1]} tokens"
-    alone = reading(f"a {type(model).__name__} does not run on {size} of text alone")
-    with alone, torch.no_grad(), evaluated(model.modules()), eager:
-        return model(input_ids=tokens, use_cache=False).logits.float()
-
-
 def _copy(original: PreTrainedModel) -> PreTrainedModel:
-    """Return a model of the same weights, buffers and hooks, with adapters merged."""
+    """Return a model of the same weights, buffers and hooks, with adapters merged.
+
+    Its configuration names the class that transformers has: a configuration names its class once
+    the model is saved, and a subclass is read as its base.
+    """
+    from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
+
     shared: dict[int, Any] = {}
     for module in original.modules():
         kinds = ("_hooks", "_parameters", "_buffers")
@@ -412,6 +317,11 @@ def _copy(original: PreTrainedModel) -> PreTrainedModel:
         if isinstance(vars(module).get("forward"), FunctionType):
             del vars(module)["forward"]
     merge_adapters(copied)
+    named = copied.config.architectures or []
+    if not {*named} & {*SUPPORTED_ARCHITECTURES}:
+        known = [kind.__name__ for kind in type(copied).__mro__]
+        known = [name for name in known if name in SUPPORTED_ARCHITECTURES]
+        copied.config.architectures = known[:1] or named or [type(copied).__name__]
     return copied
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
+from nope_probe.files import reading
 from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import attention_read, evaluated, logits_of
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class Reference:
     patterns: tuple[Tensor, ...]
 
 
+# Whose functions on a module, or in place of another, compute the same.
+_CHECKERS = ("jaxtyping", "beartype")
+_LIBRARIES = ("transformers", "torch", "nnsight", "nope_probe", "transformer_lens")
+
+
 def probe_tokens(d_vocab: int) -> Int[Tensor, "seq pos"]:
     """Return the small batch of random tokens on which parity is measured."""
     return torch.randint(d_vocab, (2, 13), generator=torch.Generator().manual_seed(0))
@@ -43,6 +49,28 @@ _REASONS = {
     "logits": "TransformerLens and transformers compute different outputs",
     "positions": "scores depend on positions otherwise than by RoPE or learned embeddings",
 }
+
+
+def probe_logits(model: Any) -> Float[Tensor, "seq pos d_vocab"]:
+    """Return the logits of a plain model on the probe, without a trace in the model.
+
+    Raises:
+        UserError: for a model that does not run on text alone, or whose outputs are NaN, naming a
+            weight that is not finite, if one is.
+    """
+    tokens = probe_tokens(model.config.get_text_config().vocab_size).to(model.device)
+    eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the pass
+    size = f"{len(tokens)} sequences of {tokens.shape[1]} tokens"
+    alone = reading(f"a {type(model).__name__} does not run on {size} of text alone")
+    with alone, torch.no_grad(), evaluated(model), eager:
+        logits = model(input_ids=tokens, use_cache=False).logits.float()
+    if logits.isnan().any():
+        validate_weights(model)
+        raise UserError(
+            f"the model's outputs are NaN in {str(model.dtype).removeprefix('torch.')}, with "
+            "finite weights: load it in another dtype (dtype=torch.float32)"
+        )
+    return logits
 
 
 def reference_of(
@@ -59,15 +87,13 @@ def reference_of(
         with_patterns: whether to run eager attention, which returns its weights. It hands masks of
             its own kind to a user's hooks.
     """
-    patterns: tuple[Tensor, ...] = ()
-    if with_patterns or logits is None:
+    logits, attentions = probe_logits(hf) if logits is None else logits, None
+    if with_patterns:
         tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
-        with torch.inference_mode(), evaluated(hf.modules()):
+        with torch.inference_mode(), evaluated(hf):
             outputs = hf(tokens, output_attentions=True, use_cache=False)
-        attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
-        patterns = tuple(attention for attention in attentions if attention is not None)
-        logits = outputs.logits.float() if logits is None else logits
-    _validate_finite(hf, logits)
+        attentions = getattr(outputs, "attentions", None)  # a state-space model has none
+    patterns = tuple(attention for attention in attentions or () if attention is not None)
     return Reference(logits=logits, patterns=patterns)
 
 
@@ -82,21 +108,6 @@ def validate_weights(model: nn.Module) -> None:
         is_float = numbers.is_floating_point()
         if is_float and not numbers.sum().isfinite() and not numbers.isfinite().all():
             raise UserError(f"the weight {name} holds NaN or infinite numbers: the model is broken")
-
-
-def _validate_finite(hf: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab"]) -> None:
-    """Check that plain transformers' outputs are numbers.
-
-    Raises:
-        UserError: naming a weight that is not finite, if one is.
-    """
-    if not logits.isnan().any():
-        return
-    validate_weights(hf)
-    raise UserError(
-        f"the model's outputs are NaN in {str(hf.dtype).removeprefix('torch.')}, with finite "
-        "weights: load it in another dtype (dtype=torch.float32)"
-    )
 
 
 def validate_surroundings() -> None:
@@ -115,6 +126,55 @@ def validate_surroundings() -> None:
             f"inside torch.autocast ({kinds[0]}) products are rounded to another dtype: call "
             "nope_probe outside of it, and load the model in that dtype (dtype=torch.bfloat16)"
         )
+
+
+def validate_functions(model: Any) -> None:
+    """Check that the functions that taps and masks of ours replace are those of transformers.
+
+    Raises:
+        UserError: naming the function that is the user's.
+    """
+    from transformers import masking_utils
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = getattr(model.config.get_text_config(), "_attn_implementation", None)
+    functions = {
+        f"attention function {name!r}": ALL_ATTENTION_FUNCTIONS.get(name),
+        f"mask function {name!r}": masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.get(name),
+        "function torch.nn.functional.scaled_dot_product_attention": (
+            nn.functional.scaled_dot_product_attention
+        ),
+    }
+    if name == "eager":
+        homes = {type(module).__module__ for module in model.modules()}
+        for home, function in (
+            ("transformers.masking_utils", "sdpa_mask"),
+            ("transformers.masking_utils", "causal_mask_function"),
+            *((home, "eager_attention_forward") for home in homes),
+        ):
+            functions[f"function {home}.{function}"] = getattr(sys.modules[home], function, None)
+    for what, function in functions.items():
+        if function is not None and not is_of_a_library(function):
+            raise UserError(
+                f"the {what} is {_home_of(function)}'s, not transformers' own, and would be "
+                "dropped: put the original back (set_attn_implementation('eager') chooses one), "
+                "and write the change as a subclass or as hooks, which act"
+            )
+
+
+def is_of_a_library(function: Any) -> bool:
+    """Return whether a function, whatever it wraps, is one of the libraries that models need."""
+    return _home_of(function).split(".")[0] in _LIBRARIES
+
+
+def _home_of(function: Any) -> str:
+    """Return the module in which a function is written, whatever it wraps."""
+    function = getattr(function, "func", function)  # of a partial
+    function = getattr(function, "__func__", function)  # of a method
+    names = getattr(function, "__globals__", None)
+    home = str(names["__name__"] if names else getattr(function, "__module__", None) or "torch")
+    # What checks types computes what it wraps.
+    return _home_of(function.__wrapped__) if home.split(".")[0] in _CHECKERS else home
 
 
 def validate_within(name: str, errors: Mapping[str, float], dtype: torch.dtype) -> None:
@@ -141,13 +201,6 @@ def errors_of(model: HookedModel, reference: Reference) -> dict[str, float]:
     with torch.inference_mode(), attention_read(model, pattern) as patterns:
         logits = logits_of(model, probe_tokens(model.cfg.d_vocab)).float()
     errors = {"logits": relative_error(logits, reference.logits.to(logits.device))}
-    if not patterns:
-        kind = type(layers_of(model)[0].attending).__name__
-        raise UserError(
-            f"{kind} does not attend through transformers' AttentionInterface, so that there are "
-            "no q and k to read: write its forward with ALL_ATTENTION_FUNCTIONS, as transformers' "
-            "models have it"
-        )
     if len(patterns) == len(reference.patterns):
         of_patterns = [
             relative_error(pattern, expected.float().to(pattern.device))

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, HeadVectors
 from nope_probe.hooks.layers.base_layer import Layer, Traits, Vectors
 from nope_probe.hooks.layers.block_kinds import HookedLayer
@@ -55,6 +56,9 @@ def attention_read(
     """Show the attention of each pass to a reader, and yield the list of the reader's results.
 
     A pass ends after the first `n_layers` that attend.
+
+    Raises:
+        UserError: if a pass has shown no attention.
     """
     readings: list[Reading] = []
 
@@ -65,6 +69,12 @@ def attention_read(
         readers = [(layer.tap, partial(keep, layer)) for layer in layers[:n_layers]]
         with taps_read(readers, [] if n_layers is None else [readers[-1][0]]):
             yield readings
+    if not readings:
+        raise UserError(
+            f"{type(layers[0].attending).__name__} does not attend through transformers' "
+            "AttentionInterface, so that there are no q and k to read: write its forward with "
+            "ALL_ATTENTION_FUNCTIONS, as transformers' models have it"
+        )
 
 
 def read_attention(
@@ -93,57 +103,24 @@ def logits_of(
     model: HookedModel, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch logit_pos d_vocab"]:
     """Return the logits of a batch of tokens, on the model's device."""
-    with as_evaluated(model):
+    with evaluated(model):
         return model(tokens.to(next(model.parameters()).device))
-
-
-@contextmanager
-def as_evaluated(model: HookedModel) -> Iterator[None]:
-    """Run a model on whole sequences: without dropout, with the mask and RoPE that they get.
-
-    Modules in training mode are in evaluation mode for as long as the context lasts, in all
-    threads. In this thread, nothing is padded, whatever a HookedTransformer's tokenizer pads with,
-    and where, and dynamic RoPE knows no sequence but a pass's.
-    """
-    with evaluated(modules_of(model).values()), _unpadded(model):
-        yield
-
-
-@contextmanager
-def _unpadded(model: HookedModel) -> Iterator[None]:
-    """Run a HookedTransformer on whole sequences, though its tokenizer pads on the left.
-
-    TransformerLens takes every leading pad token for padding then, BOS too where both are the same.
-    """
-    hooked: Any = model
-    tokenizer = None if is_bridge(model) else getattr(hooked, "tokenizer", None)
-    if tokenizer is None or tokenizer.padding_side != "left":
-        yield
-        return
-
-    def embedding_all(embed: Callable[..., Any]) -> Callable[..., Any]:
-        def embed_all(
-            tokens: Int[Tensor, "batch pos"],
-            attention_mask: Tensor | None = None,
-            **options: object,
-        ) -> tuple[Any, ...]:
-            seen = torch.ones_like(tokens) if attention_mask is None else attention_mask
-            *embedded, _ = embed(tokens, attention_mask=seen, **options)
-            return *embedded, attention_mask
-
-        return embed_all
-
-    with replaced_in_this_thread(model, "input_to_embed", embedding_all):
-        yield
 
 
 _EVALUATED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by how many contexts
 
 
 @contextmanager
-def evaluated(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run modules without dropout, and RoPE in this thread as if no pass had been before."""
-    modules = [*modules]
+def evaluated(model: HookedModel | nn.Module) -> Iterator[None]:
+    """Run a model on whole sequences: without dropout, with the mask and RoPE that they get.
+
+    The model may be one of plain transformers. Modules in training mode are in evaluation mode for
+    as long as the context lasts, in all threads. In this thread, nothing is padded, whatever a
+    HookedTransformer's tokenizer pads with, and where, and dynamic RoPE knows no sequence but a
+    pass's.
+    """
+    modules = [*modules_of(model).values()]
+    tokenizer = getattr(model, "tokenizer", None) if hasattr(model, "input_to_embed") else None
     with INSTALLING:
         training = [module for module in modules if module.training or module in _EVALUATED]
         for module in training:
@@ -155,6 +132,9 @@ def evaluated(modules: Iterable[nn.Module]) -> Iterator[None]:
                 if _ORIGINAL in vars(module):
                     make = partial(_as_first_pass, module)
                     stack.enter_context(replaced_in_this_thread(module, "forward", make))
+            if tokenizer is not None and tokenizer.padding_side == "left":
+                padding = replaced_in_this_thread(model, "input_to_embed", _unpadded)
+                stack.enter_context(padding)
             yield
     finally:
         with INSTALLING:
@@ -163,6 +143,23 @@ def evaluated(modules: Iterable[nn.Module]) -> Iterator[None]:
                 if not _EVALUATED[module]:  # no other thread reads the model
                     del _EVALUATED[module]
                     vars(module)["training"] = True
+
+
+def _unpadded(embed: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the embedding of a HookedTransformer on whole sequences, for a tokenizer that pads.
+
+    TransformerLens takes every leading pad token for padding where the tokenizer pads on the left,
+    BOS too where both are the same.
+    """
+
+    def embed_all(
+        tokens: Int[Tensor, "batch pos"], attention_mask: Tensor | None = None, **options: object
+    ) -> tuple[Any, ...]:
+        seen = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        *embedded, _ = embed(tokens, attention_mask=seen, **options)
+        return *embedded, attention_mask
+
+    return embed_all
 
 
 # The longest sequence that dynamic RoPE has met, and the length for which it was made.
@@ -217,7 +214,7 @@ def run_forward(model: HookedModel, inputs: Inputs) -> None:
     elif inputs.is_floating_point():
         options["start_at_layer"] = 0
     # The first of all hooks, so that even an ablation's hooks read the vectors.
-    with as_evaluated(model), suppress(StopForward), hooks_in_place(entries):
+    with evaluated(model), suppress(StopForward), hooks_in_place(entries):
         model(inputs, **options)
 
 
@@ -275,11 +272,11 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
         hooks_detached(model),
         hooks_attached(entries),
         positions_far_apart(),
-        attention_read(model, compare, n_layers=len(layers)),
         edited({layer.tap: Edits(rope=_SecondStraight()) for layer in layers}),
+        attention_read(model, compare),
     ):
         # Token 0 may be padding, whose embedding is 0.
-        run_forward(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
+        logits_of(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
     return traits
 
 

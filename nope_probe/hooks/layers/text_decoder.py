@@ -24,7 +24,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import relative_error
-from nope_probe.hooks.layers.parity import probe_tokens
+from nope_probe.hooks.layers.parity import (
+    Reference,
+    probe_logits,
+    probe_tokens,
+    reference_of,
+    validate_functions,
+)
 
 # The decoders of text whose weights these have, where transformers has no class for text alone.
 _SAME_WEIGHTS = {
@@ -83,31 +89,55 @@ def text_part(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(f"{name}." for name, module in model.named_modules() if module in parts)
 
 
+def with_reference(
+    model: PreTrainedModel, copied: PreTrainedModel | None = None
+) -> tuple[PreTrainedModel, Reference]:
+    """Return the decoder of text in a model, or in its copy, and the model's outputs on the probe.
+
+    Attention weights are those of a model with eager attention.
+    """
+    validate_functions(model)
+    implementation = model.config.get_text_config()._attn_implementation
+    logits = probe_logits(model)
+    decoder = text_decoder(model if copied is None else copied, logits)
+    return decoder, reference_of(decoder, logits, with_patterns=implementation == "eager")
+
+
 def text_decoder(
-    model: PreTrainedModel, config: PreTrainedConfig, logits: Float[Tensor, "seq pos d_vocab"]
+    model: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab"]
 ) -> PreTrainedModel:
-    """Return the decoder of text in a multimodal model, of the same modules and the same logits.
+    """Return the decoder of text that a model is or has within it, with eager attention.
 
     Args:
-        model: the multimodal model, whose modules the decoder takes.
-        config: the configuration of the decoder.
-        logits: the model's on the probe.
+        model: the model, whose modules the decoder takes.
+        logits: the model's on the probe; the decoder has the same.
     """
+    config, decoder = text_config_of(model.config), model
+    if config is not model.config:
+        decoder = _with_logits(_within(model, class_of(config), config), logits)
+    decoder.set_attn_implementation("eager")
+    return decoder.eval()
+
+
+def _within(
+    model: PreTrainedModel, kind: type[PreTrainedModel], config: PreTrainedConfig
+) -> PreTrainedModel:
+    """Return the decoder of text in a multimodal model, of the same modules."""
     from accelerate import init_empty_weights
 
     backbone: Any = model.get_decoder()
-    decoder: Any = backbone
-    if not isinstance(backbone, class_of(config)):  # as of Llama 4
-        with init_empty_weights():
-            decoder = class_of(config)(config)
-        name, empty = decoder.base_model_prefix, decoder.base_model
-        if type(empty) is type(backbone):
-            setattr(decoder, name, backbone)
-        for path, module in [*decoder.base_model.named_modules()]:
-            if module is not backbone and decoder.base_model is empty and module._parameters:
-                empty.set_submodule(path, backbone.get_submodule(path))
-        decoder.set_output_embeddings(model.get_output_embeddings())
-    return _with_logits(decoder.eval(), logits)
+    if isinstance(backbone, kind):  # as of Llama 4
+        return backbone.eval()
+    with init_empty_weights():
+        decoder = kind(config)
+    name, empty = decoder.base_model_prefix, decoder.base_model
+    if type(empty) is type(backbone):
+        setattr(decoder, name, backbone)
+    for path, module in [*decoder.base_model.named_modules()]:
+        if module is not backbone and decoder.base_model is empty and module._parameters:
+            empty.set_submodule(path, backbone.get_submodule(path))
+    decoder.set_output_embeddings(model.get_output_embeddings())
+    return decoder.eval()
 
 
 def _with_logits(

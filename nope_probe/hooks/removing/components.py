@@ -439,12 +439,3 @@ def components(model: HookedModel) -> tuple[Component, ...]:
     RoPE counts if any block has it; a NoPE HookedTransformer (`W_pos = 0`) has no `pos_embed`.
     """
     return tuple(name for name in COMPONENTS if REMOVALS[name].is_in(model))
-
-
-def rope_layers(model: HookedModel) -> tuple[bool, ...]:
-    """Return for each block whether it rotates q and k."""
-    traits = traits_of(model)
-    return tuple(
-        number in traits and traits[number].rotary is not None
-        for number in range(len(blocks_of(model)))
-    )
