@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.bridges import boot_bridge
 from nope_probe.hooks.layers.objects import Model
-from nope_probe.hooks.layers.parity import validate_surroundings
+from nope_probe.hooks.layers.parity import errors_of, validate_surroundings
 from nope_probe.hooks.layers.text_decoder import with_reference
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
@@ -42,7 +42,7 @@ from nope_probe.models.parameter_free import (
     parameter_free,
     wrap_in_bridge,
 )
-from nope_probe.models.parity import as_loaded, check_parity, describe
+from nope_probe.models.parity import as_loaded, check_parity, describe, error_of_tap
 
 
 def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Hooked:
@@ -157,7 +157,8 @@ def load(
     else:
         on_one = device if device_map is None else None
         model = boot_bridge(source, hf, deepcopy(decoder.tokenizer), read_as, on_one)
-    info = check_parity(model, _describe(model, name, source, decoder, revision), reference)
+    info = _describe(model, name, source, decoder, revision)
+    info = check_parity(model, info, errors_of(model, reference))
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
     if info.unread:
         _warn_of_unread(source, decoder.read, info.unread)
@@ -173,7 +174,7 @@ def _parameter_free(
     config = parameter_free(n_layers or 4, rope=name == "parameter-free-rope")
     config.n_ctx = max(n_ctx or 0, config.n_ctx)
     model = _placed(build(config), device, dtype)
-    info = check_parity(model, describe(model, name))
+    info = check_parity(model, describe(model, name), error_of_tap(model))
     return LoadedModel(model=model, tokenizer=None, info=info)
 
 
@@ -190,21 +191,23 @@ def _describe(
     model: Hooked, name: str, source: str, decoder: Decoder, revision: str | None
 ) -> ModelInfo:
     """Return the info of a model that was loaded by name."""
-    key, config = name.lower(), decoder.model.config
-    shown = key if key in CHECKPOINTS else name
+    key, hf = name.lower(), decoder.model
+    is_shipped, shown = key in CHECKPOINTS, key if key in CHECKPOINTS else name
     gguf = describe_gguf(source, revision) if is_gguf(source) else None
     if gguf is not None:
         shown = key if key in FETCHED else Path(gguf.file).stem
-    info = describe(
-        model,
-        shown,
-        source=key if key in CHECKPOINTS else source,
-        architecture=type(decoder.model).__name__,
-        revision=getattr(config, "_commit_hash", None) or revision,
+    info = describe(model, shown)
+    return replace(
+        info,
+        source=key if is_shipped else source,
+        architecture=type(hf).__name__ if is_shipped else info.architecture,
+        revision=getattr(hf.config, "_commit_hash", None) or revision,
         gguf=gguf,
-        depth=getattr(config, "depth_in_files", None),
+        depth=getattr(hf.config, "depth_in_files", info.n_layers),
+        adapter=decoder.adapter,
+        unused=decoder.unused,
+        unread=decoder.unread,
     )
-    return replace(info, adapter=decoder.adapter, unused=decoder.unused, unread=decoder.unread)
 
 
 def _validate_in_memory(adapters: Sequence[str], *options: object) -> None:

@@ -6,6 +6,7 @@ it would hold.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,40 +25,29 @@ from nope_probe.hooks.layers.model import (
     takes_position_ids,
     tapped,
 )
-from nope_probe.hooks.layers.objects import Model, checked_model
-from nope_probe.hooks.layers.parity import Reference, errors_of, probe_tokens, validate_within
+from nope_probe.hooks.layers.objects import Model, as_hooked
+from nope_probe.hooks.layers.parity import probe_tokens, validate_within
 from nope_probe.hooks.layers.passes import attention_read, evaluated, run_blocks, traits_of
-from nope_probe.models.info import GGUFInfo, LoadedModel, ModelInfo
+from nope_probe.models.info import LoadedModel, ModelInfo
 
 
-def describe(
-    model: HookedModel,
-    name: str,
-    source: str = "configuration",
-    architecture: str | None = None,
-    revision: str | None = None,
-    gguf: GGUFInfo | None = None,
-    depth: int | None = None,
-) -> ModelInfo:
+def describe(model: HookedModel, name: str) -> ModelInfo:
     """Return a model's info, without the parity that `check_parity` measures.
 
-    By default, the architecture is the class of the hooked model, or of the model in its bridge.
+    The source is that of a model without weights, the architecture the class of the hooked model,
+    or of the model in its bridge.
     """
     n_layers, layers, traits = len(blocks_of(model)), layers_of(model), traits_of(model)
     attending, within = {layer.index for layer in layers}, getattr(model, "original_model", model)
-    architecture = architecture or type(within).__name__
     whole = getattr(getattr(within, "config", None), "text_decoder_of", None)
-    if whole is not None:
-        architecture += f", the text decoder of a {whole},"
+    decoder = "" if whole is None else f", the text decoder of a {whole},"
     return ModelInfo(
         name=name,
-        source=source,
-        revision=revision,
-        gguf=gguf,
-        architecture=architecture,
+        source="configuration",
+        architecture=f"{type(within).__name__}{decoder}",
         kind=layers[0].kind,
         n_layers=n_layers,
-        depth=depth or n_layers,
+        depth=n_layers,
         n_heads=layers[0].n_heads,
         n_kv_heads=layers[0].n_kv_heads,
         d_head=layers[0].d_head,
@@ -76,25 +66,23 @@ def describe(
     )
 
 
-def check_parity(
-    model: HookedModel, info: ModelInfo, reference: Reference | None = None
-) -> ModelInfo:
-    """Check that a model's outputs equal plain transformers', and return its info with parity.
+def check_parity(model: HookedModel, info: ModelInfo, errors: Mapping[str, float]) -> ModelInfo:
+    """Check that a model computes what it should, and return its info with parity.
 
     Args:
         model: the hooked model.
         info: its info, without parity.
-        reference: plain transformers' outputs, if transformers has the model.
+        errors: of its outputs, from `errors_of` or `error_of_tap`. That of a bridge's positions is
+            added where nothing encodes them.
 
     Raises:
         UserError: naming the output that is off, and its error.
     """
-    parity: dict[str, float] = {}
-    if reference is not None:
-        parity |= errors_of(model, reference)
-    else:
-        parity["output"] = _error_of_tap(model, info)
-    return _measured(model, info, parity)
+    has_positions = any(info.rope_layers) or position_point(model) is not None
+    if takes_position_ids(model) and not has_positions:
+        errors = {**errors, "positions": position_dependence(model)}
+    validate_within(info.name, errors, next(model.parameters()).dtype)
+    return replace(info, parity={**errors})
 
 
 def as_loaded(
@@ -108,30 +96,22 @@ def as_loaded(
     if isinstance(given, LoadedModel):
         return given if tokenizer is None else replace(given, tokenizer=tokenizer)
     tokenizer = tokenizer or getattr(given, "tokenizer", None)
-    model, errors = checked_model(given, tokenizer)
+    model, errors = as_hooked(given, tokenizer)
     info = describe(model, str(getattr(model.cfg, "model_name", "")))
     hooked: Any = model
-    info = _measured(model, info, errors) if errors else info
+    info = check_parity(model, info, errors) if errors else info
     return LoadedModel(model=hooked, tokenizer=tokenizer, info=info)
 
 
-def _measured(model: HookedModel, info: ModelInfo, parity: dict[str, float]) -> ModelInfo:
-    """Return the info with parity, which is within the tolerance."""
-    has_positions = any(info.rope_layers) or position_point(model) is not None
-    if takes_position_ids(model) and not has_positions:
-        parity["positions"] = position_dependence(model)
-    validate_within(info.name, parity, next(model.parameters()).dtype)
-    return replace(info, parity=parity)
-
-
-def _error_of_tap(model: HookedModel, info: ModelInfo) -> float:
+def error_of_tap(model: HookedModel) -> dict[str, float]:
     """Return the error of a model's last residual stream against TransformerLens's code."""
-    vectors = torch.randn(2, 13, info.d_model, generator=torch.Generator().manual_seed(0))
+    vectors = torch.randn(2, 13, model.cfg.d_model, generator=torch.Generator().manual_seed(0))
     vectors = vectors.to(next(model.parameters()).dtype)
     with torch.inference_mode():
         expected = run_blocks(model, vectors)
         with tapped(model):
-            return relative_error(run_blocks(model, vectors).float(), expected.float())
+            output = relative_error(run_blocks(model, vectors).float(), expected.float())
+    return {"output": output}
 
 
 def position_dependence(model: HookedModel) -> float:

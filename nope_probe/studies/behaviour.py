@@ -403,18 +403,20 @@ def position_cost(known: pd.DataFrame) -> str:
     """Return the sentence of what position is worth on text; empty where it was not measured."""
     rows = known[known["measure"] == "loss"].drop_duplicates("removed")
     by_removed = {row["removed"]: row for row in rows.to_dict("records")}
+
+    def cost(name: str, column: str = "difference") -> str:
+        return interval_text(interval_of(by_removed[name], column), "z.2f", " nats")
+
     clauses = [
-        f"{interval_text(interval_of(by_removed[name], 'difference'), 'z.2f', ' nats')} more "
-        f"without {phrase(name)}"
+        f"{cost(name)} more without {phrase(name)}"
         for name in POSITION_ENCODINGS
         if name in by_removed
     ]
     if {WRITTEN.name, WRITTEN.null.name} <= {*by_removed}:
-        written, null = by_removed[WRITTEN.name], by_removed[WRITTEN.null.name]
-        beyond = interval_text(interval_of(written, "beyond_null"), "z.2f", " nats")
+        of, null = (by_removed[name]["difference"] for name in (WRITTEN.name, WRITTEN.null.name))
         clauses.append(
-            f"{beyond}{'' if clauses else ' more'} without {phrase(WRITTEN.name)} "
-            f"({written['difference']:z.2f}, less {null['difference']:z.2f} of its null)"
+            f"{cost(WRITTEN.name, 'beyond_null')}{'' if clauses else ' more'} without "
+            f"{phrase(WRITTEN.name)} ({of:z.2f}, less {null:z.2f} of its null)"
         )
     return f"Text costs {' and '.join(clauses)}." if clauses else ""
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.layers.parity import probe_tokens, reference_of
+from nope_probe.hooks.layers.parity import errors_of, probe_tokens, reference_of
 from nope_probe.hooks.layers.tap import Edits
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.load import load
@@ -29,6 +29,7 @@ from nope_probe.models.parameter_free import (
 from nope_probe.models.parity import (
     check_parity,
     describe,
+    error_of_tap,
     position_dependence,
 )
 
@@ -50,7 +51,7 @@ def test_a_faithful_model_passes_with_its_parity_measured(
     spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
-    info = check_parity(model, describe(model, name), reference_of(tiny(name).hf))
+    info = check_parity(model, describe(model, name), errors_of(model, reference_of(tiny(name).hf)))
     assert set(info.parity) == {"logits", "pattern"}
     assert max(info.parity.values()) <= NETWORK
 
@@ -99,14 +100,14 @@ def test_a_model_with_a_changed_hook_point_fails_with_the_measured_error(
     changed = layers_of(model)[1].point(point)
     message = rf"{name} fails parity: ({what}) off by [\d.na]"
     with hooks_attached([(changed, change)]), pytest.raises(UserError, match=message):
-        check_parity(model, describe(model, name), reference)
+        check_parity(model, describe(model, name), errors_of(model, reference))
 
 
 def test_position_ids_change_the_scores_of_a_bridge_only_with_rope(
     bridge: ByName,
 ) -> None:
     model = bridge("smollm3-nope")
-    assert check_parity(model, describe(model, "nope")).parity["positions"] <= NETWORK
+    assert check_parity(model, describe(model, "nope"), {}).parity["positions"] <= NETWORK
     assert position_dependence(bridge("llama")) > 0.1
 
 
@@ -114,7 +115,7 @@ def test_a_bridge_with_rope_fails_if_its_info_has_none(bridge: ByName) -> None:
     model = bridge("llama")
     wrong = replace(describe(model, "rotated"), rope_layers=(False, False))
     with pytest.raises(UserError, match="rotated fails parity: positions off by"):
-        check_parity(model, wrong)
+        check_parity(model, wrong, {})
 
 
 def test_the_probe_stays_within_the_vocabulary_and_is_always_the_same() -> None:
@@ -123,10 +124,10 @@ def test_the_probe_stays_within_the_vocabulary_and_is_always_the_same() -> None:
 
 
 def test_an_info_has_the_sizes_of_the_model_and_is_json(bridge: ByName) -> None:
-    info = describe(bridge("smollm3"), "mine", source="a folder", architecture="SmolLM3ForCausalLM")
+    info = describe(bridge("smollm3"), "mine")
     assert info == ModelInfo(
         name="mine",
-        source="a folder",
+        source="configuration",
         architecture="SmolLM3ForCausalLM",
         kind="TransformerBridge",
         n_layers=3,
@@ -158,7 +159,7 @@ def test_without_a_reference_the_tap_is_compared_with_transformer_lens(
 ) -> None:
     """Position ids are permuted only where nothing reads positions."""
     model = bridge(name)
-    parity = check_parity(model, describe(model, name)).parity
+    parity = check_parity(model, describe(model, name), error_of_tap(model)).parity
     assert {*parity} == {"output", *(["positions"] if name == "smollm3-nope" else [])}
     assert max(parity.values()) <= 1e-5
 
@@ -166,13 +167,13 @@ def test_without_a_reference_the_tap_is_compared_with_transformer_lens(
 @pytest.mark.hooked_transformer
 def test_a_tap_that_computes_something_else_fails_parity() -> None:
     model = build(parameter_free(2, 6))
-    assert {*check_parity(model, describe(model, "bare")).parity} == {"output"}
+    assert {*check_parity(model, describe(model, "bare"), error_of_tap(model)).parity} == {"output"}
     tap = layers_of(model)[0].tap
     with (
         tap.ablated(Edits(change=lambda x: replace(x, scale=1.1 * x.scale))),
         pytest.raises(UserError, match=r"bare fails parity: output off by .* different outputs"),
     ):
-        check_parity(model, describe(model, "bare"))
+        check_parity(model, describe(model, "bare"), error_of_tap(model))
 
 
 def test_models_are_of_the_kind_that_transformer_lens_has(kind: str) -> None:

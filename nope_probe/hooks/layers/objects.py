@@ -72,10 +72,13 @@ def model_of(given: Model) -> HookedModel:
             bridge computes something else; for a bridge that computes without an adapter, or the
             model of one.
     """
-    return checked_model(given)[0]
+    model, errors = as_hooked(given)
+    name = str(getattr(model.cfg, "model_name", ""))
+    validate_within(name, errors, next(model.parameters()).dtype)
+    return model
 
 
-def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[str, float]]:
+def as_hooked(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[str, float]]:
     """Return the hooked model of `model_of`, and the errors of a new bridge's outputs.
 
     Args:
@@ -106,9 +109,7 @@ def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dic
     tokenizer = tokenizer or getattr(given, "tokenizer", None)
     if tokenizer is not None:
         bridge.tokenizer = deepcopy(tokenizer)
-    errors = errors_of(bridge, reference)
-    validate_within(name, errors, dtype)
-    return bridge, errors
+    return bridge, errors_of(bridge, reference)
 
 
 def _unwrapped(given: object) -> Any:

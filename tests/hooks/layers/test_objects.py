@@ -24,7 +24,7 @@ from nope_probe import (
     load,
 )
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.objects import checked_model, model_of
+from nope_probe.hooks.layers.objects import model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")  # peft's
 TOKENS = tokens(5, 11)
@@ -214,12 +214,12 @@ def test_the_forward_of_a_users_subclass_is_run(tiny: ByName) -> None:
     doubled = hf(TOKENS).logits
     assert distance(intact, doubled) > 0.1
     with torch.inference_mode():
-        assert distance(checked_model(hf)[0](TOKENS), doubled) <= NETWORK
+        assert distance(model_of(hf)(TOKENS), doubled) <= NETWORK
 
 
 def test_a_bridge_that_computes_something_else_is_refused(tiny: ByName) -> None:
     hf = deepcopy(tiny("llama").hf)
     hf.model.layers[0].mlp.__class__ = Growing
     with pytest.raises(UserError, match="fails parity: logits off by"):
-        checked_model(hf)
+        model_of(hf)
     assert hf.config.vocab_size == D_VOCAB
