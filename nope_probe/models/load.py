@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ from nope_probe.models.parameter_free import (
     parameter_free,
     wrap_in_bridge,
 )
-from nope_probe.models.parity import as_loaded, check_parity, describe, error_of_tap
+from nope_probe.models.parity import as_loaded, describe, error_of_tap
 
 
 def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Hooked:
@@ -157,8 +157,7 @@ def load(
     else:
         on_one = device if device_map is None else None
         model = boot_bridge(source, hf, deepcopy(decoder.tokenizer), read_as, on_one)
-    info = _describe(model, name, source, decoder, revision)
-    info = check_parity(model, info, errors_of(model, reference))
+    info = _describe(model, name, source, decoder, revision, errors_of(model, reference))
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
     if info.unread:
         _warn_of_unread(source, decoder.read, info.unread)
@@ -174,7 +173,7 @@ def _parameter_free(
     config = parameter_free(n_layers or 4, rope=name == "parameter-free-rope")
     config.n_ctx = max(n_ctx or 0, config.n_ctx)
     model = _placed(build(config), device, dtype)
-    info = check_parity(model, describe(model, name), error_of_tap(model))
+    info = describe(model, name, error_of_tap(model))
     return LoadedModel(model=model, tokenizer=None, info=info)
 
 
@@ -188,15 +187,20 @@ def _warn_of_unread(source: str, read: str, unread: Sequence[str]) -> None:
 
 
 def _describe(
-    model: Hooked, name: str, source: str, decoder: Decoder, revision: str | None
+    model: Hooked,
+    name: str,
+    source: str,
+    decoder: Decoder,
+    revision: str | None,
+    errors: Mapping[str, float],
 ) -> ModelInfo:
-    """Return the info of a model that was loaded by name."""
+    """Return the info of a model that was loaded by name, with its parity."""
     key, hf = name.lower(), decoder.model
     is_shipped, shown = key in CHECKPOINTS, key if key in CHECKPOINTS else name
     gguf = describe_gguf(source, revision) if is_gguf(source) else None
     if gguf is not None:
         shown = key if key in FETCHED else Path(gguf.file).stem
-    info = describe(model, shown)
+    info = describe(model, shown, errors)
     return replace(
         info,
         source=key if is_shipped else source,

@@ -31,16 +31,30 @@ from nope_probe.hooks.layers.passes import attention_read, evaluated, run_blocks
 from nope_probe.models.info import LoadedModel, ModelInfo
 
 
-def describe(model: HookedModel, name: str) -> ModelInfo:
-    """Return a model's info, without the parity that `check_parity` measures.
+def describe(model: HookedModel, name: str, errors: Mapping[str, float] = {}) -> ModelInfo:
+    """Return a model's info, with its parity if errors were measured.
 
     The source is that of a model without weights, the architecture the class of the hooked model,
     or of the model in its bridge.
+
+    Args:
+        model: the hooked model.
+        name: its name.
+        errors: of its outputs, from `errors_of` or `error_of_tap`. That of a bridge's positions is
+            added where nothing encodes them.
+
+    Raises:
+        UserError: naming the output that is off, and its error.
     """
-    n_layers, layers, traits = len(blocks_of(model)), layers_of(model), traits_of(model)
+    traits, layers, n_layers = traits_of(model), layers_of(model), len(blocks_of(model))
     attending, within = {layer.index for layer in layers}, getattr(model, "original_model", model)
     whole = getattr(getattr(within, "config", None), "text_decoder_of", None)
     decoder = "" if whole is None else f", the text decoder of a {whole},"
+    rope_layers = tuple(n in traits and traits[n].rotary is not None for n in range(n_layers))
+    has_positions = any(rope_layers) or position_point(model) is not None
+    if errors and takes_position_ids(model) and not has_positions:
+        errors = {**errors, "positions": position_dependence(model)}
+    validate_within(name, errors, next(model.parameters()).dtype)
     return ModelInfo(
         name=name,
         source="configuration",
@@ -54,35 +68,15 @@ def describe(model: HookedModel, name: str) -> ModelInfo:
         d_model=layers[0].d_model,
         n_ctx=model.cfg.n_ctx,
         d_vocab=model.cfg.d_vocab,
-        rope_layers=tuple(
-            number in traits and traits[number].rotary is not None for number in range(n_layers)
-        ),
+        rope_layers=rope_layers,
         not_attending=tuple(number for number in range(n_layers) if number not in attending),
         keys_from=tuple(
             layer.index if layer.source_of_keys is None else layer.source_of_keys
             for layer in layers
             if any(layer.shares_keys for layer in layers)
         ),
+        parity={**errors},
     )
-
-
-def check_parity(model: HookedModel, info: ModelInfo, errors: Mapping[str, float]) -> ModelInfo:
-    """Check that a model computes what it should, and return its info with parity.
-
-    Args:
-        model: the hooked model.
-        info: its info, without parity.
-        errors: of its outputs, from `errors_of` or `error_of_tap`. That of a bridge's positions is
-            added where nothing encodes them.
-
-    Raises:
-        UserError: naming the output that is off, and its error.
-    """
-    has_positions = any(info.rope_layers) or position_point(model) is not None
-    if takes_position_ids(model) and not has_positions:
-        errors = {**errors, "positions": position_dependence(model)}
-    validate_within(info.name, errors, next(model.parameters()).dtype)
-    return replace(info, parity={**errors})
 
 
 def as_loaded(
@@ -97,9 +91,8 @@ def as_loaded(
         return given if tokenizer is None else replace(given, tokenizer=tokenizer)
     tokenizer = tokenizer or getattr(given, "tokenizer", None)
     model, errors = as_hooked(given, tokenizer)
-    info = describe(model, str(getattr(model.cfg, "model_name", "")))
+    info = describe(model, str(getattr(model.cfg, "model_name", "")), errors)
     hooked: Any = model
-    info = check_parity(model, info, errors) if errors else info
     return LoadedModel(model=hooked, tokenizer=tokenizer, info=info)
 
 

@@ -26,7 +26,7 @@ from nope_probe.files import read_json, reading
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.objects import merge_adapters
 from nope_probe.hooks.layers.parity import probe_logits, validate_within
-from nope_probe.hooks.layers.text_decoder import text_config_of, text_decoder
+from nope_probe.hooks.layers.text_decoder import text_config_of, with_reference
 from nope_probe.models.names import ADAPTER, is_gguf
 
 SINGLE, INDEX = SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME  # in the order of transformers
@@ -235,7 +235,7 @@ def merge_adapter(
     if not weights:  # the adapter changes later layers alone
         return model, kind, set()
     if text_config_of(model.config) is not model.config and _is_of_text(weights, model):
-        model = text_decoder(model, probe_logits(model))
+        model, _ = with_reference(model)
     config.base_model_name_or_path = model.name_or_path  # peft warns of another name
     _resize(model, weights)
     adapted: Any = None if config.is_prompt_learning else get_peft_model(model, config)

@@ -21,7 +21,7 @@ from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.components import components
 from nope_probe.models.load import load
-from nope_probe.models.parity import check_parity, describe, error_of_tap
+from nope_probe.models.parity import describe, error_of_tap
 
 WINDOWS = tokens(7, 11, seed=3)
 NAMES = ("qwen3", "smollm3")
@@ -66,7 +66,7 @@ def test_maps_of_scores_and_stages_are_the_same_on_several_devices(pair: tuple[A
 
 def test_parity_is_measured_across_devices(pair: tuple[Any, Any]) -> None:
     _, several = pair
-    info = check_parity(several, describe(several, "spread"), error_of_tap(several))
+    info = describe(several, "spread", error_of_tap(several))
     assert max(info.parity.values()) <= NETWORK
 
 

@@ -16,6 +16,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.parity import errors_of, probe_tokens, reference_of
+from nope_probe.hooks.layers.passes import TRAITS, traits_of
 from nope_probe.hooks.layers.tap import Edits
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.load import load
@@ -27,7 +28,6 @@ from nope_probe.models.parameter_free import (
     parameter_free,
 )
 from nope_probe.models.parity import (
-    check_parity,
     describe,
     error_of_tap,
     position_dependence,
@@ -51,7 +51,7 @@ def test_a_faithful_model_passes_with_its_parity_measured(
     spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
-    info = check_parity(model, describe(model, name), errors_of(model, reference_of(tiny(name).hf)))
+    info = describe(model, name, errors_of(model, reference_of(tiny(name).hf)))
     assert set(info.parity) == {"logits", "pattern"}
     assert max(info.parity.values()) <= NETWORK
 
@@ -100,22 +100,27 @@ def test_a_model_with_a_changed_hook_point_fails_with_the_measured_error(
     changed = layers_of(model)[1].point(point)
     message = rf"{name} fails parity: ({what}) off by [\d.na]"
     with hooks_attached([(changed, change)]), pytest.raises(UserError, match=message):
-        check_parity(model, describe(model, name), errors_of(model, reference))
+        describe(model, name, errors_of(model, reference))
 
 
 def test_position_ids_change_the_scores_of_a_bridge_only_with_rope(
     bridge: ByName,
 ) -> None:
     model = bridge("smollm3-nope")
-    assert check_parity(model, describe(model, "nope"), {}).parity["positions"] <= NETWORK
+    assert describe(model, "nope", error_of_tap(model)).parity["positions"] <= NETWORK
     assert position_dependence(bridge("llama")) > 0.1
 
 
-def test_a_bridge_with_rope_fails_if_its_info_has_none(bridge: ByName) -> None:
+def test_a_bridge_fails_if_its_rope_is_overlooked(
+    bridge: ByName, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = bridge("llama")
-    wrong = replace(describe(model, "rotated"), rope_layers=(False, False))
+    overlooked = {
+        number: replace(traits, rotary=None) for number, traits in traits_of(model).items()
+    }
+    monkeypatch.setitem(TRAITS, model, overlooked)
     with pytest.raises(UserError, match="rotated fails parity: positions off by"):
-        check_parity(model, wrong, {})
+        describe(model, "rotated", error_of_tap(model))
 
 
 def test_the_probe_stays_within_the_vocabulary_and_is_always_the_same() -> None:
@@ -159,7 +164,7 @@ def test_without_a_reference_the_tap_is_compared_with_transformer_lens(
 ) -> None:
     """Position ids are permuted only where nothing reads positions."""
     model = bridge(name)
-    parity = check_parity(model, describe(model, name), error_of_tap(model)).parity
+    parity = describe(model, name, error_of_tap(model)).parity
     assert {*parity} == {"output", *(["positions"] if name == "smollm3-nope" else [])}
     assert max(parity.values()) <= 1e-5
 
@@ -167,13 +172,13 @@ def test_without_a_reference_the_tap_is_compared_with_transformer_lens(
 @pytest.mark.hooked_transformer
 def test_a_tap_that_computes_something_else_fails_parity() -> None:
     model = build(parameter_free(2, 6))
-    assert {*check_parity(model, describe(model, "bare"), error_of_tap(model)).parity} == {"output"}
+    assert {*describe(model, "bare", error_of_tap(model)).parity} == {"output"}
     tap = layers_of(model)[0].tap
     with (
         tap.ablated(Edits(change=lambda x: replace(x, scale=1.1 * x.scale))),
         pytest.raises(UserError, match=r"bare fails parity: output off by .* different outputs"),
     ):
-        check_parity(model, describe(model, "bare"), error_of_tap(model))
+        describe(model, "bare", error_of_tap(model))
 
 
 def test_models_are_of_the_kind_that_transformer_lens_has(kind: str) -> None:

@@ -94,29 +94,18 @@ def with_reference(
 ) -> tuple[PreTrainedModel, Reference]:
     """Return the decoder of text in a model, or in its copy, and the model's outputs on the probe.
 
-    Attention weights are those of a model with eager attention.
+    The decoder has eager attention, and the model's logits. Attention weights are those of a model
+    with eager attention.
     """
-    validate_functions(model)
-    implementation = model.config.get_text_config()._attn_implementation
-    logits = probe_logits(model)
-    decoder = text_decoder(model if copied is None else copied, logits)
-    return decoder, reference_of(decoder, logits, with_patterns=implementation == "eager")
-
-
-def text_decoder(
-    model: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab"]
-) -> PreTrainedModel:
-    """Return the decoder of text that a model is or has within it, with eager attention.
-
-    Args:
-        model: the model, whose modules the decoder takes.
-        logits: the model's on the probe; the decoder has the same.
-    """
-    config, decoder = text_config_of(model.config), model
-    if config is not model.config:
-        decoder = _with_logits(_within(model, class_of(config), config), logits)
+    is_eager = model.config.get_text_config()._attn_implementation == "eager"
+    whole = model if copied is None else copied
+    config = text_config_of(whole.config)
+    decoder = whole if config is whole.config else _within(whole, class_of(config), config)
     decoder.set_attn_implementation("eager")
-    return decoder.eval()
+    validate_functions(model)
+    logits = probe_logits(model)
+    reference = reference_of(decoder.eval(), logits, with_patterns=is_eager)
+    return decoder if decoder is whole else _with_logits(decoder, logits), reference
 
 
 def _within(
@@ -127,7 +116,7 @@ def _within(
 
     backbone: Any = model.get_decoder()
     if isinstance(backbone, kind):  # as of Llama 4
-        return backbone.eval()
+        return backbone
     with init_empty_weights():
         decoder = kind(config)
     name, empty = decoder.base_model_prefix, decoder.base_model
@@ -137,7 +126,7 @@ def _within(
         if module is not backbone and decoder.base_model is empty and module._parameters:
             empty.set_submodule(path, backbone.get_submodule(path))
     decoder.set_output_embeddings(model.get_output_embeddings())
-    return decoder.eval()
+    return decoder
 
 
 def _with_logits(
