@@ -20,18 +20,16 @@ over texts and over keys subtract. The same holds of q_i, with <R_i m_t, R_j E k
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.positions import TERMS
+from nope_probe.analyses.reader import Side
 from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.positions import ReaderSums
 
 PositionVectors = Float[Tensor, "pos d_head"]
-Side = Literal["key", "query"]  # what a writer writes into
 
 
 def query_terms(

@@ -2,6 +2,7 @@
 
 ALL_ROWS = 2048  # up to this number of positions, maps have the row of every query by default
 DEFAULT_ROWS = 512  # above it, maps have this number of rows
+MIN_KEYS = 8  # other keys that a query of a lead sees, and that a row needs to have an order
 
 
 def default_rows(n: int) -> int:

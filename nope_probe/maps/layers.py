@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.errors import UserError
+from nope_probe.maps import MIN_KEYS
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import FoldRows, TensorFolds
@@ -26,7 +27,6 @@ from nope_probe.maps.rows import BLOCK_BYTES, MapRows, QueryPositions
 RowsOfFolds = Float[Tensor, "fold row key_pos"]
 Question = Literal["lead", "pattern"]
 Name = TypeVar("Name", bound=Hashable)  # names maps: a layer, or a head
-MIN_KEYS = 8  # other keys that a query of a lead sees, and that a row needs to have an order
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from nope_probe.data.documents import (
 )
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.files import JsonObject
-from nope_probe.maps import default_rows
+from nope_probe.maps import MIN_KEYS, default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.names import (
     CHECKPOINTS,
@@ -66,7 +66,6 @@ LAYERS_ARG = tyro.conf.arg(metavar="N|FROM:TO|all|auto")
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
 FORMAT = 8
-MIN_KEYS = 8  # other keys that a query sees which has a lead, and that an order needs
 FIRST_LAYERS = 4  # that are studied by default
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.
 VECTORS_OF_BLOCK = 16

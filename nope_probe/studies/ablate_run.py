@@ -272,12 +272,9 @@ class Ablate(Study[Settings]):
 
     def analyse(self, results: Results) -> Run:
         """Measure the lead and the pattern of every layer in every condition, return the run."""
-        plan, checkpoint = self.plan, self.session.checkpoint
+        plan, folder = self.plan, self.session.checkpoint.folder
         maps = maps_of(plan.rows, results)
-        files = {
-            f"{name}.safetensors": checkpoint.folder / f"{name}.partial"
-            for name in ("folds", "maps")
-        }
+        files = {f"{name}.safetensors": folder / f"{name}.partial" for name in ("folds", "maps")}
         write_folds(files["folds.safetensors"], {name_of(row): of for row, of in maps.items()})
         write_maps(files["maps.safetensors"], plan.sources, maps)
         run = Run(

@@ -20,13 +20,13 @@ from nope_probe.figures.words import (
     reader_of,
     with_readers,
 )
-from nope_probe.maps import default_rows
+from nope_probe.maps import MIN_KEYS, default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import COUNT, LAYERS, Bounds, Mistakes
-from nope_probe.run.settings import LAYERS_ARG, MIN_KEYS
+from nope_probe.run.settings import LAYERS_ARG
 from nope_probe.studies.removing import RemovingSettings
 from nope_probe.studies.tidy import brief
 

@@ -29,12 +29,12 @@ from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps import MIN_KEYS
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import State
 from nope_probe.maps.rows import choose_rows
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session, input_arrays, interventions
-from nope_probe.run.settings import MIN_KEYS
 from nope_probe.studies.attention import MAP_BYTES, Settings, report
 from nope_probe.studies.attention_text import Question, read_text
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence

@@ -55,7 +55,6 @@ from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.removing import RemovingSettings
 
-Chosen = TypeVar("Chosen", bound=RunSettings)
 Captured = TypeVar("Captured", StageMaps, PositionSums)
 Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums, AttentionMaps, Tensor)
 

@@ -21,7 +21,6 @@ from torch import Tensor
 from nope_probe.analyses.attention import positional_parts
 from nope_probe.analyses.behaviour import by_document, mean_interval
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.pattern import MIN_KEYS
 from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.model import Given, numbered_layers
@@ -31,6 +30,7 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps import MIN_KEYS
 from nope_probe.maps.folds import State, pooled
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run

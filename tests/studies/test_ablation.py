@@ -25,6 +25,7 @@ from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.folds import folds_of
 from nope_probe.models.names import path_of
+from nope_probe.studies.ablate import report
 
 N = 13
 SMALL = ["--n-seqs", "16", "--seq-len", str(N), "--folds", "5", "--batch-size", "11"]
@@ -166,6 +167,39 @@ def patterns_of(maps: Tensor) -> Tensor:
     """Return [fold, cell]: the other keys' scores less their mean."""
     rows = [maps[:, i, 1:i] - maps[:, i, 1:i].mean(-1, keepdim=True) for i in range(2, N)]
     return torch.cat(rows, -1)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_shuffled_rows_are_the_intact_model_on_the_tokens_of_shuffle(
+    default_run: Path, tmp_path: Path
+) -> None:
+    chosen = ["--layers", "2", "--remove", "none", "--shuffle", "--out", tmp_path / "run"]
+    run_command(ablate, *SMALL, *chosen)
+    expected = pd.read_csv(tmp_path / "run" / "pattern.csv")
+    rows = pd.read_csv(default_run / "pattern.csv").query("removed == 'shuffled'")
+    for name in ("lead", "lead_low", "amplitude", "non_relative"):
+        assert_same(rows[name].to_numpy(), expected[name].to_numpy(), MEASURE)
+    intact = pd.read_csv(default_run / "pattern.csv").query("removed == 'intact'")
+    assert (intact["lead"].to_numpy() != expected["lead"].to_numpy()).all()
+
+
+def test_controls_are_in_their_figure_alone(default_run: Path) -> None:
+    run = read_run(default_run)
+    drawn = figures.of_run(run)
+    names = {
+        title: {trace.name for trace in drawn[title].data if trace.name}
+        for title in (
+            "The three numbers in every layer",
+            "Controls: shuffled tokens, null of written position",
+        )
+    }
+    numbers, controls = names.values()
+    of_controls = {"without the tokens' order", "without null of written position"}
+    of_controls.add("without mask + tokens' order")
+    assert of_controls < controls
+    assert {"intact", "without the causal mask", "without written position"} < controls
+    assert not of_controls & numbers
+    assert len(report(run).headline.table) == len(run.manifest.results["conditions"])
 
 
 @pytest.mark.usefixtures("undrawn")
