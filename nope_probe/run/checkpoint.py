@@ -119,11 +119,14 @@ class RunCheckpoint(StreamCheckpoint):
         return self._path(key).name in self._finished
 
     def save(self, key: str, tensors: State) -> None:
-        """Save a finished part of the run, in the first process."""
+        """Save a finished part of the run, in the first process: all of it, or nothing."""
+        path = self._path(key)
         if self.processes.is_first:
-            _write(self._path(key), tensors)
+            contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+            with writing(str(path)), atomic_write(path) as partial:
+                save_file(contiguous, partial)
         self.processes.barrier()
-        self._finished.add(self._path(key).name)
+        self._finished.add(path.name)
 
     def load(self, key: str) -> State:
         """Return the tensors of a finished part, which are memory-mapped.
@@ -194,13 +197,6 @@ class RunCheckpoint(StreamCheckpoint):
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key.replace('/', ',')}.safetensors"
-
-
-def _write(path: Path, tensors: State) -> None:
-    """Write tensors; a process killed on the way leaves the file as it was."""
-    contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    with writing(str(path)), atomic_write(path) as partial:
-        save_file(contiguous, partial)
 
 
 @contextmanager

@@ -66,14 +66,14 @@ class Run:
 
     def __post_init__(self) -> None:
         """Take the columns of replicates out of the tables, and into the arrays `estimates`."""
-        tables, replicates = dict(self.tables), dict(self.arrays.get("estimates", {}))
+        tables, estimates = dict[str, pd.DataFrame](), dict(self.arrays.get("estimates", {}))
         for name, table in self.tables.items():
             tables[name] = without_replicates(table)
             if len(tables[name].columns) < len(table.columns):
-                replicates |= _replicates(name, table.drop(columns=tables[name].columns))
-        if replicates:
+                estimates |= _replicates(name, table.drop(columns=tables[name].columns))
+        if estimates:
             object.__setattr__(self, "tables", tables)
-            object.__setattr__(self, "arrays", {**self.arrays, "estimates": replicates})
+            object.__setattr__(self, "arrays", {**self.arrays, "estimates": estimates})
 
     def __repr__(self) -> str:
         """Return the names of the tables that have rows, and the number of maps, in one line."""
@@ -82,7 +82,7 @@ class Run:
             name: array for name, array in self.arrays.get("maps", {}).items() if array.ndim > 1
         }
         of_maps = f"; {len(maps)} maps ({_shape_of(maps)})" if maps else ""
-        of = self.manifest.name or self.manifest.kind
+        of = self.manifest.model_name or self.manifest.kind
         return f"{type(self).__name__} of {of}: tables: {tables}{of_maps}"
 
     def _repr_html_(self) -> str:
@@ -132,20 +132,15 @@ def _replicates(name: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
         name: the table's.
         table: its columns of replicates; a cell without any is None or NaN.
     """
-    known = {
-        str(column).removesuffix(REPLICATES): {
-            row: cell for row, cell in enumerate(table[column]) if hasattr(cell, "weights")
-        }
-        for column in table
-    }
-    n_folds = max((len(cell.weights) for of in known.values() for cell in of.values()), default=0)
+    cells = table.to_numpy(object)
+    n_folds = max((len(getattr(cell, "weights", ())) for cell in cells.flat), default=0)
     arrays, shared = dict[str, np.ndarray](), np.zeros((len(table), n_folds))
-    for column, cells in known.items():
-        values = np.full((len(table), 1 + n_folds), np.nan)
-        weights = np.zeros_like(shared)
-        for row, cell in cells.items():
-            values[row, : len(cell.values)] = cell.values
-            weights[row, : len(cell.weights)] = cell.weights
+    for column, of_rows in zip(table.columns.str.removesuffix(REPLICATES), cells.T, strict=True):
+        values, weights = np.full((len(table), 1 + n_folds), np.nan), np.zeros_like(shared)
+        for row, cell in enumerate(of_rows):
+            if hasattr(cell, "weights"):
+                values[row, : len(cell.values)] = cell.values
+                weights[row, : len(cell.weights)] = cell.weights
         both = weights.any(1) & shared.any(1)
         if np.array_equal(weights[both], shared[both]):
             shared = np.where(weights.any(1, keepdims=True), weights, shared)
@@ -287,7 +282,7 @@ def is_finished(folder: Path, recorded: JsonObject, sources: Mapping[str, Path |
     if json_checksum(manifest.settings) != json_checksum(recorded):
         raise UserError(f"{folder} holds a run with other settings; choose another --out")
     validate_files(folder, manifest)
-    validate_unchanged(folder, manifest.sources, sources)
+    validate_unchanged(folder, manifest.sources or {}, sources)
     # A process may have been killed after it wrote the run and before it cleaned up.
     remove(checkpoint_dir(folder))
     duration = f", in {manifest.seconds:.0f} s" if manifest.seconds else ""
@@ -339,27 +334,23 @@ def _source_checksum(path: Path) -> str:
 
 
 def validate_unchanged(
-    run: Path,
-    recorded: Mapping[str, FileRecord | None] | None,
-    sources: Mapping[str, Path | None],
+    run: Path, recorded: Mapping[str, FileRecord | None], sources: Mapping[str, Path | None]
 ) -> None:
     """Check that a finished run's sources are unchanged, where their files are here.
 
     Args:
         run: the run's folder or file.
-        recorded: its manifest's record; None if the manifest is older than such records.
+        recorded: its manifest's record.
         sources: where the sources are now.
 
     Raises:
         UserError: naming a file that differs.
     """
     for name, now in record_sources(sources).items():
-        before = (recorded or {}).get(name)
-        if now is None or before is None:
-            continue
-        changed = [file for file in {*before, *now} if before.get(file) != now.get(file)]
-        if changed:
+        before = recorded.get(name)
+        if now is not None and before is not None and before != now:
+            file = min(file for file in {*before, *now} if before.get(file) != now.get(file))
             raise UserError(
-                f"the {name} has changed since the run in {run}: {sources[name]} "
-                f"({min(changed)}); choose another --out"
+                f"the {name} has changed since the run in {run}: {sources[name]} ({file}); "
+                "choose another --out"
             )

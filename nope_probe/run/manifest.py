@@ -160,19 +160,10 @@ class Manifest:
     checksums: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def name(self) -> str:
-        """The name of the model; empty without one."""
-        return "" if self.model is None else self.model.name
-
-    @property
     def model_name(self) -> str:
-        """The name of the model; of a model in a local folder, the folder's."""
-        return Path(self.name).name if Path(self.name).is_absolute() else self.name
-
-    @property
-    def given(self) -> JsonObject:
-        """The identity of a model and of sequences that a call from Python gave."""
-        return self.settings.get("given", {})
+        """The name of the model, empty without one; of a model in a local folder, the folder's."""
+        name = "" if self.model is None else self.model.name
+        return Path(name).name if Path(name).is_absolute() else name
 
     @property
     def seq_len(self) -> int:

@@ -142,9 +142,7 @@ def clear(folder: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file, a folder with its contents, or a link without its target."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-        return
+    shutil.rmtree(path, ignore_errors=True)  # which leaves a file, and a link
     with suppress(OSError):
         path.unlink(missing_ok=True)
 

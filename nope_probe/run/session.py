@@ -123,11 +123,6 @@ class Session(Generic[Settings_co]):
         self.finished, self.started, self.weights = False, time.monotonic(), ""
         self.processes = Processes()
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this process writes and prints."""
-        return self.processes.is_first
-
     def _given(self) -> JsonObject:
         """Return the identity of the model and of the sequences that have no path."""
         record = JsonObject()
@@ -183,7 +178,7 @@ class Session(Generic[Settings_co]):
             device = device_of_process(str(of_model or self.settings.device))
         self.processes = stack.enter_context(process_group(device))
         stack.enter_context(out_of_memory_is_a_user_error())
-        if self.is_first:
+        if self.processes.is_first:
             stack.enter_context(locked(checkpoint_dir(self.folder)))
             self.finished = self._is_finished()  # again, now locked
         self.finished = self.processes.broadcast(self.finished)
@@ -227,7 +222,7 @@ class Session(Generic[Settings_co]):
         """
         if key not in self.checkpoint:
             tensors = {}
-            if self.is_first:
+            if self.processes.is_first:
                 made, chosen = self.inputs, settings or self.settings
                 if made is None or settings is not None:
                     with status(f"reading {chosen.data}"):

@@ -44,20 +44,16 @@ def validate_reach(settings: CommandSettings) -> None:
 
 
 def load_model(settings: CommandSettings, device: str) -> LoadedModel | None:
-    """Load the first layers of the model that settings name; None if they name none.
-
-    Raises:
-        UserError: if there is no such model.
-    """
-    return load_first_layers(settings, device) if isinstance(settings, RunSettings) else None
-
-
-def load_first_layers(settings: RunSettings, device: str) -> LoadedModel:
     """Load the first layers that settings study: by default 4, or all of a model that has fewer.
+
+    Returns:
+        The model; None if the settings name none.
 
     Raises:
         UserError: as `load_layers` does.
     """
+    if not isinstance(settings, RunSettings):
+        return None
     try:
         return load_layers(settings, device, settings.depth)
     except TooFewLayersError:

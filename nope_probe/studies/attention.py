@@ -242,7 +242,7 @@ def text_view(run: Run) -> TextView:
     weights = run.maps["text_weights"]
     n = weights.shape[-1]
     return TextView(
-        title=f"Attention of {run.manifest.name} in one text",
+        title=f"Attention of {run.manifest.model_name} in one text",
         pieces=text.pieces,
         names={0: text.bos} if text.bos else {},
         heads=tables["attention"],

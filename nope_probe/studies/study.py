@@ -185,7 +185,7 @@ def carry_out(kind: type[Study[Chosen]], session: Session[Chosen]) -> Path:
         if not session.finished:
             study = kind(session)
             results = execute(session, [*study.passes()])
-            if session.is_first:
+            if session.processes.is_first:
                 with status("analysing and writing"):
                     session.write(study.analyse(results))
     return session.folder

@@ -59,7 +59,7 @@ def run_figure(settings: Settings) -> Path:
     with Session(settings).opened() as session:
         above, finished = session.folder.parent, session.finished
         folders = run_experiments(experiments_of(settings), above, finished=finished)
-        if not finished and session.is_first:
+        if not finished and session.processes.is_first:
             session.write(analyse(session, folders))
     return session.folder
 
