@@ -46,9 +46,6 @@ def times(rounds: int) -> list[Row]:
         "plain": plain_passes,
         "writers: heads and MLPs": lambda: capture_positions(model, tokens, batch_size=8),
         "writers: layers": lambda: capture_positions(model, tokens, writers="layers", batch_size=8),
-        "means of queries and keys alone": lambda: capture_positions(
-            model, tokens, writers="none", batch_size=8
-        ),
     }
     found = interleaved_times(ways, rounds)
     return [

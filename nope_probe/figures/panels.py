@@ -118,7 +118,6 @@ def heat_map(
     name: str,
     coloraxis: str = "coloraxis",
     value: str = "%{z:.3g} nats",
-    label: str = "",
     visible: bool | None = None,
     leads: Float[np.ndarray, " query_pos"] | None = None,
     divisor: float = 1.0,
@@ -134,14 +133,13 @@ def heat_map(
         name: its name.
         coloraxis: its colour axis.
         value: the hover text about a cell's number.
-        label: the title of the hover text; the name by default.
         visible: whether the map is shown before any use of a control.
         leads: in each row; the first keys have no cells. None for a map without leads.
         divisor: what leads are divided by, to be drawn in the colours of the map.
     """
     start, about = (span - 1) / 2, "≈ " if span > 1 else ""
     of = f", mean of {span:.2g} × {span:.2g}" if span > 1 else ""
-    hover = f"query {about}%{{y:.0f}}<br>KEY<br>{value}{of}<extra>{label or name}</extra>"
+    hover = f"query {about}%{{y:.0f}}<br>KEY<br>{value}{of}<extra>{name}</extra>"
     of_map: PlotlyTrace = {
         "type": "heatmap",
         "z": values,

@@ -413,19 +413,18 @@ def percentiles(values: Float[np.ndarray, "..."], at: Sequence[float]) -> Float[
     return np.percentile(known, at) if known.size else np.zeros(len(at))
 
 
-def symmetric(values: Float[np.ndarray, "..."], floor: float, beyond: float = CLIPPED) -> float:
-    """Return the reach of limits around zero, at least the floor.
+def symmetric(values: Float[np.ndarray, "..."], floor: float) -> float:
+    """Return the reach of limits around zero, which leave out the strongest cells of a map.
 
     Args:
-        values: of a map.
+        values: of the map.
         floor: the smallest reach.
-        beyond: percent of the strongest values that are left out.
 
     Example:
         >>> symmetric(np.array([-2.0, np.nan, 2.0]), 0.1), symmetric(np.zeros(3), 0.1)
         (2.0, 0.1)
     """
-    return max(floor, float(percentiles(np.abs(values), (100 - beyond,))[0]))
+    return max(floor, float(percentiles(np.abs(values), (100 - CLIPPED,))[0]))
 
 
 def flattened(tops: Sequence[float], flat: Collection[int]) -> Float[np.ndarray, "layer 2"]:

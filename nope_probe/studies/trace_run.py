@@ -118,9 +118,7 @@ def strongest_reader(terms: pd.DataFrame, fold_sizes: Sequence[int]) -> str | No
         None if no pattern exceeds the noise.
     """
     whole = with_readers(terms[terms["term"] == "all"]).set_index("reader")
-    rows = whole[whole["of"] == "pattern"].rename(
-        columns=lambda name: name.replace("size", "amplitude")
-    )
+    rows = whole.query("of == 'pattern'").rename(columns=lambda x: x.replace("size", "amplitude"))
     rows = rows.assign(lead=whole[whole["of"] == "lead"]["size"])
     row = strongest_row(rows, fold_sizes)
     return None if row is None else str(row.name)

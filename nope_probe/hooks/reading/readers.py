@@ -54,7 +54,7 @@ from nope_probe.maps.rows import chosen_rows, rows_of
 # The relative error up to which writers' parts add up to queries and keys: of float32 and float64,
 # and, in half precision, for each number that is rounded between the residual stream and scores.
 MOST_ERROR, ROUNDINGS = 1e-3, 8
-WriterKind = Literal["heads", "layers", "none"]
+WriterKind = Literal["heads", "layers"]
 
 
 def capture_positions(
@@ -78,8 +78,7 @@ def capture_positions(
         model: a HookedTransformer or TransformerBridge, ablated or not.
         inputs: token sequences of equal length, or input vectors.
         layers: the readers' block numbers, from 0; all that attend by default.
-        writers: whether single heads are writers, or a block's attention as a whole; `none` leaves
-            the writers' parts out.
+        writers: whether single heads are writers, or a block's attention as a whole.
         per_head: whether queries are kept head by head; else they are summed over the heads that
             share a key head, which suffices for the mean over heads.
         batch_size: sequences per forward pass.
@@ -115,19 +114,14 @@ def capture_positions(
     kept = kept_positions_of(inputs) if kept_positions is None else kept_positions
     queries = chosen_rows(inputs.shape[1], query_rows)
     cut = Cut(counts=fold_of.bincount(), queries=queries, kept_positions=kept)
-    moved: list[MovedAccumulator] = []
-    if writers == "none":
-        accumulators = [MeansAccumulator(model, layer, cut, per_head) for layer in readers]
-    else:
-        blocks = written_by_blocks(model, inputs[:1], readers[-1].index)
-        if writers == "layers":
-            blocks = [block.with_whole_attention for block in blocks]
-        residual = Residual(model, blocks, learned_positions(model, inputs), moved_to)
-        accumulators = [
-            ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1])
-            for layer in readers
-        ]
-        moved = [MovedAccumulator(block, residual) for block in blocks if block.w_o is not None]
+    blocks = written_by_blocks(model, inputs[:1], readers[-1].index)
+    if writers == "layers":
+        blocks = [block.with_whole_attention for block in blocks]
+    residual = Residual(model, blocks, learned_positions(model, inputs), moved_to)
+    accumulators = [
+        ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1]) for layer in readers
+    ]
+    moved = [MovedAccumulator(block, residual) for block in blocks if block.w_o is not None]
     stream(model, inputs, [*accumulators, *moved], fold_of, batch_size, checkpoint)
     return PositionSums(
         readers={accumulator.layer.index: accumulator.sums() for accumulator in accumulators},
@@ -138,46 +132,88 @@ def capture_positions(
     )
 
 
-class MeansAccumulator(Accumulator):
-    """Sums one layer's queries, keys and scores per fold.
+class ReaderAccumulator(Accumulator):
+    """Sums one layer's queries, keys and scores per fold, and each writer's part of these.
 
     Args:
         model: the model.
         layer: the reader.
-        cut: the folds, and the queries of the rows of scores.
+        cut: the folds, the queries of the rows of scores, and how many first positions means over
+            positions leave out.
         per_head: whether queries and scores are kept head by head.
+        residual: keeps the outputs of the blocks before the reader.
+        inputs: a sequence on which the reader's norm is recognised.
+
+    Raises:
+        NotImplementedError: if queries and keys are no linear map between norms.
     """
 
     reads_attention = True
 
-    def __init__(self, model: HookedModel, layer: Layer, cut: Cut, per_head: bool) -> None:
+    def __init__(
+        self,
+        model: HookedModel,
+        layer: Layer,
+        cut: Cut,
+        per_head: bool,
+        residual: Residual,
+        inputs: Inputs,
+    ) -> None:
         super().__init__(len(cut.counts))
-        self.layer, self.cut, self.per_head = layer, cut, per_head
+        self.layer, self.cut, self.per_head, self.residual = layer, cut, per_head, residual
         self.rotary = traits_of(model)[layer.index].rotary
+        eps = torch.finfo(layer.dtype).eps
+        self.tolerance = max(MOST_ERROR, ROUNDINGS * eps)
+        self.projection = projection_map(model, layer)
+        if not per_head:
+            self.projection = self.projection.with_grouped_queries(layer.n_kv_heads)
+        self.norm = norm_before(model, layer, inputs)
+        self.weight = torch.einsum(
+            "mn,nhd->mhd",
+            self.norm.linear(torch.eye(layer.d_model, dtype=torch.float64)),
+            self.projection.weight,
+        )
+        self.through_w_o = {
+            block.index: torch.einsum(
+                "hvm,mkd->hvkd", block.post_norm.linear(block.w_o.double().cpu()), self.weight
+            )
+            for block in residual.blocks[: layer.index]
+            if block.w_o is not None
+        }
+        self.owns_hooks = layer.index == len(residual.blocks)  # one reader's hooks serve all
+
+    def start_batch(self, fold_of: Int[Tensor, " batch"], upto: int) -> None:
+        super().start_batch(fold_of, upto)
+        self.residual.clear()
+
+    def hooks(self) -> Iterator[Attachment]:
+        if self.owns_hooks:
+            yield from self.residual.hooks()
+        normed = self.layer.point(self.layer.norm_point("ln1"))
+        yield normed, partial(self.residual.keep, (self.layer.index, "normed"))
+
+    def reset(self) -> None:
+        self.residual.clear()
 
     def read(self, attention: Attention) -> None:
-        """Add one batch.
+        """Add one batch, and check the first.
 
         Raises:
-            NotImplementedError: for scores that hooks have changed from q.k.
+            NotImplementedError: for scores that hooks have changed from q.k, or if the writers'
+                parts do not add up to queries and keys.
         """
+        is_first, attention = not self.totals, self._with_shared_keys(attention)
         if attention.hooked is not None and not attention.equals_product():
             raise NotImplementedError(
                 f"the scores of L{self.layer.index} are not q.k: they have no positional terms"
             )
         self.flags = self.flags or self._flags_of(attention)
         self.add(**self.parts(attention))
-
-    def parts(self, attention: Attention) -> dict[str, list[FoldSum]]:
-        """Return one batch's parts of the totals."""
-        folds, q, k = (self.fold_of, self.n_folds), attention.q, attention.k
-        if not self.per_head:
-            q = sum_query_groups(q, k.shape[2])
-        return {
-            "q": sum_parts(q, *folds),
-            "k": sum_parts(k, *folds),
-            "scores": self._score_parts(attention, q),
-        }
+        if is_first:
+            fold = int(self.fold_of[0])
+            n_seqs = (self.fold_of == fold).sum().cpu()[None]
+            rows = slice(fold, fold + 1)
+            self._sums(((name, total[rows]) for name, total in self.totals.items()), n_seqs)
 
     def _flags_of(self, attention: Attention) -> State:
         visible = attention.mask.rows(self.cut.rows)[0]
@@ -224,112 +260,6 @@ class MeansAccumulator(Accumulator):
         for fold in self.fold_of.unique().tolist():
             yield fold, self.fold_of == fold
 
-    def sums(self) -> ReaderSums:
-        """Return fold means, of q and k before RoPE, and forget the sums."""
-        totals = ((name, self.totals.pop(name)) for name in list(self.totals))
-        return self._sums(totals, self.cut.counts)
-
-    def _sums(
-        self, totals: Iterable[tuple[str, Tensor]], n_seqs: Int[Tensor, " fold"]
-    ) -> ReaderSums:
-        means = {
-            name: total.double().cpu() / n_seqs.view(-1, *[1] * (total.ndim - 1))
-            for name, total in totals
-        }
-        means |= {name: self.rotation.turned_back(means[name]) for name in ("q", "k")}
-        return self.sums_of(means)
-
-    def sums_of(self, means: State) -> ReaderSums:
-        """Return the reader's sums, from the totals as fold means."""
-        scale, scores = float(self.flags["scale"]), means.pop("scores")
-        queries = rows_of(scores.shape[-2], self.cut.queries)
-        if scores.shape[-2] < scores.shape[-1]:
-            scores = scores.float()  # as all maps of chosen rows
-        return ReaderSums(
-            q=means["q"],
-            k=means["k"],
-            scores=scores.masked_fill(~self.flags["visible"].cpu(), torch.nan),
-            bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
-            scale=scale if self.per_head else scale / self.layer.n_heads,
-            rotation=self.rotation,
-            query_positions=queries.clone(),  # every reader is saved by itself
-        )
-
-
-class ReaderAccumulator(MeansAccumulator):
-    """Sums each writer's part of one layer's queries and keys too.
-
-    Args:
-        model: the model.
-        layer: the reader.
-        cut: the folds, the queries of the rows of scores, and how many first positions means over
-            positions leave out.
-        per_head: whether queries and scores are kept head by head.
-        residual: keeps the outputs of the blocks before the reader.
-        inputs: a sequence on which the reader's norm is recognised.
-
-    Raises:
-        NotImplementedError: if queries and keys are no linear map between norms.
-    """
-
-    def __init__(
-        self,
-        model: HookedModel,
-        layer: Layer,
-        cut: Cut,
-        per_head: bool,
-        residual: Residual,
-        inputs: Inputs,
-    ) -> None:
-        super().__init__(model, layer, cut, per_head)
-        self.residual = residual
-        eps = torch.finfo(layer.dtype).eps
-        self.tolerance = max(MOST_ERROR, ROUNDINGS * eps)
-        self.projection = projection_map(model, layer)
-        if not per_head:
-            self.projection = self.projection.with_grouped_queries(layer.n_kv_heads)
-        self.norm = norm_before(model, layer, inputs)
-        self.weight = torch.einsum(
-            "mn,nhd->mhd",
-            self.norm.linear(torch.eye(layer.d_model, dtype=torch.float64)),
-            self.projection.weight,
-        )
-        self.through_w_o = {
-            block.index: torch.einsum(
-                "hvm,mkd->hvkd", block.post_norm.linear(block.w_o.double().cpu()), self.weight
-            )
-            for block in residual.blocks[: layer.index]
-            if block.w_o is not None
-        }
-        self.owns_hooks = layer.index == len(residual.blocks)  # one reader's hooks serve all
-
-    def start_batch(self, fold_of: Int[Tensor, " batch"], upto: int) -> None:
-        super().start_batch(fold_of, upto)
-        self.residual.clear()
-
-    def hooks(self) -> Iterator[Attachment]:
-        if self.owns_hooks:
-            yield from self.residual.hooks()
-        normed = self.layer.point(self.layer.norm_point("ln1"))
-        yield normed, partial(self.residual.keep, (self.layer.index, "normed"))
-
-    def reset(self) -> None:
-        self.residual.clear()
-
-    def read(self, attention: Attention) -> None:
-        """Add one batch, and check the first.
-
-        Raises:
-            NotImplementedError: if the writers' parts do not add up to queries and keys.
-        """
-        is_first = not self.totals
-        super().read(self._with_shared_keys(attention))
-        if is_first:
-            fold = int(self.fold_of[0])
-            n_seqs = (self.fold_of == fold).sum().cpu()[None]
-            rows = slice(fold, fold + 1)
-            self._sums(((name, total[rows]) for name, total in self.totals.items()), n_seqs)
-
     def _with_shared_keys(self, attention: Attention) -> Attention:
         """Return attention with the key heads of W_K, of which an ablation may have made copies.
 
@@ -346,17 +276,23 @@ class ReaderAccumulator(MeansAccumulator):
         return replace(attention, k=shared)
 
     def parts(self, attention: Attention) -> dict[str, list[FoldSum]]:
+        """Return one batch's parts of the totals."""
+        folds, q, k = (self.fold_of, self.n_folds), attention.q, attention.k
+        if not self.per_head:
+            q = sum_query_groups(q, k.shape[2])
         index, kept = self.layer.index, self.residual.kept
         x = kept[index, "x"]
         y = self.layer.norm_output("ln1", kept[index, "normed"]).to(x.dtype)
         gains = self._gains(attention, y)
         scaled = gains * rearrange(self.norm.scales(x, y), "batch pos -> batch pos 1 1")
         vectors = torch.stack(list(self.residual.vectors(index).values()), 2)
-        parts = super().parts(attention)
-        parts |= {
-            "gains": sum_parts(gains, self.fold_of, self.n_folds),
-            "scales": sum_parts(scaled, self.fold_of, self.n_folds),
-            "stream": sum_parts(x, self.fold_of, self.n_folds),
+        parts = {
+            "q": sum_parts(q, *folds),
+            "k": sum_parts(k, *folds),
+            "scores": self._score_parts(attention, q),
+            "gains": sum_parts(gains, *folds),
+            "scales": sum_parts(scaled, *folds),
+            "stream": sum_parts(x, *folds),
             "vectors": self._brought(vectors, scaled, self.weight[None]),
         }
         for writing, weight in self.through_w_o.items():
@@ -416,13 +352,29 @@ class ReaderAccumulator(MeansAccumulator):
         weights = weight.expand(means.shape[2], -1, -1, -1)
         return torch.einsum("fpwx,wxhd->fpwhd", means, weights)
 
-    def sums_of(self, means: State) -> ReaderSums:
-        """Return the reader's sums and the writers' parts, from the totals as fold means.
+    def sums(self) -> ReaderSums:
+        """Return fold means, of q and k before RoPE, and forget the sums."""
+        totals = ((name, self.totals.pop(name)) for name in list(self.totals))
+        return self._sums(totals, self.cut.counts)
+
+    def _sums(
+        self, totals: Iterable[tuple[str, Tensor]], n_seqs: Int[Tensor, " fold"]
+    ) -> ReaderSums:
+        """Return the reader's sums and the writers' parts, from the totals over so many sequences.
 
         Raises:
             NotImplementedError: if the writers' parts do not add up to queries and keys.
         """
-        sums, names = super().sums_of(means), self.residual.names(self.layer.index)
+        means = {
+            name: total.double().cpu() / n_seqs.view(-1, *[1] * (total.ndim - 1))
+            for name, total in totals
+        }
+        mean_q, mean_k = (self.rotation.turned_back(means[name]) for name in ("q", "k"))
+        scale, scores = float(self.flags["scale"]), means.pop("scores")
+        rows = rows_of(scores.shape[-2], self.cut.queries)
+        if scores.shape[-2] < scores.shape[-1]:
+            scores = scores.float()  # as all maps of chosen rows
+        names = self.residual.names(self.layer.index)
         vectors = self._through(means.pop("vectors"), self.weight[None])
         brought = dict(zip(names, vectors.unbind(2), strict=True))
         first: dict[str, Tensor] = {}
@@ -432,19 +384,25 @@ class ReaderAccumulator(MeansAccumulator):
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
         norm = self._of_norm(means)
         brought["bias"] = brought["bias"] + self._constants(means["gains"])
-        n_kv = sums.k.shape[2]
+        n_kv = mean_k.shape[2]
         n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
         queries = {name: self._queries(x[:, :, :n], n_kv) for name, x in brought.items()}
         keys = {name: x[:, :, n:] for name, x in brought.items()}
-        for whole, written in ((sums.q, queries), (sums.k, keys)):
+        for whole, written in ((mean_q, queries), (mean_k, keys)):
             error = relative_error(sum(written.values(), torch.zeros_like(whole)), whole)
             if not error <= self.tolerance:
                 raise NotImplementedError(
                     f"the writers' parts do not add up to the queries and keys of "
                     f"L{self.layer.index} (relative error {error:.1e})"
                 )
-        return replace(
-            sums,
+        return ReaderSums(
+            q=mean_q,
+            k=mean_k,
+            scores=scores.masked_fill(~self.flags["visible"].cpu(), torch.nan),
+            bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
+            scale=scale if self.per_head else scale / self.layer.n_heads,
+            rotation=self.rotation,
+            query_positions=rows.clone(),  # every reader is saved by itself
             queries=queries,
             keys=keys,
             first_queries={name: self._queries(x[:, :, :n], n_kv) for name, x in first.items()},

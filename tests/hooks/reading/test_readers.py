@@ -238,7 +238,7 @@ def test_scores_and_alibi_are_those_of_plain_transformers(
     without = plain_attention(tiny.hf, tiny.tokens, without="alibi") if has_alibi else intact
     for per_head in (False, True):
         sums = capture_positions(
-            model, tiny.tokens, n_folds=1, per_head=per_head, query_rows=query_rows, writers="none"
+            model, tiny.tokens, n_folds=1, per_head=per_head, query_rows=query_rows
         )
         assert [*sums.readers] == [*intact]
         first = sums.readers[0]
@@ -284,9 +284,7 @@ def test_readers_are_sorted_and_the_first_token_is_noticed_if_all_begin_alike(
     assert not sums.bos
     alike = inputs.clone()
     alike[:, 0] = 5
-    by_document = capture_positions(
-        model, alike, layers=[0], documents=torch.arange(13) // 2, writers="none"
-    )
+    by_document = capture_positions(model, alike, layers=[0], documents=torch.arange(13) // 2)
     assert by_document.bos
     assert by_document.counts.tolist() == [2] * 6 + [1]
 
