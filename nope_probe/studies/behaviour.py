@@ -21,6 +21,7 @@ from nope_probe.removal import (
     MASK,
     NO_REPLACEMENT,
     POSITION_ENCODINGS,
+    SOURCES,
     WRITTEN,
     Condition,
     spelled,
@@ -145,7 +146,6 @@ QUANTITIES = {
 }
 # Measures of the figure and of the first table, the most telling first.
 LEADING = ("loss_suffix", "copy_text_second", "position", "order", "without_bos", "loss")
-SOURCES: tuple[str, ...] = ("mask", *POSITION_ENCODINGS)
 SHOWN = 3  # columns of the first table, next to the conditions
 HEADING = 13  # characters in a line of its headings
 COLUMNS = {

@@ -120,7 +120,8 @@ def evaluated(model: HookedModel | nn.Module) -> Iterator[None]:
     pass's.
     """
     modules = [*modules_of(model).values()]
-    tokenizer = getattr(model, "tokenizer", None) if hasattr(model, "input_to_embed") else None
+    is_hooked = hasattr(model, "input_to_embed") and not is_bridge(model)  # a HookedTransformer
+    tokenizer = getattr(model, "tokenizer", None) if is_hooked else None
     with INSTALLING:
         training = [module for module in modules if module.training or module in _EVALUATED]
         for module in training:
