@@ -19,11 +19,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
+from nope_probe.analyses import pattern_rows
 from nope_probe.analyses.attribution import conditions_of
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms_difference
 from nope_probe.analyses.pattern import measure_estimates
-from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.components import components
@@ -253,8 +253,9 @@ def non_relative(
     cells: Float[Tensor, "*batch cell"], population: Population
 ) -> Float[Tensor, "*batch cell"]:
     """Return the kept cells of patterns less their relative part."""
-    relative = relative_part(as_map(cells, population))
-    return cells - relative[..., kept_cells(population.n_pos, population.skip_keys)]
+    maps = as_map(cells.reshape(-1, cells.shape[-1]), population)
+    rest = pattern_rows.non_relative(LayerMaps.of(maps).pattern)
+    return rest[:, kept_cells(population.n_pos, population.skip_keys)].reshape(cells.shape)
 
 
 def as_map(

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from nope_probe.analyses.attention import information_parts
 from nope_probe.analyses.pattern import MIN_KEYS, measure
-from nope_probe.analyses.pattern_rows import relative_part
+from nope_probe.analyses.pattern_rows import non_relative
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
+from nope_probe.maps.layers import LayerMaps
 
 OUT = Path(__file__).parent / "images" / "concepts"
 N, CELL, LEFT, TOP, GAP = 16, 11, 34, 30, 56
@@ -26,6 +27,7 @@ def main() -> None:
     rows = 1.5 * torch.sin(i / 1.7)
     edge = near + 1.2 * (j < 2)
     bent = row_centred(edge)
+    rest = non_relative(LayerMaps.of(bent[None]).pattern)[0].where(bent.isfinite(), torch.nan)
     pictures = {
         "pattern": {
             "score map": lower(near + rows),
@@ -36,12 +38,12 @@ def main() -> None:
         "relative": {
             "relative": row_centred(near),
             "with an edge": bent,
-            "its non-relative part": bent - relative_part(bent),
+            "its non-relative part": rest,
         },
         "edge": {
             "score map": lower(edge + rows / 2),
             "diagonal-normalised": diagonal_normalised(lower(edge + rows / 2)),
-            "non-relative part": bent - relative_part(bent),
+            "non-relative part": rest,
         },
         "sources": sources(i, j),
         "removed": removals(near),

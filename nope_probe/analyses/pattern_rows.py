@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.maps import ALL_ROWS
-from nope_probe.maps.centred import KeptCells, first_visible_keys
+from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import Pattern
 
@@ -185,24 +185,6 @@ def relative_fit(
     keys = torch.arange(1, longest + 1, dtype=f.dtype)
     a = pad(-f[..., 1 : longest + 1].cumsum(-1) / keys, (1, 0))[..., cells.n_keys]
     return a, f
-
-
-def relative_part(
-    patterns: Float[Tensor, "*batch query_pos key_pos"],
-) -> Float[Tensor, "*batch query_pos key_pos"]:
-    """Return the projection of patterns on {a(i) + f(i-j)}, by minimum-norm least squares.
-
-    Several patterns are projected on the cells that all of them have.
-    """
-    n = patterns.shape[-1]
-    kept = KeptCells.of(first_visible_keys(patterns).reshape(-1, n).amax(0), 0)
-    cells = kept.rows(0, n)
-    inside = patterns.where(cells, 0.0)
-    means = inside.sum(-1, keepdim=True) / cells.sum(-1, keepdim=True).clamp_min(1)
-    centred = (inside - means).where(cells, 0.0)
-    a, f = relative_fit(distance_sums(centred, 0, n), kept)
-    fit = means + a[..., None] + distance_rows(f, 0, n)
-    return fit.where(cells, torch.nan)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -147,7 +147,7 @@ class Pattern:
 
     Example:
         >>> pattern = LayerMaps.of(torch.randn(4, 7, 7), skip_keys=1).pattern
-        >>> pattern.dense()[:, 6, 1:6].sum(1).abs().max() < 1e-6
+        >>> next(pattern.blocks()).rows[:, 6, 1:6].sum(1).abs().max() < 1e-6
         tensor(True)
     """
 
@@ -213,11 +213,6 @@ class Pattern:
             blocks.append(self.with_lead(mean[row : row + stop - start], start))
             row += stop - start
         return torch.cat(blocks)
-
-    def dense(self) -> RowsOfFolds:
-        """Return the pattern of each fold in memory, NaN outside its cells, in float64."""
-        maps, cells = self.maps.folds.maps.double(), self.cells.mask
-        return centred_rows(maps, cells).where(cells, torch.nan)
 
     def estimates(self, gram: Float[Tensor, "fold fold2"]) -> Estimates:
         """Return the estimates of a mean square from the inner products of fold patterns."""

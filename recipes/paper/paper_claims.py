@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.parameter_free.theory import second_layer_scores, theory_scores
-from nope_probe.analyses.pattern_rows import relative_part
+from nope_probe.analyses.pattern_rows import mean_squares, non_relative
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms, row_centred
 from nope_probe.maps.layers import LayerMaps, Pattern
@@ -290,8 +290,8 @@ def simulated_scores(run: Run) -> dict[float, ModelMaps]:
 
 def non_relative_sizes(maps: ModelMaps) -> PerLayer:
     """Return each layer's RMS of the non-relative part, the rest of a(i) + f(i - j), nats."""
-    pattern = row_centred(maps)
-    return (pattern - relative_part(pattern)).square().nanmean(dim=(1, 2)).sqrt()
+    pattern = LayerMaps.of(row_centred(maps)).pattern  # a layer in the place of each fold
+    return mean_squares(non_relative(pattern), 0, pattern.cells).sqrt()
 
 
 def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:

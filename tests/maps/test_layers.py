@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.dense_patterns import estimates, fold_products, leads, other_keys, patterns
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nope_probe.analyses.contrasts import ContrastGram, contrast_grams
 from nope_probe.analyses.jackknife import jackknife
@@ -37,8 +38,9 @@ def layer(maps: Tensor, queries: Tensor, skip: int = 0) -> LayerMaps:
     return LayerMaps.of(maps[:, queries], COUNTS, queries, skip)
 
 
-def dense(pattern: Pattern) -> Tensor:
-    return pattern.dense().nan_to_num()
+def dense(pattern: Pattern, **options: int) -> Tensor:
+    rows = [block.rows for block in pattern.blocks(**options)]
+    return torch.cat([pad(of_block, (0, N - of_block.shape[-1])) for of_block in rows], 1)
 
 
 @pytest.mark.parametrize("queries", ROWS.values(), ids=ROWS)
@@ -115,14 +117,9 @@ def test_any_block_size_gives_the_rows_of_the_pattern_from_memory_or_packed(n_by
     rows = MapRows.of(maps, queries)
     packed = PackedFolds(rows.pack(maps), rows)
     in_memory = LayerMaps.of(maps, COUNTS, queries, 2)
+    whole = dense(in_memory.pattern)
     for kept in (in_memory, replace(in_memory, folds=packed)):
-        pattern = kept.pattern
-        whole, rows = dense(pattern), []
-        for block in pattern.blocks(n_bytes):
-            block_rows = torch.zeros(FOLDS, block.rows.shape[1], N).double()
-            block_rows[..., : block.rows.shape[-1]] = block.rows
-            rows.append(block_rows)
-        torch.testing.assert_close(torch.cat(rows, 1), whole)
+        torch.testing.assert_close(dense(kept.pattern, n_bytes=n_bytes), whole)
 
 
 def test_patterns_of_unlike_maps_are_refused() -> None:
