@@ -55,7 +55,6 @@ class RunCheckpoint(StreamCheckpoint):
     def __init__(
         self,
         folder: Path,
-        *,
         about: JsonObject | None = None,
         processes: Processes | None = None,
         signals: Signals | None = None,

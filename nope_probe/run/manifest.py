@@ -215,9 +215,12 @@ def read_manifest(out: Path) -> Manifest:
     try:
         manifest = read_json(out / "manifest.json")
         rest = {name: value for name, value in manifest.items() if name != "checksum"}
-    except FileNotFoundError as error:
-        unfinished = f"the run in {out} is unfinished; run its command again to finish it"
-        no_run = f"{out} holds no run: it has no manifest.json"
+    except (FileNotFoundError, NotADirectoryError) as error:
+        unfinished = f"the run in {out} is not finished; run its command again"
+        no_run = (
+            f"{out} holds no run: it has no manifest.json. Name the folder of a run, such as "
+            "python -m nope_probe.ablate --model rope-tiny --out runs/rope-tiny makes"
+        )
         raise UserError(unfinished if checkpoint_dir(out).is_dir() else no_run) from error
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(

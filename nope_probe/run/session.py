@@ -140,31 +140,23 @@ class Session(Generic[Settings_co]):
         """Check the settings, and prepare the run unless it is finished.
 
         Raises:
-            UserError: for settings, a folder or a model that cannot be used; at the end, if the
-                device ran out of memory.
+            UserError: for settings, a folder or a model that cannot be used, and for the finished
+                run of a model in memory: whatever changed the model since cannot be seen; at the
+                end, if the device ran out of memory.
             Interrupted: on a signal; progress is saved.
         """
         self.settings.validate()
-        self.finished = self._is_finished()
+        self.finished = is_finished(self.folder, self.recorded, self.files)
+        if self.finished and self.in_memory is not None:
+            raise UserError(
+                f"{self.folder} holds a finished run, and a model in memory is run anew: name "
+                "another folder, or take read_run to read it"
+            )
         with ExitStack() as stack:
             if not self.finished:
                 self._start(stack)
             yield self
             self.processes.barrier()
-
-    def _is_finished(self) -> bool:
-        """Return whether the run is finished, and say so.
-
-        Raises:
-            UserError: for a model in memory: whatever changed it since cannot be seen.
-        """
-        finished = is_finished(self.folder, self.recorded, self.files)
-        if finished and self.in_memory is not None:
-            raise UserError(
-                f"{self.folder} holds a finished run, and a model in memory is run anew: name "
-                "another folder, or take read_run to read it"
-            )
-        return finished
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
@@ -180,18 +172,12 @@ class Session(Generic[Settings_co]):
         stack.enter_context(out_of_memory_is_a_user_error())
         if self.processes.is_first:
             stack.enter_context(locked(checkpoint_dir(self.folder)))
-            self.finished = self._is_finished()  # again, now locked
+            self.finished = is_finished(self.folder, self.recorded, self.files)  # again
         self.finished = self.processes.broadcast(self.finished)
         if not self.finished:
-            about = self._load(device)
-            self.checkpoint = stack.enter_context(
-                RunCheckpoint(
-                    checkpoint_dir(self.folder),
-                    about=about,
-                    processes=self.processes,
-                    signals=signals,
-                )
-            )
+            about, folder = self._load(device), checkpoint_dir(self.folder)
+            checkpoint = RunCheckpoint(folder, about, self.processes, signals)
+            self.checkpoint = stack.enter_context(checkpoint)
             if not self.is_kept:
                 signals.message = NOT_KEPT
 

@@ -18,7 +18,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import CommandSettings, Mistakes
 from nope_probe.run.manifest import Manifest, read_manifest
-from nope_probe.run.paths import checkpoint_dir, folder_of
+from nope_probe.run.paths import folder_of
 from nope_probe.studies.tidy import declared, row_maps, sections
 
 if TYPE_CHECKING:
@@ -110,17 +110,6 @@ class Settings(CommandSettings):
         yield labels and len(labels) != 2, f"2 runs need as many --labels, got {len(labels)}"
         yield len({*labels}) == 1, "two runs have the same label; name them with --labels"
         yield len({folder.resolve() for folder in runs}) < 2, "a run was given twice"
-        for folder in runs:
-            yield (
-                checkpoint_dir(folder).is_dir() and not folder.is_dir(),
-                f"the run in {folder} is not finished; run its command again",
-            )
-            yield (
-                not (folder / "manifest.json").is_file(),
-                f"{folder} holds no run: it has no manifest.json. Run a command on a model "
-                "first, such as python -m nope_probe.ablate --model rope-tiny --out "
-                "runs/rope-tiny, and compare the folders of its runs",
-            )
         out = folder_of(self, self.recorded()).resolve()
         for folder in runs:
             is_inside = out.is_relative_to(folder.resolve())

@@ -13,7 +13,7 @@ from nope_probe.run.processes import Interrupted, Signals
 
 # Of the commands without a session, the function in which each spends its time.
 ENTERED = {
-    "compare": "nope_probe.studies.compare.checkpoint_dir",
+    "compare": "nope_probe.studies.compare.read_manifest",
 }
 ARGUMENTS = {
     "compare": ["one", "two"],
