@@ -130,8 +130,7 @@ class CommandSettings:
     def chosen(self) -> JsonObject:
         """Return the settings that are not the default, by name."""
         every: Any = self
-        values = {field.name: getattr(self, field.name) for field in fields(every)}
-        return {f.name: values[f.name] for f in fields(every) if values[f.name] != f.default}
+        return {f.name: x for f in fields(every) if (x := getattr(self, f.name)) != f.default}
 
     @property
     def program(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -78,9 +78,7 @@ class Run:
     def __repr__(self) -> str:
         """Return the names of the tables that have rows, and the number of maps, in one line."""
         tables = ", ".join(name for name, table in self.tables.items() if len(table))
-        maps = {
-            name: array for name, array in self.arrays.get("maps", {}).items() if array.ndim > 1
-        }
+        maps = [array for array in self.arrays.get("maps", {}).values() if array.ndim > 1]
         of_maps = f"; {len(maps)} maps ({_shape_of(maps)})" if maps else ""
         of = self.manifest.model_name or self.manifest.kind
         return f"{type(self).__name__} of {of}: tables: {tables}{of_maps}"
@@ -98,7 +96,11 @@ class Run:
             groups.setdefault(group + slash, {})[of_group] = array
         for group, maps in groups.items():
             rows.append(
-                (f"maps[{group + '...'!r}]", _shape_of(maps), ", ".join(filter(None, maps)))
+                (
+                    f"maps[{group + '...'!r}]",
+                    _shape_of(maps.values()),
+                    ", ".join(filter(None, maps)),
+                )
             )
         contents = pd.DataFrame(rows, columns=["what", "size", "holds"])
         asked = f"<p><code>{escape(self.manifest.command)}</code></p>"
@@ -151,9 +153,9 @@ def _replicates(name: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
     return arrays | {f"weights/{name}": rows[0] if len(rows) == 1 else shared}
 
 
-def _shape_of(maps: Mapping[str, np.ndarray]) -> str:
+def _shape_of(maps: Iterable[np.ndarray]) -> str:
     """Return the shape of the largest of some arrays."""
-    return " × ".join(map(str, max(maps.values(), key=np.ndim).shape))
+    return " × ".join(map(str, max(maps, key=np.ndim).shape))
 
 
 def _without_bounds(table: pd.DataFrame) -> list[str]:

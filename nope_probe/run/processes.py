@@ -99,8 +99,7 @@ def print_line(line: str) -> None:
 
 def progress(**options: Any) -> tqdm:
     """Return a progress bar on stderr; a log file hears of long work alone, every `LOG_EVERY`."""
-    often = 0.1 if sys.stderr.isatty() else LOG_EVERY
-    delay = 0 if sys.stderr.isatty() else LOG_EVERY
+    often, delay = (0.1, 0) if sys.stderr.isatty() else (LOG_EVERY, LOG_EVERY)
     return tqdm(file=sys.stderr, mininterval=often, delay=delay, **options)
 
 

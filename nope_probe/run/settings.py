@@ -280,7 +280,7 @@ class RunSettings(ModelSettings):
         info = stated_info(self.model)
         if info is None:
             return
-        self.validate_layers(info)
+        refuse(self.mistakes_of(info))
         if self.model.lower() in CHECKPOINTS:
             if info.n_ctx < self.seq_len and not self.beyond_context and self.data != GIVEN:
                 raise beyond_context(self.seq_len, info.n_ctx)
@@ -381,14 +381,6 @@ class RunSettings(ModelSettings):
     def positions(self) -> int | None:
         """How many positions the model is to take beyond its context; None for no more."""
         return self.seq_len if self.beyond_context else None
-
-    def validate_layers(self, info: ModelInfo) -> None:
-        """Check what can be checked of a model: its layers and heads, and that some attend.
-
-        Raises:
-            UserError: naming the flag.
-        """
-        refuse(self.mistakes_of(info))
 
     def mistakes_of(self, info: ModelInfo) -> Mistakes:
         """Yield what can be wrong with the settings of a run of some model, each with its message.

@@ -22,7 +22,7 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.maps.folds import default_folds
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub
-from nope_probe.run.flags import CommandSettings
+from nope_probe.run.flags import CommandSettings, refuse
 from nope_probe.run.processes import status
 from nope_probe.run.settings import GIVEN, RunSettings
 
@@ -84,7 +84,7 @@ def load_layers(settings: RunSettings, device: str, depth: int | None) -> Loaded
             allow_unused=settings.allow_unused,
             adapter=settings.adapter,
         )
-    settings.validate_layers(loaded.info)
+    refuse(settings.mistakes_of(loaded.info))
     return loaded
 
 

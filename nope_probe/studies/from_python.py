@@ -22,7 +22,7 @@ from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.models.names import validate_reachable
 from nope_probe.models.parity import as_loaded
-from nope_probe.run.flags import hints_of, settings_from
+from nope_probe.run.flags import hints_of, refuse, settings_from
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import print_line, process_count
@@ -108,11 +108,11 @@ def run_of(
             validate_reachable(settings.model, settings.revision)
             loaded = load_model(settings, device_of_process(settings.device))
     else:
-        _refuse(options, OF_MODEL, "a model in memory")
+        _validate_absent(options, OF_MODEL, "a model in memory")
         loaded = as_loaded(model)
         layers = settings.layers if "layers" in options else "all"
         settings = replace(settings, model=loaded.info.name, layers=layers)
-        settings.validate_layers(loaded.info)
+        refuse(settings.mistakes_of(loaded.info))
         if settings.removes and loaded.model in ABLATED:
             instead = " or take confirm=0" if "confirm" in vars(settings) else ""
             raise UserError(
@@ -174,10 +174,10 @@ def _validate_options(options: Mapping[str, object], inputs: Given | None) -> No
             "inside which capture_scores and capture_losses measure the model"
         )
     if inputs is not None:
-        _refuse(options, (*OF_INPUTS, "tokens"), "given inputs")
+        _validate_absent(options, (*OF_INPUTS, "tokens"), "given inputs")
 
 
-def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -> None:
+def _validate_absent(options: Mapping[str, object], names: Collection[str], given: str) -> None:
     for name in options:
         if name in names:
             raise UserError(f"{name} has no effect next to {given}: leave it out")

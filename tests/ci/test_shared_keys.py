@@ -27,6 +27,7 @@ from nope_probe.hooks.layers.passes import entered, logits_of, run_to_enter
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.removing.replacements import Place
 from nope_probe.models.parity import as_loaded
+from nope_probe.run.flags import refuse
 from nope_probe.studies.trace import Settings
 
 CLOSE = 1e-5
@@ -62,8 +63,8 @@ def test_layers_before_those_that_read_others_keys_are_traced(gemma4: Tiny, mode
     with pytest.raises(NotImplementedError, match=r"L2 attends to the keys of L0, .* --layers 2 "):
         capture_positions(model, gemma4.tokens, n_folds=2)
     with pytest.raises(UserError, match=r"L2 of .* attends to the keys of L0, .* take --layers 2$"):
-        Settings(layers=4).validate_layers(as_loaded(model).info)
-    Settings(layers=2).validate_layers(as_loaded(model).info)
+        refuse(Settings(layers=4).mistakes_of(as_loaded(model).info))
+    refuse(Settings(layers=2).mistakes_of(as_loaded(model).info))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
