@@ -27,7 +27,7 @@ from nope_probe.analyses.pattern_rows import (
     mean_squares,
 )
 from nope_probe.errors import validate_types
-from nope_probe.maps.estimates import Estimates
+from nope_probe.maps.estimates import Estimates, leave_one_out
 from nope_probe.maps.layers import MIN_KEYS, LayerMaps, Pattern, with_skip_keys
 from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, maps_by_layer
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions
@@ -219,7 +219,8 @@ class TrendSums:
         ends = torch.tensor([start, start + rows.shape[1]])
         first, behind = torch.searchsorted(self.queries, ends).tolist()
         chosen = self.queries[first:behind].tolist()
-        means = self.pattern.maps.without_each(rows[:, [query - start for query in chosen]])
+        of_chosen = rows[:, [query - start for query in chosen]]
+        means = leave_one_out(of_chosen, self.pattern.maps.weights)
         for index, query in enumerate(chosen):
             self.add(means[:, index, int(self.pattern.cells.first[query]) : query])
 

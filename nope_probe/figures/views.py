@@ -34,7 +34,7 @@ from nope_probe.figures.style import (
     reach_of,
     scatter,
 )
-from nope_probe.figures.words import PLACES, Column, Columns, View
+from nope_probe.figures.words import BOTH_WAYS, PLACES, SHARE, Column, Columns, View
 from nope_probe.removal import INK, NO_REPLACEMENT, parts_of
 
 SPREAD = 0.6  # width of the dots of a layer or another value of x
@@ -387,7 +387,8 @@ def _draw_cells(view: View, panels: Sequence[Panel]) -> go.Figure:
         x_title=PLACES.get(view.x, Column(view.x)).label,
         y_title=PLACES.get(by, Column(by)).label,
     )
-    top = 1.0 if about.is_bounded else max(reach_of(panel.ends[0]) for panel in panels)
+    is_bounded = about.unit in (SHARE, BOTH_WAYS)
+    top = 1.0 if is_bounded else max(reach_of(panel.ends[0]) for panel in panels)
     is_signed = about.signed or any(np.nanmin(panel.ends[0]) < 0 for panel in panels)
     bar = {"tickformat": ".0%"} if about.is_share else {}
     n_columns = max(panel.rows[view.x].nunique() for panel in panels)

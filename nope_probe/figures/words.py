@@ -49,11 +49,6 @@ class Column:
         return self.unit == SHARE
 
     @property
-    def is_bounded(self) -> bool:
-        """Whether its absolute value is at most 1, as those of shares and correlations are."""
-        return self.unit in (SHARE, BOTH_WAYS)
-
-    @property
     def shown_unit(self) -> str:
         """The unit, but of shares, whose percents say what they are."""
         return "" if self.is_share else self.unit

@@ -19,7 +19,7 @@ from torch import Tensor
 from nope_probe.errors import UserError
 from nope_probe.maps import MIN_KEYS
 from nope_probe.maps.centred import KeptCells, centred_rows
-from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights, leave_one_out
+from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
 from nope_probe.maps.fold_rows import FoldRows, TensorFolds
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.rows import BLOCK_BYTES, MapRows, QueryPositions
@@ -97,10 +97,6 @@ class LayerMaps:
         if self.stored_mean is not None:
             return self.stored_mean[rows]
         return pooled(self.folds.maps[:, rows], self.counts)
-
-    def without_each(self, folds: Float[Tensor, "fold *map"]) -> Tensor:
-        """Return the mean of fold means over all sequences, then the mean without each fold."""
-        return leave_one_out(folds, self.weights)
 
     @property
     def pattern(self) -> Pattern:

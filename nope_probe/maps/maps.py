@@ -51,11 +51,6 @@ class ScoreMaps(TensorRecord):
         """The queries of the rows, and their keys."""
         return MapRows.of(self.folds, self.query_positions)
 
-    @property
-    def has_all_rows(self) -> bool:
-        """Whether every query has a row."""
-        return self.folds.shape[-2] == self.folds.shape[-1]
-
     def __repr__(self) -> str:
         """Return sizes, and the strength of each layer's positional pattern."""
         n_layers, n_rows, n = self.folds.shape[1:]
@@ -163,7 +158,7 @@ def packed_tensors(maps: ScoreMaps) -> State:
     """
     tensors = {"counts": maps.counts, "skip_keys": torch.tensor(maps.skip_keys)}
     where = maps.where
-    if not maps.has_all_rows:
+    if len(where.queries) < where.n:
         tensors["query_positions"] = where.queries
     for place, layer in enumerate(maps.layers):
         named = {f"{layer}": maps.folds[:, place]}
