@@ -69,11 +69,6 @@ class Settings(RemovingSettings):
     per_head: bool = False
 
     @property
-    def removes(self) -> bool:
-        """Whether the run removes components."""
-        return self.remove not in ((), ("none",))
-
-    @property
     def named(self) -> Sequence[Condition]:
         """What is removed by name besides the sources, one condition at a time."""
         return [parse_removed(name) for name in self.remove or () if name not in WORDS]

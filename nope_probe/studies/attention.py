@@ -137,11 +137,6 @@ class Settings(RemovingSettings):
         return MIN_KEYS
 
     @property
-    def removes(self) -> bool:
-        """Whether the run removes components."""
-        return bool(self.remove)
-
-    @property
     def reads_corpus(self) -> bool:
         """Whether the run reads other texts than the one that it is given."""
         return self.data != ALONE

@@ -251,6 +251,7 @@ class Settings(RemovingSettings):
     seq_len: Annotated[int, SEQ_LEN] = 128
 
     runs_all_layers = True
+    removes = True  # the model is compared with the intact model, whatever is named
 
     @property
     def prefix_len(self) -> int:

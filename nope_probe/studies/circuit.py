@@ -111,11 +111,6 @@ class Settings(RemovingSettings):
             f"--layer {self.layer} of {info.name} does not attend; {named} do",
         )
 
-    @property
-    def removes(self) -> bool:
-        """Whether the run removes components."""
-        return bool(self.remove)
-
 
 def report(run: Run) -> Report:
     """Return the report of a run.

@@ -117,6 +117,11 @@ class RemovingSettings(RunSettings):
             )
 
     @property
+    def removes(self) -> bool:
+        """Whether the run removes components."""
+        return self.remove not in ((), ("none",))
+
+    @property
     def removed(self) -> Condition:
         """All components to remove, at once.
 
