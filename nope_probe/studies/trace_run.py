@@ -229,7 +229,7 @@ def direct_parts(writers: pd.DataFrame, least: Mapping[Question, float]) -> dict
     """
     columns = ["part", "part_low", "part_high"]
     sums = writers.dropna(subset=columns).groupby(["of", "writer"], sort=False)[columns].sum()
-    sizes = sums.abs().div(sums.index.get_level_values("of").map(least), axis=0)
+    sizes = sums.abs().div(pd.Series(least, dtype=float), axis=0, level="of")
     matter = sizes[sizes[columns[1:]].max(axis=1) >= 1]["part"].groupby("writer").max()
     return {Writer(str(name)): size for name, size in matter.items()}
 

@@ -117,7 +117,10 @@ def test_direct_parts_are_those_of_both_sides_that_could_matter() -> None:
         ("pattern", "key", "embed", float("nan"), float("nan"), float("nan")),
     ]
     columns = ["of", "side", "writer", "part", "part_low", "part_high"]
-    parts = direct_parts(pd.DataFrame(rows, columns=columns), {"lead": 0.4, "pattern": 0.05})
+    least = {"lead": 0.4, "pattern": 0.05}
+    table = pd.DataFrame(rows, columns=columns)
+    assert direct_parts(table.assign(part=float("nan")), least) == {}, "no pattern, no part"
+    parts = direct_parts(table, least)
     assert parts == {"MLP0": pytest.approx(0.8), "L0H1": pytest.approx(0.4)}
 
 
