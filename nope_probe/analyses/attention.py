@@ -99,8 +99,11 @@ class AttentionSplit:
         return float(self.others_gap / among.values[0])
 
     def interval(self, name: str) -> Interval:
-        """Return the 95% interval of a part, nats, widened by the gap of its bounds."""
-        interval, (key, _, kind) = jackknife(getattr(self, name)), name.partition("_")
+        """Return the 95% interval of a part (nats) or a share, widened by the gap of its bounds."""
+        part, (key, _, kind) = getattr(self, name), name.partition("_")
+        if isinstance(part, Interval):  # a share
+            return part
+        interval = jackknife(part)
         gap = LOWERED * {"first": self.first_gap, "others": self.others_gap}.get(key, 0.0)
         if kind == "position":
             return replace(interval, low=interval.low - gap)

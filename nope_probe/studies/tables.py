@@ -115,16 +115,15 @@ def attention_table(
         splits: the attention of each head, by layer and head.
         names: the columns.
     """
-    rows: list[TableRow] = []
-    for (layer, head), split in splits.items():
-        parts = {name: getattr(split, name) for name in names}
-        intervals = {
-            name: part if isinstance(part, Interval) else split.interval(name)
-            for name, part in parts.items()
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            "head": head,
+            **interval_columns(**{name: split.interval(name) for name in names}),
+            **{name: getattr(split, name) for name in GAPS},
         }
-        gaps = {name: getattr(split, name) for name in GAPS}
-        rows.append({"layer": layer, "head": head, **interval_columns(**intervals), **gaps})
-    return pd.DataFrame(rows)
+        for (layer, head), split in splits.items()
+    )
 
 
 def term_table(sums: PositionSums) -> pd.DataFrame:
