@@ -256,17 +256,20 @@ def report(run: Run) -> Report:
     """
     table, name = run.tables["attention"], run.manifest.model_name
     removed = [phrase(part) for part in run.manifest.removed or ()]
-    view = None if run.manifest.text is None else text_view(run)
-    text = "" if view is None else view.sentence
+    sections, text = list[Section](), ""
+    if run.manifest.text is not None:
+        view = text_view(run)
+        sections, text = [*text_sections(view)], view.sentence
     lead = Headline(sentence=text, caption=ALONE_CAPTION)
     if has_other_texts(run):
         lead = headline(f"ablated {name}" if removed else name, table, run.manifest.skip_keys)
         lead = Headline(sentence=text, also=lead.sentence) if text else lead
+        sections.append(head_section(run))
     return Report(
         title="Position and content in the attention of "
         + (f"{name} without {listed(removed)}" if removed else name),
         headline=replace(lead, caption=f"{lead.caption} {sinks_line(table)}".strip()),
-        sections=[*_text_sections(view), *_head_sections(run)],
+        sections=sections,
         how_to_read=notes.how_to_read("attention"),
     )
 
@@ -334,28 +337,24 @@ def sinks_line(table: pd.DataFrame) -> str:
     )
 
 
-def _head_sections(run: Run) -> Iterator[Section]:
-    """Yield the map of all heads, if other texts were read."""
+def head_section(run: Run) -> Section:
+    """Return the map of all heads of a run that read other texts."""
     from nope_probe.figures.attention import attention_heads
 
     table = run.tables["attention"]
-    if not has_other_texts(run):
-        return
     area = "how much its attention needs RoPE" if "need_rope" in table else "all its information"
     opens = " A click on a head opens it in the text." * (run.manifest.text is not None)
-    yield Section(
+    return Section(
         title="All heads: sinks, order and content",
         figure=partial(attention_heads, table, kinds_of(table)),
-        caption=f"{KINDS_SAID} Area: {area}, nats.{opens} {sinks_line(table)}".strip(),
+        caption=f"{KINDS_SAID} Area: {area}, nats.{opens}",
         table=table.dropna(axis=1, how="all"),
         columns=COLUMNS,
     )
 
 
-def _text_sections(view: TextView | None) -> Iterator[Section]:
+def text_sections(view: TextView) -> Iterator[Section]:
     """Yield the sections on the run's text, and on the head that the run asks about."""
-    if view is None:
-        return
     why, bar, terms = view.why, "from other texts' mean", "position, and "
     if view.position is None:
         bar, terms = "above uniform weights", ""

@@ -66,8 +66,7 @@ class Attention(Study[Settings]):
         self.layers = settings.layers_with_maps(loaded.info)
         self.ablation = ablation_of(loaded.model, settings)
         self.text = text = read_text(settings, loaded)
-        is_alone = text is not None and not settings.reads_corpus
-        self.inputs = text.alone if text and is_alone else session.sequences()
+        self.inputs = text.alone if text and not settings.reads_corpus else session.sequences()
         self.engine = replace(Engine.of(session, self.inputs), query_rows=settings.rows)
         self.question = Question.of(settings, text) if text and settings.why else None
 

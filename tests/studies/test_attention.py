@@ -229,6 +229,6 @@ def test_what_learned_sinks_take_is_a_column_and_a_line(
         f"{float(taken.max()):.0%} (L{layer}H{head})."
     )
     assert line in " ".join(capfd.readouterr().out.split())
-    assert page.report(run).sections[0].caption.endswith(line)
+    assert page.report(run).headline.caption.endswith(line)
     assert "sink_weight" not in table
     assert page.sinks_line(table) == ""
