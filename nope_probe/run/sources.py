@@ -44,20 +44,20 @@ def validate_reach(settings: CommandSettings) -> None:
 
 
 def load_model(settings: CommandSettings, device: str) -> LoadedModel | None:
-    """Load the first layers that settings study: by default 4, or all of a model that has fewer.
+    """Load the first layers that settings study, or all of a model that has fewer.
 
     Returns:
         The model; None if the settings name none.
 
     Raises:
-        UserError: as `load_layers` does.
+        UserError: as `load_layers` does, also for fewer layers than `--layers` names.
     """
     if not isinstance(settings, RunSettings):
         return None
     try:
         return load_layers(settings, device, settings.depth)
     except TooFewLayersError:
-        if settings.layers != "auto":
+        if settings.layers not in ("auto", "all"):
             raise
         return load_layers(settings, device, None)
 

@@ -111,6 +111,11 @@ class Settings(RemovingSettings):
             f"--layer {self.layer} of {info.name} does not attend; {named} do",
         )
 
+    @property
+    def depth(self) -> int:
+        """How many first layers to load: up to the one after the block under study."""
+        return self.layer + 2
+
 
 def report(run: Run) -> Report:
     """Return the report of a run.

@@ -14,17 +14,15 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure_pattern, query_stride
-from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.maps import StageMaps
-from nope_probe.models.info import LoadedModel
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session, input_arrays
-from nope_probe.run.sources import load_layers
 from nope_probe.studies.circuit import Settings, report
 from nope_probe.studies.engine import Engine, ablation_of, are_finite
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
@@ -44,18 +42,6 @@ class CaptureStages(Study[Settings]):
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
         self.ablation = ablation_of(session.loaded.model, self.settings)
-
-    @staticmethod
-    def load(settings: Settings, device: str) -> LoadedModel:
-        """Load the blocks up to the one after the block under study, if there is one.
-
-        Raises:
-            UserError: if the model does not have the block.
-        """
-        try:
-            return load_layers(settings, device, settings.layer + 2)
-        except TooFewLayersError as error:
-            return load_layers(settings, device, error.depth)
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that capture the stages."""

@@ -28,7 +28,7 @@ from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import print_line, process_count
 from nope_probe.run.session import Session
 from nope_probe.run.settings import OF_INPUTS, RunSettings, place_of
-from nope_probe.run.sources import as_sequences, load_model, on_inputs
+from nope_probe.run.sources import as_sequences, on_inputs
 from nope_probe.studies.study import Study, carry_out
 
 ModelOrName: TypeAlias = str | Model
@@ -106,7 +106,7 @@ def run_of(
         settings = replace(settings, model=model)
         if inputs is not None:  # whose sequences are made with its tokenizer
             validate_reachable(settings.model, settings.revision)
-            loaded = load_model(settings, device_of_process(settings.device))
+            loaded = study.load(settings, device_of_process(settings.device))
     else:
         _validate_absent(options, OF_MODEL, "a model in memory")
         loaded = as_loaded(model)

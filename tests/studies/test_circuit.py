@@ -13,7 +13,7 @@ from scipy import stats
 from support.command_line import run_command
 from support.rounding import NETWORK, assert_same
 
-from nope_probe import circuit, read_run
+from nope_probe import circuit, read_run, run_circuit
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.capture import capture_stages
@@ -44,6 +44,14 @@ def maps_of(out: Path) -> dict[str, np.ndarray]:
 
 def manifest_of(out: Path) -> dict[str, Any]:
     return json.loads((out / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize(("layer", "n_layers"), [(1, 3), (3, 4)])
+def test_blocks_after_the_next_one_are_not_loaded(layer: int, n_layers: int) -> None:
+    tokens = torch.randint(7, 97, (5, 13), generator=torch.Generator().manual_seed(0))
+    for inputs, sizes in ((None, {"n_seqs": 5, "seq_len": 13, "folds": 5}), (tokens, {})):
+        run = run_circuit("rope-tiny", inputs, layer=layer, **sizes)
+        assert run.manifest.model.n_layers == n_layers
 
 
 def test_maps_on_disk_are_those_of_capture_stages(without_mlp: Path, model: Any) -> None:

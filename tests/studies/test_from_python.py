@@ -80,7 +80,7 @@ def test_a_model_in_memory_gives_what_the_command_writes_of_its_name(
     compare(function(loaded.model, text, out=kept, folds=5, **options), typed.run, shuffled)
     assert (kept / "report.html").stat().st_size > 10_000
     monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
-    monkeypatch.setattr("nope_probe.studies.from_python.load_model", None)
+    monkeypatch.setattr("nope_probe.studies.study.load_model", None)
     compare(function("rope-tiny", out=typed.folder, **options, **SIZES), typed.run)
 
 
