@@ -25,7 +25,7 @@ from nope_probe.files import JsonObject, json_checksum, read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
-from nope_probe.run.paths import atomic_write, clear, write_json, writing
+from nope_probe.run.paths import LOCK, atomic_write, remove, write_json, writing
 from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import Signals, progress
 
@@ -112,7 +112,8 @@ class RunCheckpoint(StreamCheckpoint):
     def discard(self) -> None:
         """Remove the parts: the run is written, or cannot be."""
         if self.processes.is_first:
-            clear(self.folder)
+            for path in [path for path in self.folder.iterdir() if path.name != LOCK]:
+                remove(path)
 
     def __contains__(self, key: str) -> bool:
         return self._path(key).name in self._finished

@@ -134,12 +134,6 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def clear(folder: Path) -> None:
-    """Remove everything in a locked folder but the lock."""
-    for path in [path for path in folder.iterdir() if path.name != LOCK]:
-        remove(path)
-
-
 def remove(path: Path) -> None:
     """Remove a file, a folder with its contents, or a link without its target."""
     shutil.rmtree(path, ignore_errors=True)  # which leaves a file, and a link

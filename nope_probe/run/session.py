@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -130,9 +130,8 @@ class Session(Generic[Settings_co]):
             model = self.in_memory.model
             record = {"weights": fingerprint(model), **interventions(model)}
         if self.inputs is not None:
-            tensors = self.inputs.to_tensors()
-            checksums = [tensor_checksum(name, tensor) for name, tensor in tensors.items()]
-            record |= {"inputs": json_checksum(checksums)[:16], "kind": self.inputs.kind}
+            checksum = tensors_checksum(self.inputs.to_tensors())
+            record |= {"inputs": checksum, "kind": self.inputs.kind}
         return {"given": record} if record else {}
 
     @contextmanager
@@ -292,9 +291,14 @@ def fingerprint(model: nn.Module) -> str:
     """
     named = chain(model.named_parameters(), model.named_buffers())
     tensors = {name: whole(tensor.detach()) for name, tensor in named}
+    return tensors_checksum(tensors, numerical_settings(model))
+
+
+def tensors_checksum(tensors: Mapping[str, Tensor], *about: JsonObject) -> str:
+    """Return a hash of the bits of tensors, and of what else identifies their owner."""
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         checksums = pool.map(tensor_checksum, tensors, tensors.values())
-        return json_checksum([numerical_settings(model), *checksums])[:16]
+        return json_checksum([*about, *checksums])[:16]
 
 
 def tensor_checksum(name: str, tensor: Tensor) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nope_probe.errors import UserError
-from nope_probe.run.paths import clear, locked, output_folder
+from nope_probe.run.checkpoint import RunCheckpoint
+from nope_probe.run.paths import locked, output_folder
 
 
 def lock_and_wait(folder: Path) -> int:
@@ -54,7 +55,7 @@ def test_what_was_made_for_nothing_is_removed_and_what_was_there_stays(tmp_path:
     with locked(folder):
         (folder / "kept").mkdir()
         (folder / "kept" / "file").touch()
-        clear(folder)
+        RunCheckpoint(folder).discard()
     assert not list(tmp_path.iterdir())
     (tmp_path / "runs").mkdir()
     with locked(folder):
