@@ -478,6 +478,8 @@ def of_conditions(run: Run, table: str) -> pd.DataFrame:
 def null_means(name: str, pattern: pd.DataFrame) -> pd.DataFrame:
     """Return the means over layers of the three numbers in the null of written position."""
     null = pattern[pattern["removed"] == "written_null"]
+    if null.empty:  # of a run whose controls were a table
+        raise ValueError(f"{name} has no null: run it again")
     values = null[[*NUMBERS]].mean().rename("value").rename_axis("measure").reset_index()
     return values.assign(run=name, layer=pd.NA, name="its null", low=np.nan, high=np.nan)
 
