@@ -4,9 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nope_probe.run.folder import Run
 from nope_probe.studies import behaviour
 from nope_probe.studies.circuit import inversion
 from nope_probe.studies.tidy import preferred_keys
+from tests.support.manifests import manifest_of
 
 Estimate = tuple[float, float, float]
 CLEAR = (0.9, 0.8, 1.0)
@@ -55,7 +57,8 @@ def test_the_cost_of_the_mask_is_told_first_and_the_table_shows_position_alone()
             ("rope", (2.0, 1.5, 2.5)),
         )
     ]
-    lead = behaviour.headline("m", pd.DataFrame(rows))
+    tables = {"behaviour": pd.DataFrame(rows), "decodability": pd.DataFrame({"chance": [31.7]})}
+    lead = behaviour.headline(Run(manifest=manifest_of(model={"name": "m"}), tables=tables))
     assert lead.sentence == (
         "Without the causal mask, the suffix loss of m behind a bidirectional prefix changes by "
         "+0.12 nats [+0.10, +0.15]."
