@@ -353,15 +353,14 @@ def report(run: Run) -> Report:
     """
     behaviour, results = run.tables["behaviour"], run.manifest.results
     marks = {"extrapolation": {"trained context": results["trained_len"]}}
-    shown = [
-        *sections(VIEWS[:1], run.tables, {**COLUMNS, **QUANTITIES}),
-        *sections(VIEWS[1:], run.tables, COLUMNS, marks),
-    ]
     known = [about for name, about in QUANTITIES.items() if name in {*behaviour["measure"]}]
     return Report(
         title=f"What {run.manifest.model_name} can do without its mask, RoPE or weights",
         headline=headline(run),
-        sections=shown,
+        sections=[
+            *sections(VIEWS[:1], run.tables, {**COLUMNS, **QUANTITIES}),
+            *sections(VIEWS[1:], run.tables, COLUMNS, marks),
+        ],
         how_to_read=(
             *notes.how_to_read("behaviour", prefix=results["prefix"]),
             *(f"{capitalised(about.label)}: {about.meaning}" for about in known),
@@ -375,8 +374,7 @@ def headline(run: Run) -> Headline:
     """Return what position costs: the first measure without each source, and a table of more."""
     name, behaviour = run.manifest.model_name, run.tables["behaviour"]
     known = behaviour.dropna(subset=["difference"])
-    measured = {*known["measure"]}
-    measures = [name for name in dict.fromkeys((*LEADING, *QUANTITIES)) if name in measured]
+    measures = [x for x in dict.fromkeys((*LEADING, *QUANTITIES)) if x in {*known["measure"]}]
     if not measures:
         return Headline(sentence=f"No removal from {name} was measured: see its losses below.")
     about, first = QUANTITIES[measures[0]], known[known["measure"] == measures[0]]
@@ -444,8 +442,7 @@ def as_text(behaviour: pd.DataFrame, measures: Sequence[str], chance: float) -> 
 
 def _not_shown(behaviour: pd.DataFrame) -> Iterator[str]:
     """Yield which numbers are not shown and why, once per measure and reason."""
-    rows = behaviour.dropna(subset=["note"])
-    groups = rows[rows["note"] != ""].groupby(["note", "measure"], sort=False)
-    for (note, measure), group in groups:
+    rows = behaviour[behaviour["note"] != ""]  # missing notes are no group
+    for (note, measure), group in rows.groupby(["note", "measure"], sort=False):
         removed = ", ".join(dict.fromkeys(group["removed"]))
         yield f"{QUANTITIES[str(measure)].label} ({removed}): {note}"
