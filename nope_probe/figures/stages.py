@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 StageMap: TypeAlias = Float[Any, "row_pos col_pos"]
 MapKind = Literal["raw", "cosines", "less diagonal means"]
-MIDDLE = (5, 95)  # colours run between these percentiles of the cells off the diagonal
+MIDDLE = (5.0, 95.0)  # colours run between these percentiles of the cells off the diagonal
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = {1: 128, 3: 64}  # of a map, by the maps of a stage
 COMPONENT_OF = {"FFN": "mlp", "weights": "norms"}  # words on arrows that are no names

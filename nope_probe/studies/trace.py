@@ -424,11 +424,10 @@ def _table(name: str, made: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, i
         if rows["total"].notna().any():
             columns[f"{QUESTIONS[question]}, lost"] = rows["total"]
     names = ["whole", *encodings, *top, OTHERS, "covariance"]
-    table = pd.DataFrame(columns).reindex(names)
-    table = table.map(lambda number: "" if isnan(number) else f"{number:z.2f}")
     labels = [INDENT + row if row in top and row not in wholes else row for row in names]
-    table.insert(0, name, labels)
-    return table.reset_index(drop=True), n_left_out
+    table = pd.DataFrame(columns).reindex(names).set_axis(labels).rename_axis(name)
+    table = table.map(lambda number: "" if isnan(number) else f"{number:z.2f}")
+    return table.reset_index(), n_left_out
 
 
 def _shown_writers(made: Mapping[str, pd.DataFrame], n_rows: int) -> tuple[list[str], int]:
