@@ -78,7 +78,7 @@ class Run:
     def __repr__(self) -> str:
         """Return the names of the tables that have rows, and the number of maps, in one line."""
         tables = ", ".join(name for name, table in self.tables.items() if len(table))
-        maps = [array for array in self.arrays.get("maps", {}).values() if array.ndim > 1]
+        maps = [array for array in self.maps.values() if array.ndim > 1]
         of_maps = f"; {len(maps)} maps ({_shape_of(maps)})" if maps else ""
         of = self.manifest.model_name or self.manifest.kind
         return f"{type(self).__name__} of {of}: tables: {tables}{of_maps}"
@@ -91,7 +91,7 @@ class Run:
             if len(table)
         ]
         groups: dict[str, dict[str, np.ndarray]] = {}
-        for name, array in self.arrays.get("maps", {}).items():
+        for name, array in self.maps.items():
             group, slash, of_group = name.partition("/")
             groups.setdefault(group + slash, {})[of_group] = array
         for group, maps in groups.items():
@@ -108,13 +108,13 @@ class Run:
 
     @property
     def maps(self) -> Mapping[str, np.ndarray]:
-        """The arrays of maps.safetensors."""
-        return self.arrays["maps"]
+        """The arrays of maps.safetensors; empty without such a file."""
+        return self.arrays.get("maps", {})
 
     @property
     def query_positions(self) -> Int[np.ndarray, " row"] | None:
         """The queries of the maps' rows; None where maps have all rows."""
-        queries = self.arrays.get("maps", {}).get("query_positions")
+        queries = self.maps.get("query_positions")
         return None if queries is None else queries.astype("int64")
 
 
