@@ -215,15 +215,8 @@ def report(run: Run) -> Report:
     Args:
         run: the tables `cost`, `order`, `tests` and, with k = 1, `single`.
     """
-    how_to_read, tables = notes.how_to_read("heads"), dict(run.tables)
-    results, removed = run.manifest.results, run.manifest.removed or ()
-    if costs := results["cost_of_means"]:
-        how_to_read.append(
-            f"Mean attention comes from {run.manifest.settings['mean_seqs']} other sequences. The "
-            f"most heads without content cost {costs[0]:+.2f} nats on the measured texts, and "
-            f"{costs[1]:+.2f} on texts of the means."
-        )
-    n_rows = len(removed) * len(MEASURES) * results["n_heads"]
+    tables, removed = dict(run.tables), run.manifest.removed or ()
+    n_rows = len(removed) * len(MEASURES) * run.manifest.results["n_heads"]
     if len(tables.get("single", ())) < n_rows:
         tables.pop("single", None)  # a map has every head
     return Report(
@@ -231,7 +224,7 @@ def report(run: Run) -> Report:
         f"{listed([phrase(part) for part in removed])}",
         headline=headline(run),
         sections=[*sections(VIEWS, tables, COLUMNS)],
-        how_to_read=how_to_read,
+        how_to_read=notes.how_to_read("heads"),
     )
 
 

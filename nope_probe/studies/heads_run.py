@@ -147,9 +147,6 @@ class Heads(Study[Settings]):
         }
         ks = settings.counts_of(len(self.places))
         self.conditions = {one.name: one for one in self._conditions(ks)}
-        self.most: HeadCondition | None = None  # which loses content on the texts of the means too
-        if "content" in self.removed and self.means is not self.text:
-            self.most = HeadCondition(removed="content", order=settings.by[0], k=max(ks))
 
     def _conditions(self, ks: Sequence[int]) -> Iterator[HeadCondition]:
         settings, n_heads = self.settings, len(self.places)
@@ -186,8 +183,7 @@ class Heads(Study[Settings]):
                 yield Pass(key=f"order/{name}", engine=engine, read=read, maps=n_maps)
         if "content" in self.removed:
             yield Pass(key=CALIBRATION, engine=means, read=self._mean_attention)
-        intact = {INTACT.name: Ablation()}
-        yield from costs(session, intact, self.probes, self._losses)
+        yield from costs(session, {INTACT.name: Ablation()}, self.probes, self._losses)
         for name, probe in self.probes.items():
             engine = probe.engine(session)
             kind = f"loss of {engine.inputs.shape[1]} tokens"
@@ -196,11 +192,6 @@ class Heads(Study[Settings]):
             name: Ablation(remove=condition.removed) for name, condition in self.conditions.items()
         }
         yield from costs(session, removals, self.probes, self._losses)
-        if self.most is not None:
-            tokens = self.means.inputs[: len(self.text)]
-            probe = Probe.of(replace(self.means, inputs=tokens, documents=None))
-            chosen = intact | {self.most.name: removals[self.most.name]}
-            yield from costs(session, chosen, {"text_of_means": probe}, self._losses)
 
     def ranked(self, order: str, results: Results) -> list[tuple[HeadPlace, float]]:
         """Return all heads with their values, the highest first; in no order before a measure."""
@@ -255,10 +246,9 @@ class Heads(Study[Settings]):
         if probe == "copy_random":
             measure = induction(self.text.segment)
             also = head_sums(engine.model, layers, len(engine.inputs), measure)
-        first = self.probes[probe].prefix if probe in self.probes else None
-        entry = engine.results.get(f"enter/{probe}")
+        first, entry = self.probes[probe].prefix or 0, engine.results.get(f"enter/{probe}")
         return captured_losses(
-            engine, key, ablation, first=first or 0, entry=entry, block=block, also=also
+            engine, key, ablation, first=first, entry=entry, block=block, also=also
         )
 
     def analyse(self, results: Results) -> Run:
@@ -281,11 +271,6 @@ class Heads(Study[Settings]):
             results={
                 "n_heads": len(self.places),
                 "induction_heads": [named([head]) for head in self._strongest(results)],
-                "cost_of_means": [
-                    float(self._cost(self.most.name, on, results).value)
-                    for on in ("text", "text_of_means")
-                    if self.most is not None
-                ],
             },
         )
         kept = {"tokens": input_arrays(self.text)}

@@ -88,7 +88,7 @@ VIEWS = (
 )
 NAMED = 2  # writers of a lead or a pattern in the sentence
 AGAINST = 0.1  # of a lead or pattern: a part below 0 that the sentence names
-LEAST = 0.05  # of a lead or pattern, which a term or writer makes that is shown
+LEAST = 0.05  # of a lead or pattern: terms and writers that make less are left out
 INDENT = "· "  # before a head, whose nats its attention's row counts
 NO_PATTERN = "No layer or head shows a lead or pattern that exceeds the noise."
 ROTATION, ALIBI = "RoPE's rotation", "ALiBi"
@@ -222,22 +222,20 @@ def report(run: Run) -> Report:
             (None if no layer reads position), and `kept_positions`: how many first positions keep
             what removed writers write there.
     """
-    reader, tables = run.manifest.results["reader"], run.tables
+    reader = run.manifest.results["reader"]
+    shown = {**run.tables, "written": written_parts(run.tables["writers"])}
     terms = Section(
         title="The exact terms of lead and pattern",
         figure=partial(draw_terms, run, reader) if reader else None,
         caption="All terms' maps add up to the whole; terms below a twentieth of it are not drawn. "
         "In the numbers, part is what a term makes of the whole, and size the term alone.",
-        table=tables["terms"].filter(regex="^(?!relative_r2)"),
+        table=run.tables["terms"].filter(regex="^(?!relative_r2)"),
         columns=COLUMNS,
     )
     return Report(
         title=f"Who writes position in {run.manifest.model_name}",
         headline=headline(run),
-        sections=[
-            terms,
-            *sections(VIEWS, {**tables, "written": written_parts(tables["writers"])}, COLUMNS),
-        ],
+        sections=[terms, *sections(VIEWS, shown, COLUMNS)],
         how_to_read=notes.how_to_read("trace"),
     )
 

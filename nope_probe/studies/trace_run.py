@@ -42,14 +42,13 @@ from nope_probe.studies.tables import (
     writer_table,
 )
 from nope_probe.studies.tidy import strongest_row
-from nope_probe.studies.trace import Settings, numbers_of, report
+from nope_probe.studies.trace import LEAST, Settings, numbers_of, report
 
 if TYPE_CHECKING:
     from nope_probe.studies.options import TraceOptions as Options
 
 EFFECTS = ("predicted", "held", "direct", "norm", "total")
 EFFECTS_COLUMNS = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
-MATTERS = 0.05  # of a lead or pattern: what a removal takes, or what a writer writes
 
 
 class TracePosition(Study[Settings]):
@@ -156,7 +155,7 @@ def measure_effects(
     known = writers[(writers[[*place]] == pd.Series(place)).all(axis=1)]
     names = {Writer(name) for name in read.sums.keys if name != "bias"}
     least = {
-        asked.question: MATTERS * abs(asked.size_of(asked.scores).nats.value)
+        asked.question: LEAST * abs(asked.size_of(asked.scores).nats.value)
         for asked in read.questions()
     }
     whole = sorted({writer.whole for writer in names}, key=lambda writer: writer.order)
