@@ -9,7 +9,7 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.run.checkpoint import RunCheckpoint
-from nope_probe.run.paths import locked, output_folder
+from nope_probe.run.paths import free_memory, locked, output_folder, validate_memory
 
 
 def lock_and_wait(folder: Path) -> int:
@@ -61,3 +61,21 @@ def test_what_was_made_for_nothing_is_removed_and_what_was_there_stays(tmp_path:
     with locked(folder):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_free_memory_is_the_machines_or_what_the_container_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("nope_probe.run.paths._CONTAINER_LIMIT", limit)
+    of_machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for text in (None, "max\n"):  # no container, or one without a limit
+        if text is not None:
+            limit.write_text(text)
+        assert 7001 < free_memory() < of_machine
+    limit.write_text("7001\n")
+    validate_memory(7001, "--seq-len")
+    with pytest.raises(
+        UserError, match=r"at least 7\.0 kB of memory, and 7\.0 kB are free; lower -"
+    ):
+        validate_memory(7002, "--seq-len")
