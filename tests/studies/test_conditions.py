@@ -120,6 +120,12 @@ def test_what_cannot_be_removed_is_removed_by_no_default_and_no_source() -> None
     assert make_plan(has, ["w_q"], left_out=why).left_out == {"window": "hides nothing"}
 
 
+def test_what_all_blocks_write_is_no_default_where_some_heads_are_named() -> None:
+    for heads, written in ((None, ["written"]), ({1: [0]}, [])):
+        plan = make_plan(LLAMA, ablations=[Ablation(heads=heads)])
+        assert [condition.name for condition in plan.removed if condition.of_blocks] == written
+
+
 def test_an_encoder_without_a_mask_is_refused():
     with pytest.raises(UserError, match="no causal mask"):
         make_plan(("w_q", "w_k", "w_o", "w_v"))

@@ -26,7 +26,8 @@ from nope_probe.run.session import Session
 from nope_probe.studies import behaviour_run
 from nope_probe.studies.ablate_page import headline
 from nope_probe.studies.ablate_run import Ablate
-from nope_probe.studies.study import forecast, memory_in_words
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.study import Pass, forecast, memory_in_words, seconds_per_token
 
 SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
 REMOVED = ("mlp", "w_q+mlp", "w_k", "rope_low")
@@ -145,6 +146,17 @@ def test_a_dry_run_lists_every_pass_and_leaves_nothing(
     total = sum(float(columns[-1]) for columns in listed.values())
     assert abs(float(last.split()[1]) - total) < 0.5 + 0.05 * len(rows)  # both are rounded
     assert not list(tmp_path.iterdir())
+
+
+def test_the_first_batch_of_a_pass_is_timed_by_the_token(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(engine: Engine, key: str, ablation: Ablation | None) -> None:
+        engine.stream.advance(5)
+
+    engine = Engine(model=loaded.model, inputs=torch.zeros(13, 7, dtype=torch.int64))
+    monkeypatch.setattr("time.monotonic", iter([100.0, 170.0]).__next__)
+    assert seconds_per_token(Pass(key="x", engine=engine, read=read)) == 70 / (5 * 7)
 
 
 def test_written_position_is_measured_once_for_all_passes_of_a_length_and_its_memory_counted(

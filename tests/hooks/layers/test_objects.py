@@ -77,6 +77,7 @@ OBJECTS: dict[str, Callable[[Any], Any]] = {
     "LoRA": adapted,
     "DoRA": lambda hf: adapted(hf, use_dora=True),
     "a module to save": lambda hf: adapted(hf, modules_to_save=["lm_head"]),
+    "modules to save": lambda hf: adapted(hf, modules_to_save=["mlp"]),
 }
 
 

@@ -213,6 +213,7 @@ def test_selected_keys_are_refused_where_they_are_not_all_keys() -> None:
         attend(None, indices=every[..., :6])
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("use_vmap", [False, True])
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize(("n_queries", "q_offset", "kv_offset"), [(7, 0, 0), (2, 5, 0), (7, 3, 3)])
@@ -224,8 +225,12 @@ def test_masks_are_those_of_transformers(
     kv_offset: int,
     is_padded: bool,
     use_vmap: bool,
+    is_fused: bool,
 ) -> None:
-    """Cell by cell: transformers' predicate at the positions of query and key, less padding."""
+    """Cell by cell: transformers' predicate at the positions of query and key, less padding.
+
+    Fused attention alone goes without a mask, where keys are hidden by causality alone.
+    """
     sees = causal_mask_function
     if window is not None:
         sees = sliding_window_causal_mask_function(window)
@@ -247,8 +252,18 @@ def test_masks_are_those_of_transformers(
                 allow_is_causal_skip=True,
                 device="cpu",
                 use_vmap=use_vmap,
+                config=SimpleNamespace(_attn_implementation=FUSED if is_fused else NAME),
             )
-        cells = mask.mask.rows() if isinstance(mask, HandedMask) else mask == 0
+        if mask is None:
+            assert is_fused
+            assert not use_vmap
+            assert not is_padded
+            assert not far_apart
+            assert window != 3
+            assert (n_queries, q_offset) == (7, kv_offset)
+            continue
+        cells = mask if is_fused else mask == 0
+        cells = mask.mask.rows() if isinstance(mask, HandedMask) else cells
         for index in product(range(3), range(n_queries), range(7)):
             row, query, key = index[0], index[1] + q_offset, index[2] + kv_offset
             distance_of_keys = query - key
