@@ -14,7 +14,7 @@ from support import traced
 from support.command_line import refused, run_command
 from support.rounding import assert_same, assert_same_table
 
-from nope_probe import load, read_run, trace
+from nope_probe import Ablation, ablated, load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import PositionSums
@@ -46,6 +46,7 @@ def sums(done: Path) -> PositionSums:
 
 def test_tables_and_maps_are_those_of_the_captured_sums(done: Path, sums: PositionSums) -> None:
     run = read_run(done)
+    assert run.manifest.layers == (0, 1, 2)
     names = {"terms": ["layer", "of", "term"], "writers": ["layer", "of", "side", "writer"]}
     for name, truth in (("terms", term_table(sums)), ("writers", writer_table(sums))):
         found = run.tables[name].set_index(names[name])
@@ -55,6 +56,19 @@ def test_tables_and_maps_are_those_of_the_captured_sums(done: Path, sums: Positi
         for term, values in term_maps(reader).items():
             seen = run.maps[f"L{names['layer']}/{term}"]
             assert_same(seen, values)
+
+
+def test_inside_ablated_the_ablated_model_is_traced() -> None:
+    model, tokens = load("nope-tiny", n_layers=2).model, torch.randint(1024, (17, 13))
+    with ablated(model, Ablation(remove="mlp")):
+        run = run_trace(model, tokens, confirm=0)
+        expected = term_table(capture_positions(model, tokens))
+    terms = run.tables["terms"]
+    assert_same_table(
+        terms.set_index(["layer", "of", "term"]),
+        expected.set_index(["layer", "of", "term"])[[*terms][3:]],
+    )
+    assert run.tables["effects"].empty
 
 
 def test_writers_stand_in_the_order_in_which_they_write(done: Path) -> None:
