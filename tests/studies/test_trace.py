@@ -63,11 +63,9 @@ def test_inside_ablated_the_ablated_model_is_traced() -> None:
     with ablated(model, Ablation(remove="mlp")):
         run = run_trace(model, tokens, confirm=0)
         expected = term_table(capture_positions(model, tokens))
-    terms = run.tables["terms"]
-    assert_same_table(
-        terms.set_index(["layer", "of", "term"]),
-        expected.set_index(["layer", "of", "term"])[[*terms][3:]],
-    )
+    places, terms = ["layer", "of", "term"], run.tables["terms"]
+    expected = expected.set_index(places)[[*terms][3:]]
+    assert_same_table(terms.set_index(places), expected)
     assert run.tables["effects"].empty
 
 

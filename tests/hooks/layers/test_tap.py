@@ -255,12 +255,8 @@ def test_masks_are_those_of_transformers(
                 config=SimpleNamespace(_attn_implementation=FUSED if is_fused else NAME),
             )
         if mask is None:
-            assert is_fused
-            assert not use_vmap
-            assert not is_padded
-            assert not far_apart
-            assert window != 3
-            assert (n_queries, q_offset) == (7, kv_offset)
+            assert (is_fused, use_vmap, is_padded, far_apart) == (True, False, False, False)
+            assert (window == 3, n_queries, q_offset) == (False, 7, kv_offset)
             continue
         cells = mask if is_fused else mask == 0
         cells = mask.mask.rows() if isinstance(mask, HandedMask) else cells
