@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from support import traced
 from support.command_line import refused, run_command
 from support.rounding import assert_same, assert_same_table
+from support.tiny_models import tokens
 
 from nope_probe import Ablation, ablated, load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
@@ -59,10 +60,10 @@ def test_tables_and_maps_are_those_of_the_captured_sums(done: Path, sums: Positi
 
 
 def test_inside_ablated_the_ablated_model_is_traced() -> None:
-    model, tokens = load("nope-tiny", n_layers=2).model, torch.randint(1024, (17, 13))
+    model, text = load("nope-tiny", n_layers=2).model, tokens(17, 13)
     with ablated(model, Ablation(remove="mlp")):
-        run = run_trace(model, tokens, confirm=0)
-        expected = term_table(capture_positions(model, tokens))
+        run = run_trace(model, text, confirm=0)
+        expected = term_table(capture_positions(model, text))
     places, terms = ["layer", "of", "term"], run.tables["terms"]
     expected = expected.set_index(places)[[*terms][3:]]
     assert_same_table(terms.set_index(places), expected)
