@@ -217,7 +217,7 @@ def _traces(
     marker = look | {"symbol": f"{look['symbol']}{'-open' * (nth > 0)}", "size": 8}
     line = {"color": look["color"], "width": 2, "dash": DASHES[nth % len(DASHES)]}
     hover = where + hover
-    if view.kind == "curves":
+    if view.kind == "curves" and len(rows) > 1:  # a curve of one place is a dot
         x = _middles(rows, view.x)
         return curve_in_band(x, ends, label=label, hover=hover, line=line, text=texts)
     keys = {"customdata": ends[1:].T, "text": texts, "mode": "markers", "cliponaxis": False}

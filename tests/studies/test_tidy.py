@@ -138,6 +138,8 @@ def test_curves_stand_at_the_middle_of_bins_between_their_bounds():
     assert (line.name, line.x, line.y) == ("context (4)", (4, 4), (0.0, 2.5))
     assert titles(figure) == ["L1, nats"]
     assert figure.layout.xaxis.type == "log"
+    dot = draw(view, rows[:1], COLUMNS).data[0]
+    assert (dot.mode, dot.y.tolist(), dot.error_y.array.tolist()) == ("markers", [1.0], [0.5])
 
 
 def test_cells_are_blank_without_a_row_and_in_colours_around_zero():
