@@ -192,13 +192,10 @@ def _looks(view: View, table: pd.DataFrame) -> dict[str, Layout]:
     others = zip(inks, shapes, strict=False)
     looks = {}
     for name in map(str, values):
-        ink, shape = (colour(name), symbol(name)) if _is_known(name) else next(others)
+        is_known = name in TABLE or parts_of(name)[0] or colour(name) != INK
+        ink, shape = (colour(name), symbol(name)) if is_known else next(others)
         looks[name] = {"color": ink, "symbol": shape}
     return looks
-
-
-def _is_known(name: str) -> bool:
-    return name in TABLE or bool(parts_of(name)[0]) or colour(name) != INK
 
 
 def _traces(
