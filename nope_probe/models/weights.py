@@ -25,7 +25,7 @@ from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.objects import merge_adapters
-from nope_probe.hooks.layers.parity import probe_logits, validate_within
+from nope_probe.hooks.layers.parity import probed, validate_within
 from nope_probe.hooks.layers.text_decoder import text_config_of, with_reference
 from nope_probe.models.names import ADAPTER, is_gguf
 
@@ -249,9 +249,9 @@ def merge_adapter(
         raise UserError(f"the adapter of {source} lacks weights, such as {min(lacking)}")
     loaded: Any = set_weights(adapted, weights)
     model = adapted.eval().get_base_model()
-    expected = probe_logits(model)
+    expected = probed(model).logits
     merge_adapters(model)
-    errors = {"logits": relative_error(probe_logits(model), expected)}
+    errors = {"logits": relative_error(probed(model).logits, expected)}
     validate_within(f"{source}, an adapter that is merged into the weights,", errors, model.dtype)
     return model, kind, set(loaded.unexpected_keys)
 

@@ -191,7 +191,7 @@ class RunCheckpoint(StreamCheckpoint):
         self.processes.all_reduce(totals)
 
     def batch_halved(self, batch_size: int) -> None:
-        """Say that a batch did not fit into memory, above the progress bar."""
+        """Write above the progress bar that a batch did not fit into memory."""
         said = f"a batch does not fit into memory: going on with {batch_size} at a time"
         tqdm.write(said, file=sys.stderr)
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.layers.parity import errors_of, probe_tokens, reference_of
+from nope_probe.hooks.layers.parity import errors_of, probe_tokens, probed
 from nope_probe.hooks.layers.passes import TRAITS, traits_of
 from nope_probe.hooks.layers.tap import Edits
 from nope_probe.models.info import ModelInfo
@@ -51,7 +51,7 @@ def test_a_faithful_model_passes_with_its_parity_measured(
     spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
-    info = describe(model, name, errors_of(model, reference_of(tiny(name).hf)))
+    info = describe(model, name, errors_of(model, probed(tiny(name).hf, with_patterns=True)))
     assert set(info.parity) == {"logits", "pattern"}
     assert max(info.parity.values()) <= NETWORK
 
@@ -96,7 +96,7 @@ def test_a_model_with_a_changed_hook_point_fails_with_the_measured_error(
     tiny: ByName,
 ) -> None:
     model, name = model_of(spec)
-    reference = reference_of(tiny(name).hf)
+    reference = probed(tiny(name).hf, with_patterns=True)
     changed = layers_of(model)[1].point(point)
     message = rf"{name} fails parity: ({what}) off by [\d.na]"
     with hooks_attached([(changed, change)]), pytest.raises(UserError, match=message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,9 +17,6 @@ from nope_probe.hooks.layers.attention import Attention, relative_error, score_t
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.passes import attention_read, evaluated, logits_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +48,13 @@ _REASONS = {
 }
 
 
-def probe_logits(model: Any) -> Float[Tensor, "seq pos d_vocab"]:
-    """Return the logits of a plain model on the probe, without a trace in the model.
+def probed(model: Any, *, with_patterns: bool = False) -> Reference:
+    """Return the outputs of a plain model on the probe, without a trace in the model.
+
+    Args:
+        model: a model of transformers.
+        with_patterns: whether eager attention returns its weights too. It hands masks of its own
+            kind to a user's hooks.
 
     Raises:
         UserError: for a model that does not run on text alone, or whose outputs are NaN, naming a
@@ -62,38 +64,19 @@ def probe_logits(model: Any) -> Float[Tensor, "seq pos d_vocab"]:
     eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the pass
     size = f"{len(tokens)} sequences of {tokens.shape[1]} tokens"
     alone = reading(f"a {type(model).__name__} does not run on {size} of text alone")
+    options = {"output_attentions": True} if with_patterns else {}
     with alone, torch.no_grad(), evaluated(model), eager:
-        logits = model(input_ids=tokens, use_cache=False).logits.float()
+        outputs = model(input_ids=tokens, use_cache=False, **options)
+    logits = outputs.logits.float()
     if logits.isnan().any():
         validate_weights(model)
         raise UserError(
             f"the model's outputs are NaN in {str(model.dtype).removeprefix('torch.')}, with "
             "finite weights: load it in another dtype (dtype=torch.float32)"
         )
-    return logits
-
-
-def reference_of(
-    hf: PreTrainedModel,
-    logits: Float[Tensor, "seq pos d_vocab"] | None = None,
-    *,
-    with_patterns: bool = True,
-) -> Reference:
-    """Return plain transformers' outputs on the probe, before a bridge rewires the model.
-
-    Args:
-        hf: the model.
-        logits: of the model that it is a copy of; by default those of `hf`.
-        with_patterns: whether to run eager attention, which returns its weights. It hands masks of
-            its own kind to a user's hooks.
-    """
-    logits, attentions = probe_logits(hf) if logits is None else logits, None
-    if with_patterns:
-        tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
-        with torch.inference_mode(), evaluated(hf):
-            outputs = hf(tokens, output_attentions=True, use_cache=False)
-        attentions = getattr(outputs, "attentions", None)  # a state-space model has none
-    patterns = tuple(attention for attention in attentions or () if attention is not None)
+    # A state-space model has no attention weights.
+    attentions = (getattr(outputs, "attentions", None) if with_patterns else None) or ()
+    patterns = tuple(attention for attention in attentions if attention is not None)
     return Reference(logits=logits, patterns=patterns)
 
 

@@ -6,6 +6,7 @@ of a token of text are equal, so that their RoPE is RoPE.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -26,9 +27,8 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.parity import (
     Reference,
-    probe_logits,
     probe_tokens,
-    reference_of,
+    probed,
     validate_functions,
 )
 
@@ -101,11 +101,13 @@ def with_reference(
     whole = model if copied is None else copied
     config = text_config_of(whole.config)
     decoder = whole if config is whole.config else _within(whole, class_of(config), config)
-    decoder.set_attn_implementation("eager")
+    decoder.eval().set_attn_implementation("eager")
     validate_functions(model)
-    logits = probe_logits(model)
-    reference = reference_of(decoder.eval(), logits, with_patterns=is_eager)
-    return decoder if decoder is whole else _with_logits(decoder, logits), reference
+    reference = probed(model, with_patterns=is_eager and decoder is model)
+    if is_eager and decoder is not model:
+        patterns = probed(decoder, with_patterns=True).patterns
+        reference = replace(reference, patterns=patterns)
+    return decoder if decoder is whole else _with_logits(decoder, reference.logits), reference
 
 
 def _within(
