@@ -13,12 +13,15 @@ import json
 import os
 import platform
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from nope_probe.errors import UserError, validate_unicode
+import numpy as np
+
+from nope_probe.errors import UserError, kind_of, validate_unicode
 from nope_probe.files import (
     local_path,
     reading,
@@ -35,6 +38,7 @@ MIN_FOLDS = 4  # folds of the data that intervals need
 MOST_CHARACTERS = 10_000_000
 # Models are trained on this data set, so only its held-out slice is read.
 HELD_OUT = {"fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT")}
+_SAVED = ("state.json", "dataset_dict.json")  # in a folder of `save_to_disk`
 BYTE_ORDER_MARK = "\ufeff"
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heldout.jsonl"
 HELD_OUT_PERCENT = 13
@@ -202,9 +206,7 @@ def _json_rows(path: Path) -> Iterator[str]:
                 row = json.loads(line)
             if not isinstance(row, dict):
                 raise UserError(f"{where} is no valid jsonl file: it is no JSON object")
-            validate_text_column(where, row)
-            validate_text(where, row["text"])
-            yield row["text"]
+            yield text_of(where, row)
 
 
 def _column(path: Path) -> Iterator[str]:
@@ -238,7 +240,7 @@ def validate_text(source: str | Path, text: object) -> None:
         UserError: naming the source.
     """
     if not isinstance(text, str):
-        raise UserError(f"{source}: the column 'text' holds something else than text")
+        raise UserError(f"{source}: expected a text, got {kind_of(text)}")
     if "\0" in text:
         raise UserError(f"{source} is not text: it holds NUL bytes")
     validate_unicode(source, text)
@@ -247,6 +249,19 @@ def validate_text(source: str | Path, text: object) -> None:
             f"{source} holds a document of {len(text):,} characters, more than "
             f"{MOST_CHARACTERS:,}: split it into rows of a .jsonl or .parquet file"
         )
+
+
+def text_of(where: str, row: Any) -> str:
+    """Return a text, or the column `text` of a row.
+
+    Raises:
+        UserError: naming where it is, for a row without that column or what is no text.
+    """
+    if isinstance(row, Mapping):
+        validate_text_column(where, row)
+        row = row["text"]
+    validate_text(where, row)
+    return row
 
 
 def is_data_set(source: str) -> bool:
@@ -267,8 +282,6 @@ def stream_texts(source: str) -> Iterator[str]:
     Raises:
         UserError: for a data set that cannot be read or has no column of texts.
     """
-    from datasets import load_dataset
-
     held_out_only = source.lower() in HELD_OUT
     if held_out_only:
         name, config = HELD_OUT[source.lower()]
@@ -277,17 +290,69 @@ def stream_texts(source: str) -> Iterator[str]:
     else:
         name, _, config = source.partition(":")
     with _quiet(), reading(f"cannot read the data set {source}"):
-        if os.path.isdir(name):
-            validate_regular_files(Path(name))
-            validate_nesting(Path(name))
-        splits = load_dataset(name, config or None, streaming=True)
-        for number, row in enumerate(
-            splits["train" if "train" in splits else next(iter(splits))], 1
-        ):
-            validate_text_column(source, row)
-            validate_text(f"{source} (row {number})", row["text"])
-            if row["text"].strip() and (not held_out_only or is_held_out(row["text"])):
-                yield row["text"]
+        for number, row in enumerate(_split_of(_data_set(name, config)), 1):
+            text = text_of(f"{source} (row {number})", row)
+            if text.strip() and (not held_out_only or is_held_out(text)):
+                yield text
+
+
+def _data_set(name: str, config: str) -> Any:
+    """Open a data set, on the Hub or in a folder: its rows, or its splits.
+
+    A .txt file is a row, and all those of a folder are, also where a name looks like a split's.
+    """
+    from datasets import load_dataset_builder, load_from_disk
+    from datasets.packaged_modules.text.text import Text
+
+    folder = Path(name) if os.path.isdir(name) else None
+    if folder is not None:
+        validate_regular_files(folder)
+        validate_nesting(folder)
+        if any((folder / file).is_file() for file in _SAVED):
+            return load_from_disk(name)
+    builder = load_dataset_builder(name, config or None, data_files="**" if folder else None)
+    if not isinstance(builder, Text):
+        builder = load_dataset_builder(name) if folder else builder
+        return builder.as_streaming_dataset()
+    builder.config.sample_by = "document"
+    if folder is not None:
+        files = [file for of_split in builder.config.data_files.values() for file in of_split]
+        builder.config.data_files = {"train": [f for f in files if ".txt" in Path(f).name.lower()]}
+    return builder.as_streaming_dataset()
+
+
+def column_of(given: Any) -> Iterable[object]:
+    """Return the texts, or the rows with texts, in what Python holds.
+
+    Args:
+        given: a list, a pandas column, an array or rows; a table, whose column `text` is taken; a
+            data set, of whose splits `train` or the first is taken.
+
+    Raises:
+        UserError: for a table without that column, or what holds no texts.
+
+    Example:
+        >>> column_of({"id": [1, 2], "text": ["one", "two"]})
+        ['one', 'two']
+    """
+    given = _split_of(given)
+    if hasattr(given, "to_pylist"):  # pyarrow's
+        given = given.to_pylist()
+    columns = given if isinstance(given, Mapping) else getattr(given, "columns", None)
+    if columns is not None:
+        validate_text_column("the table", columns)
+        given = given["text"]
+    if isinstance(given, str | bytes) or not np.iterable(given):
+        raise UserError(f"expected a source of text or a list of texts, got {kind_of(given)}")
+    return given
+
+
+def _split_of(given: Any) -> Any:
+    """Return the split `train` of a data set, or its first; what has no splits, as it is."""
+    splits = [*given.values()] if isinstance(given, Mapping) else []
+    if not splits or not all(hasattr(split, "column_names") for split in splits):
+        return given
+    return given.get("train", splits[0])
 
 
 @contextmanager

@@ -9,7 +9,8 @@ a document. With packing, documents are joined end to end.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +22,7 @@ from jaxtyping import Float, Int, UInt8
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nope_probe.data.documents import prose_note, validate_packing
+from nope_probe.data.documents import column_of, prose_note, validate_packing
 from nope_probe.data.tokenizing import (
     TextReader,
     first_token,
@@ -127,7 +128,7 @@ class Sequences:
 
 
 def sequences(
-    source: str | Sequence[str] = "shipped",
+    source: str | Path | Iterable[object] = "shipped",
     *,
     tokenizer: PreTrainedTokenizerBase | None,
     d_vocab: int | None = None,
@@ -145,10 +146,12 @@ def sequences(
         source: `shipped` (held-out standard library text), `stdlib` (this Python's library),
             `random` (i.i.d. tokens), a .txt, .jsonl or .parquet file (with a `text` column),
             `fineweb-edu` (a held-out slice, streamed), another Hub data set or a folder of one; or
-            a list of texts, which are documents.
+            what holds texts, which are documents: a list, a pandas column, an array, or a table or
+            `datasets.Dataset` with a column `text`.
         tokenizer: the model's tokenizer; None if it has none.
         d_vocab: how many tokens the model has; `random` draws from them without a tokenizer.
-        n_seqs: how many sequences; by default 512, or as many as a list of texts gives.
+        n_seqs: how many sequences; by default 512, or as many as a list of texts gives. Texts
+            without a known number, such as a streamed data set, are read only as far as needed.
         seq_len: tokens in each, BOS included.
         seed: the seed of all random choices.
         shuffle: permute the tokens within each sequence (not BOS). This makes positions
@@ -172,22 +175,29 @@ def sequences(
         4
     """
     validate_types({"start": WindowStart}, {"start": start})
-    _validate_source(source, tokenizer, d_vocab)
+    if isinstance(source, Path):  # no name, but a path
+        source = os.path.join(".", source)
+    given = source if isinstance(source, str) else column_of(source)
+    name = given if isinstance(given, str) else "texts"
+    _validate_source(given, name, tokenizer, d_vocab)
     generator, first = torch.Generator().manual_seed(seed), first_token(tokenizer, bos)
-    begins, is_random = first is not None, source == "random"
-    length, name = seq_len - int(begins), source if isinstance(source, str) else "texts"
+    begins, is_random = first is not None, name == "random"
+    length, is_listed = (
+        seq_len - int(begins),
+        isinstance(given, Sized) and not isinstance(given, str),
+    )
     if pack:
         validate_packing(name, start)
     reader = None if tokenizer is None else TextReader(tokenizer, bos=begins)
-    ids = [] if reader is None or isinstance(source, str) else list(reader.tokens(source))
+    ids = list(reader.tokens(given)) if reader is not None and is_listed else []
     if n_seqs is None:
-        n_seqs = N_SEQS if isinstance(source, str) else _n_fitting(ids, length, start, pack)
+        n_seqs = _n_fitting(ids, length, start, pack) if is_listed else N_SEQS
     if n_seqs < 1 or length < 2:
         raise UserError(f"expected at least 1 sequence of 3 tokens, got {n_seqs} of {seq_len}")
     if reader is None or is_random:
         windows = random_windows(ordinary_tokens(tokenizer, d_vocab), n_seqs, length, generator)
     else:
-        ids = ids or read_documents(name, reader, n_seqs, length, pack)
+        ids = ids or read_documents(given, reader, n_seqs, length, pack)
         separator = separator_of(reader.tokenizer) if pack else None
         windows = windows_of(ids, n_seqs, length, start, separator, generator)
     tokens = windows.tokens
@@ -207,12 +217,15 @@ def sequences(
 
 
 def _validate_source(
-    source: str | Sequence[str], tokenizer: PreTrainedTokenizerBase | None, d_vocab: int | None
+    given: str | Iterable[object],
+    name: str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    d_vocab: int | None,
 ) -> None:
     """Check that there is a source, and without a tokenizer that it is random tokens."""
-    if not source:
+    if isinstance(given, Sized) and len(given) == 0:
         raise UserError("expected a source of text or a list of texts, got nothing")
-    if tokenizer is None and (source != "random" or d_vocab is None):
+    if tokenizer is None and (name != "random" or d_vocab is None):
         raise UserError(
             "a model without tokenizer takes no text: use --data random or --tokens FILE (in "
             "Python, sequences('random', d_vocab=...), tokens, or load(model, tokenizer)); for a "

@@ -12,7 +12,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from nope_probe.data.documents import BYTE_ORDER_MARK, documents, is_data_set, stream_texts
+from nope_probe.data.documents import (
+    BYTE_ORDER_MARK,
+    documents,
+    is_data_set,
+    stream_texts,
+    text_of,
+)
 from nope_probe.errors import UserError, validate_unicode
 from nope_probe.files import reading
 
@@ -61,16 +67,18 @@ class TextReader:
     n_special: int = 0
     special: set[int] = field(default_factory=set)
 
-    def tokens(self, texts: Iterable[str]) -> Iterator[list[int]]:
+    def tokens(self, texts: Iterable[object]) -> Iterator[list[int]]:
         """Yield the tokens of each text, a batch at a time: tokenizers keep much besides ids.
 
+        Args:
+            texts: texts, or rows with a column `text`.
+
         Raises:
-            UserError: for a text that the tokenizer cannot encode.
+            UserError: for what is no text, or a text that the tokenizer cannot encode.
         """
         remaining, tokenizer = iter(texts), self.tokenizer
-        while batch := list(islice(remaining, _BATCH)):
-            for number, text in enumerate(batch, self.n_texts):
-                validate_unicode(f"texts[{number}]", text)
+        while rows := list(islice(remaining, _BATCH)):
+            batch = [text_of(f"texts[{n}]", row) for n, row in enumerate(rows, self.n_texts)]
             self.n_texts += len(batch)
             self.n_marks += sum(text.startswith(BYTE_ORDER_MARK) for text in batch)
             batch = [text.removeprefix(BYTE_ORDER_MARK) for text in batch]
@@ -120,30 +128,40 @@ class TextReader:
 
 
 def read_documents(
-    source: str, reader: TextReader, n_seqs: int, length: int, is_packed: bool
+    source: str | Iterable[object], reader: TextReader, n_seqs: int, length: int, is_packed: bool
 ) -> list[list[int]]:
     """Return the tokens of a source's documents; of a data set, only the part that is needed.
 
     That part is the first n_seqs documents of `length` tokens or more; if documents are packed, the
-    first documents with tokens for all sequences, separators included, or all that there are.
+    first documents with tokens for all sequences, separators included. Where there are fewer, it is
+    all of these documents that there are.
+
+    Args:
+        source: a text source, or texts without a known number, which are read as a data set is.
+        reader: of the model's tokenizer.
+        n_seqs: how many sequences are wanted.
+        length: tokens in each.
+        is_packed: whether documents are packed.
 
     Raises:
-        UserError: for too few documents (naming their number), or a source that cannot be read.
+        UserError: for a source that cannot be read, or has no document that is long enough.
     """
-    if not is_data_set(source):
+    if isinstance(source, str) and not is_data_set(source):
         return list(reader.tokens(documents(source)))
+    texts = stream_texts(source) if isinstance(source, str) else source
     kept, n_read, missing = list[list[int]](), 0, n_seqs * length if is_packed else n_seqs
-    for document in reader.tokens(islice(stream_texts(source), MOST_DOCUMENTS)):
+    for document in reader.tokens(islice(texts, MOST_DOCUMENTS)):
         n_read += 1
         if is_packed or len(document) >= length:
             kept.append(document)
             missing -= len(document) + 1 if is_packed else 1
         if missing <= 0:
             break
-    if missing > 0 and not is_packed:
+    if not kept:
+        named = source if isinstance(source, str) else "the texts"
         raise UserError(
-            f"{len(kept)} of the {n_read} documents read from {source} have {length} tokens or "
-            f"more, {n_seqs} were asked for; lower --n-seqs or --seq-len"
+            f"none of the {n_read} documents read from {named} has {length} tokens or more; lower "
+            "--seq-len"
         )
     return kept
 

@@ -62,7 +62,7 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], str]] = {
     "a row cut short": ("a.jsonl", ROW + '{"text": "a', "(line 2) is no valid jsonl file: "),
     "a deep row": ("a.jsonl", f'{ROW}{{"text": {DEEP}', "(line 2) is no valid jsonl file: "),
     "another column": ("a.jsonl", '{"\\u001b": "a"}', r"(line 1) has no column 'text'; its c"),
-    "a null": ("a.jsonl", ROW + '{"text": null}', "column 'text' holds something else than text"),
+    "a null": ("a.jsonl", ROW + '{"text": null}', "(line 2): expected a text, got None"),
     "no table": ("a.parquet", "PAR1 and no more", "cannot read "),
     "a corrupt table": ("a.parquet", corrupt, "cannot read "),
 }

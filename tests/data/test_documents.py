@@ -1,14 +1,19 @@
 """Texts are read from files of every kind, and data sets no further than is needed."""
 
+import gzip
+from itertools import count
 from pathlib import Path
 from shutil import copytree
 from sysconfig import get_path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from datasets import Dataset, DatasetDict, IterableDatasetDict
 from support.tiny_models import tokenizer
 
 import nope_probe.data.documents as data_sets
@@ -17,10 +22,12 @@ from nope_probe.data.documents import (
     documents,
     is_data_set,
     is_held_out,
+    read_text,
     split,
     stdlib_documents,
     stream_texts,
 )
+from nope_probe.data.sequences import sequences
 from nope_probe.data.tokenizing import TextReader, read_documents
 from nope_probe.errors import UserError
 
@@ -129,9 +136,106 @@ def test_of_a_data_set_that_is_packed_the_first_documents_are_read_that_fill_the
 def test_too_few_long_documents_are_counted(folder: Path) -> None:
     n_long = sum(len(PLAIN(text, add_special_tokens=False)["input_ids"]) >= 60 for text in TEXTS)
     assert 0 < n_long < 211
-    message = rf"{n_long} of the 211 documents read from .* have 60 tokens or more, 211 were asked"
-    with pytest.raises(UserError, match=message):
-        read_documents(str(folder), TextReader(PLAIN), 211, 60, is_packed=False)
+    options: Any = {"tokenizer": PLAIN, "bos": "never", "n_seqs": 2 * len(TEXTS)}
+    with pytest.raises(UserError, match=rf"{n_long} documents of 60 tokens or more give \d+ seq"):
+        sequences(str(folder), seq_len=60, **options)
+    with pytest.raises(UserError, match=r"none of the 211 documents read from .* has 997 tokens"):
+        sequences(str(folder), seq_len=997, **options)
+
+
+def test_a_folder_of_text_files_is_as_many_documents_as_files(tmp_path: Path) -> None:
+    """Whatever a file is called: `datasets` would take a split for `test`, and a row for a line."""
+    names = ("a.txt", "test.txt", "train-b.TXT", "within/c.txt")
+    (tmp_path / "within").mkdir()
+    for number, name in enumerate(names):
+        (tmp_path / name).write_text(f"{number}\nthe quick\n\nbrown fox\n" * (5 + number))
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "LICENSE").write_text("no text of the data set")
+    with gzip.open(tmp_path / "d.txt.gz", "wt") as file:
+        file.write("4\njumps over\n" * 5)
+    expected = [read_text(tmp_path / name) for name in names] + ["4\njumps over\n" * 5]
+    assert sorted(stream_texts(str(tmp_path))) == expected
+    cut = sequences(tmp_path, tokenizer=PLAIN, n_seqs=23, seq_len=7)
+    listed = sequences(expected, tokenizer=PLAIN, n_seqs=23, seq_len=7)
+    assert cut.n_documents == listed.n_documents == 5
+
+
+@pytest.mark.parametrize("splits", [("train",), ("books", "train"), ("books", "code"), ()])
+def test_a_saved_data_set_is_read(splits: tuple[str, ...], tmp_path: Path) -> None:
+    others, texts = (Dataset.from_dict({"text": rows}) for rows in (["another"], TEXTS))
+    read = "train" if "train" in splits else "books"
+    named = DatasetDict({split: texts if split == read else others for split in splits})
+    (named if splits else texts).save_to_disk(tmp_path / "saved")
+    assert list(stream_texts(str(tmp_path / "saved"))) == TEXTS
+
+
+DATA_SET = Dataset.from_dict({"id": range(len(TEXTS)), "text": TEXTS})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        tuple(TEXTS),
+        pd.Series(TEXTS, index=range(3, 214)),
+        pd.Series(TEXTS).astype("category"),
+        pd.DataFrame({"id": 1, "text": TEXTS}),
+        np.array(TEXTS),
+        np.array(TEXTS, dtype=object),
+        pa.table({"text": TEXTS}),
+        {"id": range(211), "text": TEXTS},
+        [{"text": text} for text in TEXTS],
+        DATA_SET,
+        DATA_SET["text"],
+        DatasetDict(other=DATA_SET.select([5]), train=DATA_SET),
+        DATA_SET.to_iterable_dataset(),
+        IterableDatasetDict(train=DATA_SET.to_iterable_dataset()),
+        iter(TEXTS),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_texts_are_read_from_whatever_holds_them(given: Any) -> None:
+    expected = sequences(TEXTS, tokenizer=PLAIN, n_seqs=211, seq_len=7)
+    found = sequences(given, tokenizer=PLAIN, n_seqs=211, seq_len=7)
+    assert torch.equal(found.inputs, expected.inputs)
+    assert found.n_documents == expected.n_documents
+
+
+def test_of_texts_without_a_known_number_only_the_part_that_is_needed_is_read() -> None:
+    endless = (f"{number} the quick brown fox" for number in count())
+    assert len(sequences(endless, tokenizer=PLAIN, seq_len=7)) == 512
+    assert int(next(endless).split()[0]) == 512
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            [{"role": "user", "content": "a"}],
+            r"texts\[0\] has no column 'text'; its .*: role, cont",
+        ),
+        (
+            {"role": "user", "content": "a"},
+            "the table has no column 'text'; its columns: role, con",
+        ),
+        ({}, "the table has no column 'text'; its columns: none"),
+        (pd.DataFrame({"story": TEXTS}), "the table has no column 'text'; its columns: story"),
+        ([*TEXTS, None], r"texts\[211\]: expected a text, got None"),
+        (pd.Series(["a", float("nan")]), r"texts\[1\]: expected a text, got float"),
+        ([[1, 2]], r"texts\[0\]: expected a text, got list"),
+        (np.array([TEXTS]), r"texts\[0\]: expected a text, got ndarray \[211\]"),
+        (np.array("one"), r"a list of texts, got ndarray \[\]"),
+        ({"text": "one"}, "a list of texts, got str"),
+        (b"one", "a list of texts, got bytes"),
+        (3, "a list of texts, got int"),
+        (None, "a list of texts, got None"),
+        (pd.Series([], dtype=str), "a list of texts, got nothing"),
+        (["a\0b"], r"texts\[0\] is not text: it holds NUL bytes"),
+    ],
+)
+def test_what_holds_no_texts_is_refused_in_one_line(given: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        sequences(given, tokenizer=PLAIN, n_seqs=3, seq_len=7)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +258,7 @@ def test_data_sets_are_distinguished_from_files(source: str, is_set: bool) -> No
     ("content", "message"),
     [
         ('{"words": "a"}\n', "has no column 'text'; its columns: words"),
-        ('{"text": 3}\n', "the column 'text' holds something else than text"),
+        ('{"text": 3}\n', r"\(row 1\): expected a text, got int"),
         ('{"text": ', "cannot read the data set"),
     ],
 )
