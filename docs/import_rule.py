@@ -20,7 +20,7 @@ RULE: dict[str, tuple[str, ...]] = {
     "cli": ("run",),
     "studies": ("run", "reports", "models", "data", "figures", "analyses", "hooks", "maps"),
     "reports": ("run", "figures"),
-    "run": ("models", "data", "hooks", "maps"),
+    "run": ("models", "data", "analyses", "hooks", "maps"),
     "models": ("hooks",),
     "data": ("hooks",),
     "figures": ("maps",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from html import escape
 
@@ -45,12 +45,6 @@ CONSTANT = {  # weights that are replaced by their mean
     "w_k": "with constant keys (W_K)",
     "w_q+w_k": "with both constant",
     "w_o": "attention writes a constant (W_O)",
-}
-VARYING = {  # what such a weight no longer gives
-    "w_q": "queries that vary (W_Q)",
-    "w_k": "keys that vary (W_K)",
-    "w_v": "values that vary (W_V)",
-    "w_o": "attention that writes what varies (W_O)",
 }
 _SIGNS = {INTERACTION: " × ", UNION: " + "}
 _WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
@@ -125,21 +119,6 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT, among: Collection[
         return "without both"
     # As a row, the name of the removal; in sentences, what it is.
     return f"without {(words if removed == WRITTEN.name else phrase)(removed)}"
-
-
-def varying_name(row: Mapping[str, str]) -> str:
-    """Return what a row's removal takes away, as a sentence names it.
-
-    Example:
-        >>> varying_name({"removed": "w_k", "replacement": "mean"})
-        'keys that vary (W_K)'
-        >>> varying_name({"removed": "w_k", "replacement": "zero"})
-        'W_K as trained'
-    """
-    removed, by = row["removed"], row["replacement"]
-    if by == "mean" and removed in VARYING:
-        return VARYING[removed]
-    return f"{phrase(removed)}{' as trained' * (by != NO_REPLACEMENT)}"
 
 
 def colour(name: str) -> str:

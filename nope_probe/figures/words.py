@@ -121,7 +121,7 @@ class View:
 
 
 QUESTIONS = {"lead": "first key's lead", "kept": "order of other keys"}
-NUMBERS = {**QUESTIONS, "non_relative": "not a function of distance"}  # a layer's three numbers
+NUMBERS = {**QUESTIONS, "non_relative": "not by distance"}  # a layer's three numbers
 MEASURES = {
     "lead": Column(
         "lead of the first key",
@@ -155,7 +155,7 @@ MEASURES = {
         blank=NO_PATTERN,
     ),
     "non_relative": Column(
-        "not a function of distance",
+        "not by distance",
         "RMS of the part of the positional pattern that does not depend on distance alone.",
         "nats",
         noise=WITHIN,

@@ -43,12 +43,14 @@ class Headline:
         table: its numbers as text, at most 8 rows; the first column names the rows.
         caption: how to read the table, at most 40 words.
         also: a second result, as a sentence.
+        then: a second result.
     """
 
     sentence: str
     table: pd.DataFrame | None = None
     caption: str = ""
     also: str = ""
+    then: Headline | None = None
 
     def html(self) -> str:
         """Return the headline as HTML, a table without rows left out."""
@@ -56,7 +58,8 @@ class Headline:
             f"<p>{escape(text)}</p>" if text else ""
             for text in (self.sentence, self.caption, self.also)
         )
-        return f"{sentence}{_headline_table(self.table)}{caption}{also}"
+        then = "" if self.then is None else self.then.html()
+        return f"{sentence}{_headline_table(self.table)}{caption}{also}{then}"
 
 
 def _headline_table(table: pd.DataFrame | None) -> str:

@@ -21,6 +21,7 @@ import pandas as pd
 from jaxtyping import Int
 from safetensors.numpy import load_file, save_file
 
+from nope_probe.analyses.verdicts import answer_table, answers
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, file_checksum, json_checksum, local_path, read_json
 from nope_probe.run.manifest import FileRecord, Manifest, not_as_written, read_manifest
@@ -105,6 +106,19 @@ class Run:
         contents = pd.DataFrame(rows, columns=["what", "size", "holds"])
         asked = f"<p><code>{escape(self.manifest.command)}</code></p>"
         return asked + self.headline + contents.to_html(index=False, border=0)
+
+    @property
+    def answer(self) -> pd.DataFrame:
+        """What makes and what carries each number; see `answer_table`.
+
+        Raises:
+            UserError: for a run that removes no sources.
+        """
+        results = self.manifest.results
+        if "positional_sources" not in results or "over_layers" not in self.tables:
+            raise UserError("only a run of ablate that removes the sources has an answer")
+        sources = results["positional_sources"]
+        return answer_table(answers(self.tables["pattern"], results["conditions"], sources))
 
     @property
     def maps(self) -> Mapping[str, np.ndarray]:

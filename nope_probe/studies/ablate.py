@@ -1,7 +1,7 @@
 """The `ablate` command: its flags, its numbers, and how a run is shown.
 
-The sentence and the first table are of the shown layer, or of the mean over all layers; figures and
-tables are of all layers. A run of `--remove none` shows the intact model: its maps and its heads.
+The verdict counts layers, each number stands at the layer where it is largest; figures and tables
+are of all layers. A run of `--remove none` shows the intact model: its maps and its heads.
 """
 
 from __future__ import annotations
@@ -204,7 +204,6 @@ def removal_sections(run: Run) -> Iterator[Section]:
 
     tables, results = run.tables, run.manifest.results
     sources, conditions = results["positional_sources"], results["conditions"]
-    yield page.maker_section(run)
     if "head_pattern" in tables:
         yield page.head_section(tables["head_pattern"], COLUMNS)
     controls = [name for name in tables["pattern"]["removed"].unique() if name not in conditions]
@@ -217,5 +216,6 @@ def removal_sections(run: Run) -> Iterator[Section]:
     three_numbers, *folded = sections([*views, BY_DISTANCE], tables, COLUMNS)
     yield three_numbers
     yield replace(page.pattern_section(run), columns=COLUMNS)
-    for section in (page.condition_section(run), *folded, page.score_section(run)):
+    makers, without = page.maker_section(run), page.condition_section(run)
+    for section in (without, makers, *folded, page.score_section(run)):
         yield replace(section, folded=True)

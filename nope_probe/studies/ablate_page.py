@@ -1,8 +1,8 @@
-"""The page of `ablate`: its sentence and first table, its sections, maps and heads."""
+"""The page of `ablate`: its verdict and values, its sections, maps and heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -13,11 +13,19 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.analyses.verdicts import mostly_lost
+from nope_probe.analyses.verdicts import (
+    THIRD,
+    Answer,
+    Maker,
+    answers,
+    is_carrier,
+    maker_of,
+    values_by_layer,
+)
 from nope_probe.figures.attention import head_values
 from nope_probe.figures.intervals import excludes_zero, interval_of
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.names import phrase, row_name, short, varying_name
+from nope_probe.figures.names import row_name, short, words
 from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.words import (
     MEASURES,
@@ -25,11 +33,10 @@ from nope_probe.figures.words import (
     NUMBERS,
     WITHIN,
     Columns,
-    capitalised,
     listed,
     with_readers,
 )
-from nope_probe.removal import INTACT, NO_REPLACEMENT, SOURCES, WRITTEN, Condition
+from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
 from nope_probe.run.folder import Run
@@ -44,12 +51,25 @@ from nope_probe.studies.tidy import (
 )
 
 SHOWN = ("lead", "amplitude", "locality")
-WHAT = {
-    "kept": "the order of the keys",
-    "lead": "the first key's lead over the others",
-    "non_relative": "what is not a function of distance",
-}
-SHORT = WHAT | {"kept": "the order", "lead": "the lead"}
+COST = "cost"
+ROW = ["removed", "replacement"]
+RULE = (
+    "Made by: without it, less than half is left; each needed: without any of several; either: "
+    "only without all of several. No source: half or more is left without all sources. A source "
+    "breaks the symmetry between positions: mask, window, position encoding. In brackets: layers, "
+    "of those in which the number exceeds its noise. Carried by: in most of them less than half is "
+    "left without written position (what blocks write), or where a weight gives a constant."
+)
+PLACED = "Nats of attention score; each number stands at the layer where it is largest."
+MEANS = "Nats of attention score, means over layers."
+VALUES = (
+    " Order: how much of the intact order is there, above the intact value if amplified, below 0 "
+    "if reversed. Not by distance: what a fit by distance leaves of the pattern."
+)
+COST_RULE = (
+    " Cost: the rise of the loss from {loss:.2f} nats a token; empty where the next token is in "
+    "sight."
+)
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 PATTERN = (
     "Mean scores less each row's mean over the keys before the query: softmax sees nothing else. "
@@ -69,168 +89,122 @@ def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def headline(run: Run) -> Headline:
-    """Return the numbers of the shown layer, or the means over all, in every condition."""
-    answer = Answer(run)
-    if answer.place:
-        table, caption = answer.table(), answer.definitions()
-        return Headline(sentence=answer.sentence(), table=table, caption=caption)
-    result = no_pattern(run)
-    if 2 * answer.numbers.get("lead", 0) > answer.n_layers:
-        sentence = f"{result.sentence} {capitalised(answer.makers_of('lead'))}."
-        result = replace(result, sentence=sentence)
-    return result
+    """Return what makes and carries each number, and its values in every condition."""
+    found, means = answers_of(run), intact_rows(run.tables["over_layers"])
+    cost = [COST_RULE.format(loss=loss) for loss in means.get("loss", ())]
+    caption = "".join([MEANS if shows_means(run) else PLACED, VALUES, *cost])
+    then = Headline(sentence="", table=value_table(run), caption=caption)
+    if not found["kept"].n_layers:
+        then = replace(no_pattern(run), then=then)
+    table = verdict_table(found, [Condition.parse(name) for name in run.manifest.removed or ()])
+    return Headline(sentence="", table=table, caption=RULE, then=then)
 
 
-class Answer:
-    """Who makes each of the three numbers, and their values in every condition.
+def answers_of(run: Run) -> dict[str, Answer]:
+    """Return the answer for each number; see `Run.answer`."""
+    results = run.manifest.results
+    return answers(run.tables["pattern"], results["conditions"], results["positional_sources"])
 
-    A source makes a number in a layer where the number exceeds its noise and, without the source,
-    less than half of it is left (`mostly_lost`). Sentences name what does so in most layers. The
-    values are of the shown layer, or over all layers of a run of `--layers all`.
+
+def verdict_table(found: Mapping[str, Answer], removed: Sequence[Condition]) -> pd.DataFrame:
+    """Return what makes and what carries each number, as text.
 
     Args:
-        run: with `pattern`, and `over_layers`, whose rows count layers.
-
-    Attributes:
-        place: of which layer the values are, such as `L3`, or `30 layers`; empty where no layer has
-            a pattern that exceeds the noise.
-        rows: a row per condition and replacement, the intact model first: `removed`,
-            `replacement`, the three numbers with their bounds, and `loss` and `cost` where the
-            model was run to its end (nats).
-        counts: the rows that count layers, by what is removed; of several replacements of a weight,
-            the first counts.
+        found: the answer for each number.
+        removed: what the run removes besides the sources.
     """
-
-    def __init__(self, run: Run) -> None:
-        self.manifest, pattern = run.manifest, run.tables["pattern"]
-        means = run.tables["over_layers"]
-        layer = shown_layer(intact_rows(pattern), self.manifest.fold_sizes)
-        self.n_layers, self.place = len(self.manifest.layers), "" if layer is None else f"L{layer}"
-        self.rows: list[dict[Any, Any]] = means.to_dict("records")
-        first: list[dict[Any, Any]] = means.drop_duplicates("removed").to_dict("records")
-        self.counts = {str(row["removed"]): row for row in first}
-        if self.place and self.manifest.settings.get("layers") == "all" and self.n_layers > 1:
-            self.place = f"{self.n_layers} layers"
-        elif self.place:
-            costs = means.filter(regex="^(removed|replacement|(loss|cost)(_low|_high)?)$")
-            self.rows = pattern[pattern["layer"] == layer].merge(costs).to_dict("records")
-
-    def sentence(self) -> str:
-        """Return who makes each number, which weights it goes through, and what removal costs."""
-        said = [*map(self.makers_of, self.numbers), *self.ways(), *self.costs()]
-        return " ".join(f"{capitalised(of)}." for of in said)
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """In how many layers each of the three numbers exceeds its noise, if any has it."""
-        known = {name: self.counts[INTACT.name].get(f"{name}_layers", nan) for name in WHAT}
-        return {name: int(n) for name, n in known.items() if n == n}
-
-    def makers_of(self, name: str) -> str:
-        """Return the clause of what makes a number in most layers, or in how many."""
-        n, what = self.numbers[name], WHAT[name]
-        if not n:
-            return f"{what} exceeds its noise in no layer"
-        sources = [source for source in SOURCES if source in self.counts]
-        lost = {phrase(x): int(self.counts[x][f"{name}_below_half"]) for x in sources}
-        makers = {source: k for source, k in lost.items() if 2 * k > n}
-        of = f"{n} layer{'s' * (n > 1)}{' where it exceeds its noise' * (n < self.n_layers)}"
-        counts = [f"{k}" for k in (makers or lost).values()]
-        counts[0] += f" of {of}"
-        named = [f"{who} ({k})" for who, k in zip(makers or lost, counts, strict=True)]
-        if not makers:
-            return f"no source alone makes {what} in most layers: {listed(named)}"
-        if len(makers) > 1:
-            return f"{what} needs {listed(named)}"
-        return f"{''.join(makers)} makes {what} ({counts[0]})"
-
-    def ways(self) -> Iterator[str]:
-        """Yield the clauses of what else numbers need in most layers: weights, written position."""
-        rows, groups = dict[str, dict[Any, Any]](), dict[str, list[str]]()
-        for removed, row in self.counts.items():
-            if removed not in SOURCES and len(Condition.parse(removed)) == 1:
-                rows[varying_name(row)] = row
-        spared = [*rows]
-        for name, n in self.numbers.items():
-            needed = [x for x, row in rows.items() if n and 2 * row[f"{name}_below_half"] > n]
-            spared = [x for x in spared if x not in needed]
-            if needed:
-                groups.setdefault(listed(needed), []).append(SHORT[name])
-        for way, of in groups.items():
-            yield f"{listed(of)} {'goes' if len(of) == 1 else 'go'} through {way}"
-        if spared:
-            yield f"none of them goes through {' or '.join(spared)} in most layers"
-
-    def costs(self) -> Iterator[str]:
-        """Yield the clause of what text costs without each source and written position."""
-        removed = [name for name in (*SOURCES, WRITTEN.name) if name in self.counts]
-        costs = {name: self.counts[name].get("cost", nan) for name in removed}
-        said = [f"{cost:z.2f} without {phrase(x)}" for x, cost in costs.items() if cost == cost]
-        if said:
-            yield f"text costs more, in nats a token: {listed(said)}"
-
-    def table(self) -> pd.DataFrame:
-        """Return the values of every condition, nats, with half the width of their intervals."""
-        is_layer, removed = "layer" in self.rows[0], [row["removed"] for row in self.rows]
-        of = f"{self.place} (largest lead and order)" if is_layer else f"mean of {self.place}"
-        names = [row_name(row["removed"], row["replacement"], removed) for row in self.rows]
-        cells = {f"{of}\nat {self.manifest.seq_len:,} tokens, nats ±95%": names}
-        for name, title in (NUMBERS | {"cost": "cost"}).items():
-            if any(row.get(name, nan) == row.get(name, 0) for row in self.rows):
-                texts = [half_width_text(row, name) for row in self.rows]
-                cells["\n".join(wrap(title, 12))] = texts
-        return pd.DataFrame(cells)
-
-    def definitions(self) -> str:
-        """Return what the numbers of the table are, a clause each."""
-        said = (
-            "Order: how much of the intact order is there; above the intact value it is amplified, "
-            "below 0 reversed. Not a function of distance: what a fit by distance leaves."
+    rows, none = [], "none of the weights" if any(of.weights for of in removed) else "none"
+    for number, answer in found.items():
+        n, below = answer.n_layers, answer.n_below_zero
+        trails = number == "lead" and below >= THIRD * n > 0
+        makers = [f"{maker_text(x, number)} ({k} of {n})" for x, k in answer.main.items()]
+        carriers = [words(name) for name in answer.carriers] or [none]
+        rows.append(
+            {
+                "": NUMBERS[number] + f"\n(trails in {below} of {n})" * trails,
+                "made by": "\n".join(makers) or WITHIN,
+                "carried by": ", ".join(carriers) if makers else "",
+            }
         )
-        loss = self.rows[0].get("loss", nan)
-        cost = f" Cost: the rise of the loss from {loss:.2f}, empty with the next token in sight."
-        return said + cost * (loss == loss)
+    table = pd.DataFrame(rows)
+    return table if any(map(is_carrier, removed)) else table.drop(columns="carried by")
+
+
+def maker_text(maker: Maker, number: str) -> str:
+    """Return what makes a number, in words.
+
+    Example:
+        >>> maker_text(Maker(way="each needed", sources=("mask", "rope")), "non_relative")
+        'mask and RoPE, each needed'
+        >>> maker_text(Maker(way="no source"), "lead")
+        'the first token, no source'
+    """
+    if not maker.sources:
+        return f"{'the first token, ' * (number == 'lead' and maker.way != WITHIN)}{maker.way}"
+    joined = listed([short(name) for name in maker.sources])
+    return joined if maker.way == "alone" else f"{joined}, {maker.way}"
+
+
+def value_table(run: Run) -> pd.DataFrame:
+    """Return the three numbers in every condition, each in the layer where it is largest, nats.
+
+    A run of `--layers all` has their means over layers. The last column is the cost.
+    """
+    pattern, means = run.tables["pattern"], run.tables["over_layers"]
+    removed, are_means = means["removed"].tolist(), shows_means(run)
+    names = [
+        row_name(name, by, removed) for name, by in zip(removed, means["replacement"], strict=True)
+    ]
+    of_layers = f"mean of {len(run.manifest.layers)} layers,\n" * are_means
+    cells = {f"{of_layers}nats ±95%": names}
+    for number, title in (NUMBERS | {COST: COST}).items():
+        rows, place = means, ""
+        if not are_means and number != COST:
+            layer = largest_layer(intact_rows(pattern), number)
+            of_layer = pattern[pattern["layer"] == layer]
+            rows, place = means[ROW].merge(of_layer, on=ROW), f" (L{layer})"
+        if number in rows and rows[number].notna().any():
+            texts = [half_width_text(row, number) for row in rows.to_dict("records")]
+            cells["\n".join(wrap(title + place, 13))] = texts
+    return pd.DataFrame(cells)
+
+
+def shows_means(run: Run) -> bool:
+    """Return whether the first table has means over layers."""
+    return run.manifest.settings.get("layers") == "all" and len(run.manifest.layers) > 1
+
+
+def largest_layer(intact: pd.DataFrame, number: str) -> int | None:
+    """Return the layer in which a number is largest, of those in which it exceeds its noise.
+
+    Args:
+        intact: the intact model's rows.
+        number: its column.
+
+    Returns:
+        None if no layer has the number.
+    """
+    rows = intact[excludes_zero(intact, number)]
+    rows = (intact if rows.empty else rows).dropna(subset=[number])
+    return None if rows.empty else int(rows["layer"].iloc[rows[number].abs().argmax()])
 
 
 def maker_section(run: Run) -> Section:
-    """Return the section of which sources make each number in each layer."""
+    """Return the section of what makes each number in each layer."""
+    results, columns = run.manifest.results, dict[str, list[str]]()
+    for number in answers_of(run):
+        of_layers = values_by_layer(run.tables["pattern"], number, results["conditions"])
+        makers = [maker_of(values, results["positional_sources"]) for values in of_layers.values()]
+        columns["layer"] = [f"L{layer}" for layer in of_layers]
+        columns[NUMBERS[number]] = [maker_text(maker, number) for maker in makers]
     return Section(
-        title="Who makes what in each layer",
-        caption="A source makes a number above its noise if less than half is left without the "
-        "source. Numbers are in nats.",
-        table=pd.DataFrame(
-            {"layer": f"L{layer}"}
-            | {title: makers_text(rows.to_dict("records"), name) for name, title in NUMBERS.items()}
-            for layer, rows in run.tables["pattern"].groupby("layer")
-        ),
+        title="What makes each number in each layer",
+        caption="The rule is that of the first table.",
+        table=pd.DataFrame(columns),
     )
 
 
-def makers_text(rows: Sequence[Mapping[Any, Any]], name: str) -> str:
-    """Return which sources make a number of a layer, its value, and its value without each source.
-
-    Args:
-        rows: the layer's rows of `pattern.csv`, the intact model's first.
-        name: the number.
-
-    Example:
-        >>> of = [("intact", 1.0), ("mask", 0.9), ("rope", 0.1)]
-        >>> rows = [{"removed": x, "kept": v, "kept_low": v, "kept_high": v} for x, v in of]
-        >>> makers_text(rows, "kept")
-        'RoPE: 1.00; 0.90 without mask, 0.10 without RoPE'
-    """
-    intact, *others = rows
-    sources = {row["removed"]: row for row in others if row["removed"] in SOURCES}
-    whole = interval_of(intact, name)
-    lost = {source: mostly_lost(whole, interval_of(row, name)) for source, row in sources.items()}
-    if None in lost.values():
-        return WITHIN
-    makers = [short(source) for source, is_lost in lost.items() if is_lost]
-    left = ", ".join(f"{row[name]:z.2f} without {short(source)}" for source, row in sources.items())
-    return f"{listed(makers) if makers else 'no source alone'}: {intact[name]:z.2f}; {left}"
-
-
-def half_width_text(row: Mapping[str, Any], name: str) -> str:
+def half_width_text(row: Mapping[Any, Any], name: str) -> str:
     """Return a number of a row with half the width of its interval, as text.
 
     Example:
@@ -291,7 +265,7 @@ def no_pattern(run: Run) -> Headline:
     manifest, heads = run.manifest, run.tables.get("head_pattern")
     sentence = (
         f"{manifest.model_name} shows no positional pattern in its mean over heads that exceeds "
-        f"the noise{', so no source makes one' * ('over_layers' in run.tables)}."
+        "the noise."
     )
     if heads is None:
         return Headline(sentence=f"{sentence} Single heads may have one: --per-head shows them.")

@@ -119,26 +119,34 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
 
 def print_headline(console: Console, headline: Headline) -> None:
     """Print a result: its sentence, its table, how to read it, and a second result."""
-    console.print(headline.sentence, end="\n\n")
+    console.print(headline.sentence, end="\n\n" if headline.sentence else "")
     if headline.table is not None and len(headline.table):
         print_table(console, headline.table)
     if headline.caption:
         console.print(headline.caption, style="dim")
     if headline.also:
         console.print(f"\n{headline.also}")
+    if headline.then is not None:
+        print_headline(console, headline.then)
 
 
 def print_table(console: Console, texts: pd.DataFrame) -> None:
-    """Print a table of text, whose first column names the rows and is wrapped where need be."""
-    cells = ["\n".join([str(name), *map(str, texts[name])]) for name in texts]
-    narrowest = [cells[0].split(), *(column.split("\n") for column in cells[1:])]
+    """Print a table of text; the names of rows and a last column of words wrap where need be."""
+    cells = {name: "\n".join([str(name), *map(str, texts[name])]) for name in texts}
+    first, *others = texts
+    numeric = {name for name in others if all(map(is_number, texts[name]))}
+    wrapped = {first} | ({others[-1]} - numeric if others else set())
+    narrowest = [of.split() if name in wrapped else of.split("\n") for name, of in cells.items()]
     if sum(2 + max(map(len, column)) for column in narrowest) - 2 > WIDTH:
         console.print(in_parts(texts), end="\n\n", soft_wrap=True)
         return
     table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
-    for place, heading in enumerate(texts):
-        numeric = place > 0 and texts[heading].map(is_number).all()
-        table.add_column(str(heading), justify="right" if numeric else "left", no_wrap=place > 0)
+    for name in texts:
+        table.add_column(
+            str(name),
+            justify="right" if name in numeric else "left",
+            no_wrap=name not in wrapped,
+        )
     for row in texts.astype(str).itertuples(index=False):
         table.add_row(*row)
     console.print(table, end="\n\n")

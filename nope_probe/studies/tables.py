@@ -32,8 +32,8 @@ from nope_probe.analyses.pattern_rows import (
 )
 from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
-from nope_probe.analyses.verdicts import mostly_lost
-from nope_probe.figures.intervals import bound_columns, interval_of
+from nope_probe.analyses.verdicts import mostly_lost, value_of
+from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.words import NUMBERS
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.maps import Layers, heads_of
@@ -229,7 +229,7 @@ def means_table(pattern: pd.DataFrame, losses: Mapping[Row, Estimates]) -> pd.Da
             known = [of_layer for of_layer in replicates if isinstance(of_layer, Estimates)]
             if known:
                 pairs = zip(intact, of_layers, strict=True)
-                lost = [mostly_lost(*(interval_of(row, name) for row in pair)) for pair in pairs]
+                lost = [mostly_lost(*(value_of(row, name) for row in pair)) for pair in pairs]
                 rows[-1] |= interval_columns(**{name: mean_over_layers(known)})
                 rows[-1] |= {f"{name}_layers": len(lost) - lost.count(None)}
                 rows[-1] |= {f"{name}_below_half": lost.count(True)}

@@ -61,7 +61,7 @@ MANIFEST = {
     "layers": [0, 1],
     "data": {"name": "shipped"},
     "settings": {"n_seqs": 17, "seq_len": 11, "folds": 4, "data": "shipped"},
-    "positional_sources": ["mask", "rope"],
+    "positional_sources": ["mask"],
     "conditions": ["intact", "mask", "w_q"],
     "replacements": ["mean"],
     "removed": ["w_q"],

@@ -199,7 +199,9 @@ def test_controls_are_in_their_figure_alone(default_run: Path) -> None:
     assert of_controls < controls
     assert {"intact", "without the causal mask", "without written position"} < controls
     assert not of_controls & numbers
-    assert len(report(run).headline.table) == len(run.manifest.results["conditions"])
+    values = report(run).headline.then
+    assert values is not None
+    assert len(values.table) == len(run.manifest.results["conditions"])
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -102,9 +102,9 @@ def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
     heads = study.tables["head_pattern"].query("removed == 'intact'")
     heads = heads.set_index(["layer", "head"])["amplitude"]
     np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)
-    result = headline(study)
+    result = headline(study).then
     assert "shows no positional pattern in its mean over heads" in result.sentence
     assert result.caption == "These heads have a pattern that their mean does not show."
     assert sorted(result.table["head"]) == ["L1H0", "L1H1"]
     alone = run_ablations(model, tokens, remove=["sources"], folds=4)
-    assert headline(alone).sentence.endswith("--per-head shows them.")
+    assert headline(alone).then.sentence.endswith("--per-head shows them.")
