@@ -201,13 +201,3 @@ def chance_distance(seq_len: int, skip: int) -> float:
     """
     index = torch.arange(skip, seq_len, dtype=torch.float64)
     return float((index - index.mean()).abs().mean())
-
-
-def halves(documents: Int[Tensor, " seq"]) -> tuple[Int[Tensor, " fit"], Int[Tensor, " held_out"]]:
-    """Return the sequences to fit on and the sequences to evaluate on; no document is in both.
-
-    Every other document, in the order of their numbers, is for evaluation.
-    """
-    place = documents.unique(return_inverse=True)[1]
-    held_out = place % 2 == 1
-    return (~held_out).nonzero().flatten(), held_out.nonzero().flatten()

@@ -7,7 +7,7 @@ an inner product in one Gram matrix, of the leads or of the patterns of one laye
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Generic, TypeVar
@@ -72,6 +72,8 @@ class ContrastGram(Generic[Name]):
     Attributes:
         row: the row of each condition in the Gram matrices.
         products: the inner products of the conditions' leads or patterns, squared nats.
+        across_halves: the conditions of which only an even and an odd fold are independent.
+        across: the inner products over such pairs alone, if there are such conditions.
         weights: the share of all sequences that each fold holds.
         score_squares: the mean square of each condition's scores, squared nats. A contrast within
             their rounding is 0, and shares of it are undefined.
@@ -83,6 +85,8 @@ class ContrastGram(Generic[Name]):
     weights: Float[Tensor, " fold"]
     score_squares: Float[Tensor, " condition"]
     means: Float[Tensor, "one_plus_folds condition"] | None = None
+    across_halves: Collection[Name] = ()
+    across: Float[Tensor, "one_plus_folds condition condition"] | None = None
 
     @classmethod
     def of(cls, patterns: Mapping[Name, Pattern]) -> ContrastGram[Name]:
@@ -96,7 +100,10 @@ class ContrastGram(Generic[Name]):
             KeyError: for a condition without a map.
         """
         left, right = self._coefficients(one), self._coefficients(other)
-        values = torch.einsum("x,fxy,y->f", left, self.products, right)
+        products = self.products
+        if self.across is not None and {*one, *other} & {*self.across_halves}:
+            products = self.across
+        values = torch.einsum("x,fxy,y->f", left, products, right)
         return Estimates(values=values, weights=self.weights)
 
     def size(self, contrast: Mapping[Name, float]) -> Interval:
@@ -186,23 +193,30 @@ def contrast_grams(
         sums.add(rows)
         leads.append(leads_of_block)
     row: dict[Name, int] = {condition: index for index, condition in enumerate(patterns)}
-    grams: dict[Question, ContrastGram[Name]] = {
-        "pattern": ContrastGram(
+    in_halves = [name for name, pattern in patterns.items() if pattern.maps.across_halves]
+
+    def gram_of(sums: ProductSums, n_cells: int, **about: Tensor) -> ContrastGram[Name]:
+        across = sums.products(n_cells, maps.weights, across_halves=True) if in_halves else None
+        return ContrastGram(
             row=row,
-            products=sums.products(cells.count, maps.weights),
-            score_squares=squares,
+            products=sums.products(n_cells, maps.weights),
+            across=across,
+            across_halves=in_halves,
             weights=maps.weights,
+            **about,
         )
+
+    grams: dict[Question, ContrastGram[Name]] = {
+        "pattern": gram_of(sums, cells.count, score_squares=squares)
     }
     if of_leads[0] is not None:
         folds = torch.stack([torch.cat(of_map, -1) for of_map in zip(*leads, strict=True)])
         sums = ProductSums()
         sums.add(folds)
-        grams["lead"] = ContrastGram(
-            row=row,
-            products=sums.products(folds.shape[-1], maps.weights),
+        grams["lead"] = gram_of(
+            sums,
+            folds.shape[-1],
             score_squares=squares + folds.square().mean((1, 2)),
-            weights=maps.weights,
             means=leave_one_out(folds.mean(-1).T, maps.weights),
         )
     return grams

@@ -27,7 +27,7 @@ from nope_probe.hooks.layers.hook_points import (
     methods_replaced,
     registered,
 )
-from nope_probe.hooks.layers.model import Inputs, as_inputs, layers_of, tapped
+from nope_probe.hooks.layers.model import Inputs, as_inputs, documents_of, layers_of, tapped
 from nope_probe.hooks.layers.objects import ABLATED_ALREADY, Model, model_of, opened
 from nope_probe.hooks.layers.tap import Edits
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
@@ -46,6 +46,7 @@ from nope_probe.hooks.removing.replacements import (
     WrittenPosition,
 )
 from nope_probe.hooks.removing.written import without_position
+from nope_probe.maps.folds import folds_of
 from nope_probe.removal import Writer
 
 _REDRAWN: WeakKeyDictionary[HookedModel, object] = WeakKeyDictionary()
@@ -231,9 +232,11 @@ def _with_written(
             continue
         others = ablation.without(ablation.condition - {name})
         with ablated(model, others, calibration):
+            inputs, documents = as_inputs(model, tokens), documents_of(tokens, None)
             positions = capture_block_positions(
                 model,
-                as_inputs(model, tokens),
+                inputs,
+                fold_of=folds_of(len(inputs), None, documents),
                 null_seed=null_seed_of(name, ablation.seed),
                 kept_positions=ablation.kept_positions,
             )

@@ -1,8 +1,10 @@
 """Estimates from folds of the data: a number on all folds, then without each fold in turn.
 
 With F folds of equal size, <X, Y> is the sum over folds a != b of <X_a, Y_b> over F(F-1). Noise
-does not count as pattern, because the noise of different folds is independent. Linear quantities
-stay additive. Folds of unequal size (a document stays in one fold) are weighted by their sequences.
+does not count as pattern, because the noise of different folds is independent. Where something was
+estimated on the other texts of each half (even folds, odd folds), the folds of a half share its
+error, and the sum is over pairs of an even and an odd fold. Linear quantities stay additive. Folds
+of unequal size (a document stays in one fold) are weighted by their sequences.
 """
 
 from __future__ import annotations
@@ -91,6 +93,24 @@ def fold_weights(
     return sizes.double() / sizes.sum()
 
 
+def pair_weights(
+    weights: Float[Tensor, " fold"], across_halves: bool = False
+) -> Float[Tensor, "fold fold2"]:
+    """Return the weight of each pair of folds in a product: 0 where their noise is shared.
+
+    Args:
+        weights: the share of all sequences that each fold holds.
+        across_halves: whether only an even and an odd fold are independent, not any two folds.
+
+    Example:
+        >>> pair_weights(torch.tensor([0.5, 0.25, 0.25]), across_halves=True)[0]
+        tensor([0.0000, 0.1250, 0.0000])
+    """
+    fold = torch.arange(len(weights))
+    group = fold % 2 if across_halves else fold
+    return weights[:, None] * weights * (group[:, None] != group)
+
+
 def leave_one_out(
     folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"] | None = None
 ) -> Float[Tensor, "one_plus_folds *map"]:
@@ -159,7 +179,7 @@ class ProductSums:
         self.sums = sums if self.sums is None else self.sums.add_(sums)
 
     def products(
-        self, n_cells: int, weights: Float[Tensor, " fold"]
+        self, n_cells: int, weights: Float[Tensor, " fold"], across_halves: bool = False
     ) -> Float[Tensor, "one_plus_folds x y"]:
         """Return <X, Y> of every pair of maps, on all folds and then without each fold.
 
@@ -170,25 +190,26 @@ class ProductSums:
         Args:
             n_cells: the number of cells in a product's mean.
             weights: the share of all sequences that each fold holds.
+            across_halves: whether pairs are of an even and an odd fold; see `pair_weights`.
 
         Raises:
-            UserError: for fewer than 3 folds.
+            UserError: for too few folds to leave one out.
         """
         assert self.sums is not None
-        n_folds = self.sums.shape[1]
-        if n_folds < 3:
-            raise UserError(f"expected at least 3 folds to leave one out, got {n_folds}")
-        squares = weights.square()
-        products = self.sums * weights[:, None, None] * weights / n_cells
-        same = products.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
-        row, column = products.sum(3).transpose(0, 1), products.sum(1).permute(2, 0, 1)
-        total = row.sum(0)
-        on_all_folds = (total - same.sum(0)) / (1 - squares.sum())
-        # Without fold d: drop its row and column, put back the cell in both, drop other diagonals.
-        without = total - row - column + same - (same.sum(0) - same)
-        pairs = (1 - weights).square() - (squares.sum() - squares)
-        return torch.cat([on_all_folds[None], without / pairs[:, None, None]])
+        n_folds, least = self.sums.shape[1], 4 if across_halves else 3
+        if n_folds < least:
+            raise UserError(f"expected at least {least} folds to leave one out, got {n_folds}")
+        pairs = pair_weights(weights, across_halves)
+        products = self.sums * pairs[:, None] / n_cells
+        # Without a fold, its row and its column are left out; they share no cell.
+        of_fold = products.sum(3).transpose(0, 1) + products.sum(1).permute(2, 0, 1)
+        total, of_pairs = of_fold.sum(0) / 2, pairs.sum() - 2 * pairs.sum(1)
+        without = (total - of_fold) / of_pairs[:, None, None]
+        return torch.cat([(total / pairs.sum())[None], without])
 
-    def product(self, n_cells: int, weights: Float[Tensor, " fold"]) -> Estimates:
+    def product(
+        self, n_cells: int, weights: Float[Tensor, " fold"], across_halves: bool = False
+    ) -> Estimates:
         """Return the estimates of <X, Y> for sums of one map X with one map Y."""
-        return Estimates(values=self.products(n_cells, weights)[:, 0, 0], weights=weights)
+        values = self.products(n_cells, weights, across_halves)[:, 0, 0]
+        return Estimates(values=values, weights=weights)

@@ -272,6 +272,14 @@ def folds_of(
     return grouped_folds(documents, n_folds)
 
 
+def halves_of(fold_of: Int[Tensor, " seq"]) -> Int[Tensor, " seq"]:
+    """Return the half of each sequence: 0 for even folds, 1 for odd folds.
+
+    What is estimated on the other texts of a half has an error that the other half does not share.
+    """
+    return fold_of % 2
+
+
 def default_folds(n_documents: int) -> int:
     """Return the default number of folds: 8, or the number of documents if it is lower."""
     return min(DEFAULT_FOLDS, n_documents)

@@ -37,6 +37,8 @@ class LayerMaps:
         folds: the fold means, in memory or packed.
         counts: sequences per fold.
         skip_keys: how many keys count as first: 1 for tokens, 0 for vectors.
+        across_halves: whether something was estimated on the texts of each half of the folds, even
+            and odd, so that only an even and an odd fold are independent.
         stored_mean: [row, key_pos], the mean over all sequences, if it is stored next to the folds.
         heads: the maps of the layer's heads, if they were kept.
     """
@@ -44,6 +46,7 @@ class LayerMaps:
     folds: FoldRows
     counts: Int[Tensor, " fold"]
     skip_keys: int = 0
+    across_halves: bool = False
     stored_mean: Float[Tensor, "row key_pos"] | None = None
     heads: tuple[LayerMaps, ...] = ()
 
@@ -54,6 +57,7 @@ class LayerMaps:
         counts: Int[Tensor, " fold"] | None = None,
         query_positions: QueryPositions = None,
         skip_keys: int = 0,
+        across_halves: bool = False,
     ) -> LayerMaps:
         """Return fold means in memory as the maps of a layer.
 
@@ -62,10 +66,11 @@ class LayerMaps:
             counts: sequences per fold; all the same by default.
             query_positions: the queries of the rows; all by default.
             skip_keys: how many keys count as first.
+            across_halves: whether only an even and an odd fold are independent.
         """
         sizes = torch.ones(len(folds), dtype=torch.long) if counts is None else counts
         rows = TensorFolds(folds, MapRows.of(folds, query_positions))
-        return cls(folds=rows, counts=sizes, skip_keys=skip_keys)
+        return cls(folds=rows, counts=sizes, skip_keys=skip_keys, across_halves=across_halves)
 
     @property
     def n(self) -> int:
@@ -212,7 +217,9 @@ class Pattern:
 
     def estimates(self, gram: Float[Tensor, "fold fold2"]) -> Estimates:
         """Return the estimates of a mean square from the inner products of fold patterns."""
-        return ProductSums(gram[None, :, None]).product(self.cells.count, self.maps.weights)
+        maps = self.maps
+        sums = ProductSums(gram[None, :, None])
+        return sums.product(self.cells.count, maps.weights, maps.across_halves)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.fold_rows import PackedFolds
-from nope_probe.maps.folds import State, TensorRecord, pooled
+from nope_probe.maps.folds import State, TensorRecord, pooled, tensors_of
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows, QueryPositions
 from nope_probe.stages import Letter
@@ -35,6 +35,8 @@ class ScoreMaps(TensorRecord):
         bos: whether all sequences begin with the same token.
         skip_keys: how many first keys patterns leave out; captures set 1 for tokens.
         query_positions: the queries of the rows.
+        across_halves: whether something was estimated on the texts of each half of the folds; see
+            `LayerMaps`.
     """
 
     folds: Float[Tensor, "fold layer row key_pos"]
@@ -45,6 +47,7 @@ class ScoreMaps(TensorRecord):
     bos: bool = False
     skip_keys: int = 0
     query_positions: Int[Tensor, " row"]
+    across_halves: bool = False
 
     @property
     def where(self) -> MapRows:
@@ -120,7 +123,8 @@ class ScoreMaps(TensorRecord):
         return layers
 
     def _layer(self, folds: Float[Tensor, "fold row key_pos"]) -> LayerMaps:
-        return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys)
+        about = self.query_positions, self.skip_keys, self.across_halves
+        return LayerMaps.of(folds, self.counts, *about)
 
 
 def maps_by_layer(
@@ -156,7 +160,8 @@ def packed_tensors(maps: ScoreMaps) -> State:
 
     The tensors include the queries of the rows if the maps do not have all rows.
     """
-    tensors = {"counts": maps.counts, "skip_keys": torch.tensor(maps.skip_keys)}
+    numbers = {"skip_keys": maps.skip_keys, "across_halves": maps.across_halves}
+    tensors = {"counts": maps.counts, **tensors_of(numbers)}
     where = maps.where
     if len(where.queries) < where.n:
         tensors["query_positions"] = where.queries
@@ -178,12 +183,19 @@ def stored_layers(stored: State) -> Layers:
     """
     queries = stored.get("query_positions")
     counts, skip_keys = stored["counts"], int(stored["skip_keys"])
+    across_halves = bool(stored["across_halves"])
 
     def maps_of(name: str) -> LayerMaps:
         cells = stored[f"{name}/folds"]
         folds = PackedFolds(cells, MapRows.of_cells(cells.shape[1], queries))
         mean = stored[f"{name}/mean"]
-        return LayerMaps(folds=folds, counts=counts, skip_keys=skip_keys, stored_mean=mean)
+        return LayerMaps(
+            folds=folds,
+            counts=counts,
+            skip_keys=skip_keys,
+            across_halves=across_halves,
+            stored_mean=mean,
+        )
 
     names = sorted(
         tuple(map(int, name.split("/")[:-1])) for name in stored if name.endswith("/mean")

@@ -20,7 +20,6 @@ from nope_probe.analyses.behaviour import (
     binned_means,
     by_document,
     chance_distance,
-    halves,
     index_targets,
     mean_interval,
     parts_of,
@@ -36,7 +35,7 @@ from nope_probe.hooks.reading.residuals import capture_distances, capture_moment
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.maps.folds import State
+from nope_probe.maps.folds import State, halves_of
 from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run
@@ -103,7 +102,7 @@ class Behaviour(Study[Settings]):
     def _probes(self) -> dict[str, Probe]:
         """Return the sequences that the measures need; `skipped` says which cannot be taken."""
         settings, data, tokenizer = self.settings, self.text, self.session.loaded.tokenizer
-        text = replace(Probe.of(data, settings.prefix_len), texts=data.inputs)
+        text = replace(Probe.of(data, settings.prefix_len), texts=data)
         no_tokens, probes = NO_TOKENS if tokenizer is None else "", {"text": text}
         reasons = {"copy": no_tokens, "bos": no_tokens if data.bos else NO_BOS}
         if "extrapolation" in settings.measures:
@@ -213,10 +212,12 @@ class Behaviour(Study[Settings]):
     ) -> Float[Tensor, "held_out layer fit"]:
         """Return the distances of true and fitted index, of the documents that are not fitted.
 
-        Half of the documents are fitted, and the distances are those of the other half.
+        The even folds are fitted, and the distances are those of the odd folds: means of written
+        position are of one half, and their error knows positions.
         """
         text, generator = self.probes["text"], torch.Generator().manual_seed(self.settings.seed)
-        fit, held_out = (text.engine(self.session, half) for half in halves(text.documents))
+        half_of = halves_of(text.engine(self.session).fold_of)
+        fit, held_out = (text.engine(self.session, half_of == half) for half in (0, 1))
         n_seqs, seq_len = fit.inputs.shape
         targets = index_targets(n_seqs, seq_len, self.skip, generator)
 

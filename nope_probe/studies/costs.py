@@ -47,7 +47,7 @@ class Probe:
     tokens: Int[Tensor, "seq pos"]
     documents: Int[Tensor, " seq"]
     prefix: int | None = None
-    texts: Int[Tensor, "text pos"] | None = None
+    texts: Sequences | None = None
 
     @classmethod
     def of(cls, data: Sequences, prefix: int | None = None) -> Probe:
@@ -83,7 +83,7 @@ def copies(
     return {
         f"copy_{kind}": replace(
             Probe.of(of_kind, prefix=int(data.bos) + data.segment),
-            texts=data.inputs[:, : of_kind.inputs.shape[1]],
+            texts=replace(data, inputs=data.inputs[:, : of_kind.inputs.shape[1]]),
         )
         for kind, of_kind in kinds.items()
     }

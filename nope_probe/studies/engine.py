@@ -76,8 +76,8 @@ class Engine:
         kept_positions: how many first positions keep what writers write there (see `calibrate`);
             by default as captures set it.
         query_rows: how many rows maps have; see `capture_scores`.
-        texts: the text, of the same length, whose mean is the position that blocks write; by
-            default the inputs.
+        texts: of the same length, whose mean is the position that blocks write; by default the
+            inputs.
         results: of the passes before, by their keys; `run_passes` sets them.
 
     A capture's `key` names it in the checkpoint, its `ablation` is what the model is run without;
@@ -95,7 +95,7 @@ class Engine:
     skip_keys: int | None = None
     kept_positions: int | None = None
     query_rows: int | None = None
-    texts: Tensor | None = None
+    texts: Sequences | None = None
     results: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -293,9 +293,12 @@ def written_by_all(
     engine: Engine, stream: StreamCheckpoint | None, *, name: Component, ablation: Ablation
 ) -> State:
     """Return the position that all blocks write, as the tensors of `BlockPositions`."""
+    if engine.texts is not None:
+        engine = replace(engine, inputs=engine.texts.inputs, documents=engine.texts.documents)
     return capture_block_positions(
         engine.model,
-        engine.inputs if engine.texts is None else engine.texts,
+        engine.inputs,
+        fold_of=engine.fold_of,
         null_seed=null_seed_of(name, ablation.seed),
         kept_positions=ablation.kept_positions,
         batch_size=engine.batch_size,

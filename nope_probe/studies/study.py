@@ -79,7 +79,7 @@ class Pass:
     @property
     def n_written(self) -> int:
         """On how many tokens the position that blocks write is measured."""
-        texts = self.engine.inputs if self.engine.texts is None else self.engine.texts
+        texts = self.engine.inputs if self.engine.texts is None else self.engine.texts.inputs
         return texts.shape[0] * texts.shape[1] if self.condition.of_blocks else 0
 
     def sizes(self, processes: Processes) -> dict[str, int]:

@@ -9,7 +9,6 @@ from nope_probe.analyses.behaviour import (
     binned_means,
     by_document,
     chance_distance,
-    halves,
     index_targets,
     mean_interval,
     parts_of,
@@ -92,11 +91,7 @@ def test_shuffled_targets_are_the_same_indices_in_another_order() -> None:
     assert not torch.equal(targets[0, :, 1], targets[1, :, 1])
 
 
-def test_half_of_the_documents_are_held_out_whole_and_chance_is_the_distance_from_the_middle() -> (
-    None
-):
-    fit, held_out = halves(torch.tensor([9, 3, 9, 5, 3, 7]))  # in order: 3, 5, 7, 9
-    assert (fit.tolist(), held_out.tolist()) == ([1, 4, 5], [0, 2, 3])
+def test_chance_is_the_distance_from_the_middle() -> None:
     index = np.arange(1, 128)
     assert chance_distance(128, 1) == pytest.approx(np.abs(index - np.median(index)).mean())
 

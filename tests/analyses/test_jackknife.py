@@ -18,6 +18,7 @@ from nope_probe.analyses.jackknife import (
     share,
     standard_error,
 )
+from nope_probe.errors import UserError
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights, leave_one_out
 
 
@@ -149,3 +150,25 @@ def test_leaving_a_fold_out_is_the_mean_over_the_sequences_of_the_others(
         leave_one_out(folds, fold_weights(len(sizes), counts)), torch.stack(truth)
     )
     assert float(fold_weights(len(sizes), counts).sum()) == pytest.approx(1)
+
+
+def test_products_across_halves_leave_out_folds_as_a_product_of_fewer_folds_does():
+    folds, weights = torch.randn(2, 5, 7).double(), fold_weights(5, torch.tensor([2, 3, 5, 7, 11]))
+
+    def across(kept: list[int]) -> torch.Tensor:
+        means = [
+            (weights[of, None] * folds[:, of]).sum(1) / weights[of].sum()
+            for of in ([x for x in kept if x % 2 == half] for half in (0, 1))
+        ]
+        product = means[0] @ means[1].T / 7
+        return (product + product.T) / 2
+
+    sums = ProductSums()
+    sums.add(folds)
+    products = sums.products(7, weights, across_halves=True)
+    everything = [*range(5)]
+    for values, gone in zip(products, [None, *everything], strict=True):
+        expected = across([fold for fold in everything if fold != gone])
+        torch.testing.assert_close((values + values.T) / 2, expected)
+    with pytest.raises(UserError, match="4 folds"):
+        ProductSums(torch.ones(1, 3, 1, 3)).products(5, fold_weights(3), across_halves=True)

@@ -18,6 +18,7 @@ from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import plain as plain_model
 
 from nope_probe import behaviour, read_run, run_behaviour
+from nope_probe.maps.folds import grouped_folds
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.studies.behaviour import report
 
@@ -267,7 +268,8 @@ def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(
     with torch.inference_mode():
         streams = hf(tokens, output_hidden_states=True).hidden_states
     run = read_run(done)
-    place = torch.from_numpy(run.arrays["tokens"]["documents"]).unique(return_inverse=True)[1]
+    documents = torch.from_numpy(run.arrays["tokens"]["documents"])
+    place = grouped_folds(documents, len(run.manifest.fold_sizes))
     index = torch.arange(1.0, N_POS).double()
     n_fit = int((place % 2 == 0).sum())
     draws = torch.rand(n_fit, N_POS - 1, generator=torch.Generator().manual_seed(0))

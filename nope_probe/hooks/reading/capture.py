@@ -45,6 +45,7 @@ from nope_probe.hooks.reading.streaming import (
     state_of,
     stream,
 )
+from nope_probe.hooks.removing.block_ablation import estimated_on_halves
 from nope_probe.maps.folds import fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows
@@ -123,6 +124,7 @@ def capture_scores(
         bos=begins_alike(inputs),
         skip_keys=skip_keys_of(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
+        across_halves=estimated_on_halves(model, fold_of),
     )
 
 

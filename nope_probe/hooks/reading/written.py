@@ -32,6 +32,7 @@ from nope_probe.hooks.removing.written import (
     null_order,
     without_written,
 )
+from nope_probe.maps.folds import halves_of
 from nope_probe.removal import WRITTEN_NULL, Component, Writer
 
 MASSIVE = 4.0  # times the median norm of a component's outputs
@@ -43,6 +44,7 @@ def capture_block_positions(
     model: HookedModel,
     inputs: Inputs,
     *,
+    fold_of: Int[Tensor, " seq"] | None = None,
     null_seed: int | None = None,
     kept_positions: int = 1,
     batch_size: int = 32,
@@ -57,6 +59,7 @@ def capture_block_positions(
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
         inputs: the texts, of equal length.
+        fold_of: the fold of each text, which decides its half; by default texts alternate.
         null_seed: of the order in which the positions of each text are averaged; None for the true
             order.
         kept_positions: how many first positions keep the outputs.
@@ -64,10 +67,15 @@ def capture_block_positions(
         checkpoint: deals out batches to processes; see `stream`.
 
     Raises:
-        UserError: for a single text, whose mean is its own output.
+        UserError: for too few texts: a mean is over the other texts of a half.
     """
-    if len(inputs) < 2:
-        raise UserError("written position is a mean over texts: pass 2 texts or more")
+    halves = halves_of(torch.arange(len(inputs)) if fold_of is None else fold_of)
+    missing = 2 - min((halves == half).sum() for half in (0, 1))
+    if missing > 0:
+        raise UserError(
+            "written position is a mean over the other texts of a half, even or odd folds: "
+            f"{missing} more in a half needed"
+        )
     checkpoint = checkpoint or StreamCheckpoint()
     n, kept = inputs.shape[1], kept_positions
     if kept >= n:
@@ -87,6 +95,7 @@ def capture_block_positions(
         positions=BlockPositions(
             outputs={},
             texts=torch.zeros(len(inputs), dtype=torch.long),
+            halves=halves,
             kept_positions=kept,
             order=None if null_seed is None else null_order(len(inputs), n, kept, null_seed),
         ),
@@ -194,12 +203,14 @@ class _Measuring:
         # Where most outputs are massive, as the first token's, that is what the position is like.
         limits[are_massive.float().mean(0) > MOST] = torch.inf
         d_model = next(iter(outputs.values())).shape[-1]
-        total, counts = torch.zeros(n, d_model, dtype=torch.float64), torch.zeros(n)
+        total, counts = torch.zeros(2, n, d_model, dtype=torch.float64), torch.zeros(2, n)
         for start, output in outputs.items():
-            seen = self.positions.seen(output.float(), self._numbers(start))
+            numbers = self._numbers(start)
+            seen, halves = self.positions.seen(output.float(), numbers), self.positions.halves
             small = seen.norm(dim=-1) <= limits
-            total += seen.masked_fill(~small[..., None], 0.0).sum(0, dtype=torch.float64)
-            counts += small.sum(0)
+            counted = seen.masked_fill(~small[..., None], 0.0).double()
+            total.index_add_(0, halves[numbers], counted)
+            counts.index_add_(0, halves[numbers], small.float())
         self.checkpoint.all_reduce([total, counts])
-        mean = (total / counts.clamp(min=1)[:, None]).float()
+        mean = (total / counts.clamp(min=1)[..., None]).float()
         return MeanOutput(mean=mean, counts=counts, limits=limits)

@@ -7,7 +7,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention
@@ -24,6 +25,7 @@ from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.removing.components import Target, components, lone_mlps, removals_of
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.folds import halves_of
 from nope_probe.removal import Condition, validate_components
 
 
@@ -152,6 +154,25 @@ class ActiveAblation:
 
 
 ABLATED: WeakKeyDictionary[HookedModel, ActiveAblation] = WeakKeyDictionary()
+
+
+def estimated_on_halves(model: HookedModel, fold_of: Int[Tensor, " seq"]) -> bool:
+    """Return whether a model loses what was estimated on the texts of each half of these folds.
+
+    Raises:
+        UserError: where the texts were cut into other halves.
+    """
+    active = ABLATED.get(model)
+    if active is None or not isinstance(active.calibration, Calibration):
+        return False
+    halves = [positions.halves for positions in active.calibration.written.values()]
+    of_these_texts = [of for of in halves if len(of) == len(fold_of)]
+    if any(not of.equal(halves_of(fold_of)) for of in of_these_texts):
+        raise UserError(
+            "written position was measured on other halves of the texts than these folds have: "
+            "pass tokens=Sequences with the capture's documents, and an even number of folds"
+        )
+    return bool(of_these_texts)
 
 
 def foreign_hooks(model: HookedModel) -> list[str]:

@@ -262,7 +262,7 @@ class WrittenPosition(TensorRecord):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeanOutput(TensorRecord):
-    """A component's mean output at each position, over texts.
+    """A component's mean output at each position, over the texts of each half.
 
     Outputs of massive norm stay out of the mean: a delimiter that a block marks as it marks the
     first token is one text in a hundred and a thousand times as large.
@@ -273,8 +273,8 @@ class MeanOutput(TensorRecord):
         limits: the largest norm of an output that counts, at each position.
     """
 
-    mean: Float[Tensor, "pos d_model"]
-    counts: Float[Tensor, " pos"]
+    mean: Float[Tensor, "half pos d_model"]
+    counts: Float[Tensor, "half pos"]
     limits: Float[Tensor, " pos"]
 
 
@@ -285,19 +285,22 @@ class BlockPositions(TensorRecord):
     Attributes:
         outputs: the mean outputs, by the name of the component.
         texts: the `fingerprints` of the texts.
+        halves: the half of each text, 0 or 1; see `maps.folds.halves_of`.
         kept_positions: how many first positions keep the outputs.
         order: of the null, the positions of each text in the order in which they are averaged.
     """
 
     outputs: dict[str, MeanOutput]
     texts: Int[Tensor, " text"]
+    halves: Int[Tensor, " text"]
     kept_positions: int
     order: Int[Tensor, "text pos"] | None = None
 
     @property
     def n_left_out(self) -> int:
         """How many outputs stay out of the means because of their norm."""
-        return sum(int((len(self.texts) - of.counts).sum()) for of in self.outputs.values())
+        n, n_pos = len(self.texts), next(iter(self.outputs.values())).counts.shape[1]
+        return sum(n * n_pos - int(of.counts.sum()) for of in self.outputs.values())
 
     def seen(self, output: Vectors, text: Int[Tensor, " batch"]) -> Vectors:
         """Return the texts' outputs at the positions at which they enter the means."""
@@ -311,7 +314,7 @@ class BlockPositions(TensorRecord):
     ) -> Float[Tensor, "batch pos d_model"]:
         """Return the position that a component writes into each text.
 
-        The text's own output is left out of the means that it is a part of.
+        The mean is over the other texts of the text's half; over all texts if the text is new.
 
         Args:
             name: of the component.
@@ -319,10 +322,13 @@ class BlockPositions(TensorRecord):
             text: the numbers of the texts; a negative number belongs to none.
         """
         of, kept = self.outputs[name], self.kept_positions
-        seen = self.seen(output.float(), text)
+        seen, halves = self.seen(output.float(), text), self.halves.to(text)
         own = (seen.norm(dim=-1) <= of.limits.to(seen)) & (text >= 0)[:, None]
-        counts = of.counts.to(seen)
-        total = of.mean.to(seen) * counts[:, None] - seen.masked_fill(~own[..., None], 0.0)
+        is_used = (halves[text, None] == torch.arange(2).to(text)) | (text < 0)[:, None]
+        counts = is_used.to(seen) @ of.counts.to(seen)
+        sums = (of.mean * of.counts[..., None]).to(seen)
+        total = torch.einsum("th,hpd->tpd", is_used.to(seen), sums)
+        total -= seen.masked_fill(~own[..., None], 0.0)
         mean = total / (counts - own.to(seen)).clamp(min=1)[..., None]
         written = mean - mean[:, kept:].mean(1, keepdim=True)
         written[:, :kept] = 0

@@ -159,7 +159,7 @@ def _subtract(
     hook: HookPoint,
 ) -> Vectors:
     """Return an output less the written position; of a block that is no sum, of what it adds."""
-    check_length(tensor, len(positions.outputs[name].mean), "the written position")
+    check_length(tensor, len(positions.outputs[name].limits), "the written position")
     residual = before.pop(get_ident(), None)
     output = tensor if residual is None else tensor - residual
     return tensor - positions.written(name, output, texts.get()).to(tensor.dtype)

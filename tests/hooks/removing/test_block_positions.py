@@ -12,14 +12,15 @@ from support.rounding import NETWORK
 from support.tiny_models import distance, tokens
 from torch import Tensor
 
-from nope_probe import load
+from nope_probe import capture_scores, load, measure
+from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.written import capture_block_positions
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.written import fingerprints
 
-N_TEXTS, N_POS = 7, 13
+N_TEXTS, N_POS = 11, 13
 # Plain blocks, a fused one, learned positions, post-norms with windows, experts, linear attention.
 KINDS = ("llama", "phi3", "gpt2", "gemma3_text", "mixtral", "qwen3_next", "gpt_neox")
 Change = Callable[[int, Tensor], Tensor]
@@ -81,7 +82,7 @@ def mean_of(outputs: Tensor, counts: Tensor, kept: int) -> Tensor:
 
 
 def plain_removed(hf: Any, text: Tensor, new: Tensor, kept: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the logits of texts, each without its own part of the means, and of new texts."""
+    """Return the logits of texts, without the means of the others of a half, and of new texts."""
     full: dict[int, Tensor] = {}
 
     def of_texts(place: int, output: Tensor) -> Tensor:
@@ -90,8 +91,8 @@ def plain_removed(hf: Any, text: Tensor, new: Tensor, kept: int = 1) -> tuple[Te
         counts[:, counts.mean(0) < 0.5] = 1.0  # a position whose outputs are massive in most texts
         full[place] = mean_of(output, counts, kept)
         rows = torch.arange(len(output))
-        others = [mean_of(output[rows != row], counts[rows != row], kept) for row in rows]
-        return output - torch.stack(others)
+        others = [(rows != row) & (rows % 2 == row % 2) for row in rows]
+        return output - torch.stack([mean_of(output[of], counts[of], kept) for of in others])
 
     logits = run_changed(hf, text, of_texts)
     return logits, run_changed(hf, new, lambda place, output: output - full[place])
@@ -137,7 +138,7 @@ def test_the_mark_of_a_first_token_is_in_the_mean_and_a_massive_output_elsewhere
     expected, _ = plain_removed(hf, text, text, kept)
     model = load(hf).model
     positions = capture_block_positions(model, text, kept_positions=kept)
-    assert positions.outputs[writer].counts[[0, 5, 7]].tolist() == [N_TEXTS, N_TEXTS - 1, N_TEXTS]
+    assert positions.outputs[writer].counts[:, [0, 5, 7]].tolist() == [[6, 5, 6], [5, 5, 5]]
     assert positions.n_left_out == 1
     with torch.inference_mode():
         size = model(text).abs().max()
@@ -168,16 +169,16 @@ def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(tmp_pa
     assert len({tuple(row) for row in null.order.tolist()}) == N_TEXTS
     plain = capture_block_positions(model, text)
     first = plain.outputs["ATTN0"], null.outputs["ATTN0"]
-    totals = [(of.mean * of.counts[:, None])[1:].sum(0) for of in first]
+    totals = [(of.mean * of.counts[..., None])[:, 1:].sum(1) for of in first]
     torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(first[0].mean[1:], first[1].mean[1:], atol=1e-2)
+    assert not torch.allclose(first[0].mean[:, 1:], first[1].mean[:, 1:], atol=1e-2)
 
 
 def test_batches_and_dtype_of_storage_change_nothing(tmp_path: Path) -> None:
     decoder = write_decoder("llama", tmp_path)
     model = load(str(decoder.folder)).model
     text = tokens(N_TEXTS, N_POS, seed=1)
-    whole, pieces = (capture_block_positions(model, text, batch_size=size) for size in (7, 2))
+    whole, pieces = (capture_block_positions(model, text, batch_size=size) for size in (N_TEXTS, 2))
     stored = type(pieces).from_tensors(pieces.to_tensors())
     names = [f"{kind}{layer}" for layer in range(model.cfg.n_layers) for kind in ("ATTN", "MLP")]
     assert [*whole.outputs] == names
@@ -191,8 +192,11 @@ def test_batches_and_dtype_of_storage_change_nothing(tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_refused_with_the_way_out(tmp_path: Path) -> None:
     model = load(str(write_decoder("llama", tmp_path).folder)).model
     text = tokens(N_TEXTS, N_POS, seed=1)
-    with pytest.raises(UserError, match="2 texts"):
-        capture_block_positions(model, text[:1])
+    with pytest.raises(UserError, match="1 more in a half"):
+        capture_block_positions(model, text[:3])
+    documents = torch.arange(N_TEXTS) // 2
+    with ablated(model, "written", tokens=text), pytest.raises(UserError, match="other halves"):
+        capture_scores(model, text, documents=documents)
     with pytest.raises(UserError, match="no later positions"):
         capture_block_positions(model, text, kept_positions=N_POS)
     with pytest.raises(ValueError, match=r"position\[ATTN1\]"):
@@ -202,5 +206,49 @@ def test_what_cannot_be_done_is_refused_with_the_way_out(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="share the position"):
         Ablation(remove=["written", "position[MLP0]"])
     written = ablated(model, Ablation(remove=["written"]), tokens=text)
-    with written, pytest.raises(ValueError, match="sequences of 12 tokens"):
-        model(text[:, :12])
+    with written, pytest.raises(ValueError, match=f"sequences of {N_POS - 1} tokens"):
+        model(text[:, : N_POS - 1])
+
+
+def rows_of(folds: Tensor) -> Tensor:
+    """Return fold maps' cells 1 <= j < i, less each row's mean, 0 elsewhere."""
+    cells = torch.ones(folds.shape[-2:]).tril(-1).bool()
+    cells[:, 0], cells[:2] = False, False
+    inside = folds.double().masked_fill(~cells, 0)
+    means = inside.sum(-1, keepdim=True) / cells.sum(-1, keepdim=True).clamp(min=1)
+    return (inside - means)[..., cells]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_products_of_a_row_with_means_of_its_texts_take_an_even_and_an_odd_fold(
+    name: str, tmp_path: Path
+) -> None:
+    model, text = load(str(write_decoder(name, tmp_path).folder)).model, tokens(24, N_POS, seed=1)
+    intact = capture_scores(model, text, n_folds=4)
+    with ablated(model, "written", tokens=text):
+        written = capture_scores(model, text, n_folds=4)
+    row, column = torch.ones(N_POS, N_POS).tril(-1).bool().nonzero().T
+    row, column = (x[(column > 0) & (row > 1)] for x in (row, column))
+    design = torch.zeros(len(row), 2 * N_POS).double()
+    design[torch.arange(len(row)), row] = 1
+    design[torch.arange(len(row)), N_POS + row - column] = 1
+    of_intact, of_written = (rows_of(of.by_layer[1].folds.maps) for of in (intact, written))
+    fitted = design @ torch.linalg.pinv(design) @ of_written.T
+    rest = of_written - fitted.T
+    square = (rest[::2].mean(0) * rest[1::2].mean(0)).mean()
+    measured = measure(written)[1]
+    assert signed_square(measured.non_relative.value) == pytest.approx(float(square), rel=1e-6)
+    crossed = (of_written[::2].mean(0) * of_intact[1::2].mean(0)).mean()
+    crossed += (of_written[1::2].mean(0) * of_intact[::2].mean(0)).mean()
+    pairs = of_intact @ of_intact.T / len(row)
+    all_pairs = (pairs.sum() - pairs.trace()) / 12
+    patterns = [of.by_layer[1].pattern for of in (intact, written)]
+    gram = ContrastGram.of(dict(zip(("intact", "written"), patterns, strict=True)))
+    for one, expected in (("written", crossed / 2), ("intact", all_pairs)):
+        product = gram.product({one: 1.0}, {"intact": 1.0}).values[0]
+        assert float(product) == pytest.approx(float(expected), rel=1e-6)
+
+
+def signed_square(x: float) -> float:
+    """Return the mean square of which a number is the RMS."""
+    return x * abs(x)
