@@ -27,6 +27,9 @@ KERNELS := MKL_CBWR=COMPATIBLE,ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=a
 	MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=2
 NUMERICAL := tests/hooks tests/maps tests/analyses
 
+# Threads of torch that wait leave their cores to other processes, as in the commands.
+export OMP_WAIT_POLICY ?= passive
+
 # What `make real` runs: a model that comes in wheels, smollm2-135m or gemma-3-270m, or
 # MODEL=FILE.gguf. A name comes twice in the text: an induction head finds what followed it.
 MODEL ?= smollm2-135m

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "startup": (),
+    "busy": (),
     "fused": ("--rounds=4",),
     "first_layers": ("--rounds=4",),
     "ablate": ("--n-seqs=256",),
@@ -35,6 +36,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
 }
 QUICK: dict[str, tuple[str, ...]] = {
     "startup": ("--rounds=1",),
+    "busy": ("--rounds=1", "--n-seqs=16"),
     "fused": ("--rounds=2", "--no-memory"),
     "first_layers": ("--rounds=1",),
     "ablate": ("--n-seqs=32",),

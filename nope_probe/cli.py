@@ -171,6 +171,8 @@ def run_and_show(settings: type[CommandSettings], subcommand: str = "") -> None:
     A finished run is shown without torch. With `--dry-run`, only what would be run is printed. The
     module of the settings says what to show, and the one that `place_of` names has the study.
     """
+    # Threads of torch that spin while they wait take the cores of other processes.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with one_line_errors():
         chosen, shown = parse(settings, settings.showing, subcommand)
         chosen.validate()

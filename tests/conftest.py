@@ -5,6 +5,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as the commands set it before they load torch
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # likewise
 
 from collections.abc import Callable
 from functools import cache

@@ -95,6 +95,27 @@ def test_what_reads_and_prints_a_finished_run_needs_no_torch() -> None:
     assert not HEAVY & loaded
 
 
+@pytest.mark.parametrize(("named", "seen"), [(None, "passive"), ("active", "active")])
+def test_threads_wait_passively_before_torch_comes_in_unless_the_environment_says_how(
+    named: str | None, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if named is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", named)
+    code = """
+import os, sys
+class AtImport:
+    def find_spec(name, *_):
+        if name == "torch": sys.exit(print(os.environ.get("OMP_WAIT_POLICY")))
+sys.meta_path.insert(0, AtImport)
+from nope_probe import ablate
+sys.argv = ["ablate", "--model", "nope-tiny"]
+ablate.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == seen
+
+
 def test_a_mistake_on_the_command_line_waits_for_no_torch() -> None:
     code = "import sys\nfrom nope_probe import ablate\nsys.argv = ['ablate', '--folds', '900']\n"
     code += "try: ablate.main()\nexcept SystemExit as end: assert end.code == 2"

@@ -156,7 +156,6 @@ class RunCheckpoint(StreamCheckpoint):
             initial=done,
             unit="seq",
             dynamic_ncols=True,
-            disable=not self.processes.is_first,
             bar_format=_WITH_ESTIMATE if total else "{desc}{elapsed}",
         ) as self.bar:
             yield

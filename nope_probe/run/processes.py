@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from nope_probe.errors import MachineError, UserError, printable
 
+Item = TypeVar("Item")
 LOG_EVERY = 10  # seconds between two lines of progress in a log file
 HEAD_START = 2.0  # seconds until torchrun ends the other processes of a machine
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -98,9 +99,23 @@ def print_line(line: str) -> None:
 
 
 def progress(**options: Any) -> tqdm:
-    """Return a progress bar on stderr; a log file hears of long work alone, every `LOG_EVERY`."""
+    """Return a progress bar on stderr, in the first process.
+
+    A log file hears of long work alone, every `LOG_EVERY`.
+    """
     often, delay = (0.1, 0) if sys.stderr.isatty() else (LOG_EVERY, LOG_EVERY)
-    return tqdm(file=sys.stderr, mininterval=often, delay=delay, **options)
+    hidden = not is_first_process()
+    return tqdm(file=sys.stderr, mininterval=often, delay=delay, disable=hidden, **options)
+
+
+def by_layer(layers: Sequence[Item], doing: str) -> Iterator[Item]:
+    """Yield what there is of each layer, while a line says which layer of how many is at work."""
+    with progress(total=len(layers), leave=False, bar_format="{desc}, {remaining} left") as bar:
+        for place, layer in enumerate(layers, 1):
+            line = f"{doing}: layer {place} of {len(layers)}"
+            bar.set_description_str(line, refresh=sys.stderr.isatty())
+            yield layer
+            bar.update()
 
 
 def validate_one_process() -> None:

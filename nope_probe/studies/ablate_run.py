@@ -13,8 +13,8 @@ import pandas as pd
 from safetensors.torch import load_file
 from torch.nn.functional import pad
 
-from nope_probe.analyses.attribution import conditions_of
-from nope_probe.analyses.contrasts import contrast_map, source_terms
+from nope_probe.analyses.attribution import conditions_of, patterns_of
+from nope_probe.analyses.contrasts import contrast_grams, contrast_map, source_terms
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import query_stride
 from nope_probe.data.sequences import Sequences
@@ -40,6 +40,7 @@ from nope_probe.run.checkpoint import tensor_writer, write_folds
 from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
+from nope_probe.run.processes import by_layer
 from nope_probe.run.session import Session, input_arrays
 from nope_probe.studies.ablate import SHUFFLED, Settings, report
 from nope_probe.studies.engine import (
@@ -71,7 +72,6 @@ from nope_probe.studies.tables import (
     INTACT_ROW,
     Maps,
     Row,
-    grams_of,
     head_pattern_table,
     means_table,
     offsets_table,
@@ -289,20 +289,19 @@ class Ablate(Study[Settings]):
 
     def _tables(self, maps: Maps, results: Results) -> dict[str, pd.DataFrame]:
         """Return the tables of the run."""
-        plan, layers, per_head = self.plan, self.plan.layers, self.settings.per_head
-        grams = grams_of(maps, layers) if plan.sources else []
-        pattern = [pattern_table(maps, layers, grams)]
-        if nulls := maps_of(plan.nulls, results):
-            of_nulls = grams_of({INTACT_ROW: maps[INTACT_ROW]} | nulls, layers)
-            pattern.append(pattern_table(nulls, layers, of_nulls))
+        plan, per_head = self.plan, self.settings.per_head
+        nulls, shuffled = maps_of(plan.nulls, results), Maps()
         if self.is_text:
             shuffled = {row: results[f"shuffled/{row[0].name}"].maps for row in UNSHUFFLED}
-            pattern.append(pattern_table(shuffled, layers).replace({"removed": SHUFFLED}))
-        whole = pd.concat(pattern, ignore_index=True)
-        tables = {"offsets": offsets_table(plan.sources, maps), "pattern": whole}
-        if per_head and plan.sources:
-            tables["head_pattern"] = head_pattern_table(maps)
-        elif per_head:
+        of_layers = [
+            self._tables_of(layer, maps, nulls, shuffled)
+            for layer in by_layer(plan.layers, "analysing")
+        ]
+        tables = {
+            name: pd.concat([of_layer[name] for of_layer in of_layers], ignore_index=True)
+            for name in of_layers[0]
+        }
+        if per_head and not plan.sources:
             reading, fold_of = results[name_of(INTACT_ROW)], self._copies()[0].fold_of
             induction = results["induction"], fold_of
             tables["head_pattern"] = heads_table(reading, self.engine.fold_of, induction)
@@ -314,8 +313,27 @@ class Ablate(Study[Settings]):
             for row, by in plan.rows.items()
             if (reading := results[key_of(row, by)]).losses is not None
         }
-        terms = terms_table(plan.sources, layers, grams)
-        return {**tables, "terms": terms, "over_layers": means_table(pattern[0], losses)}
+        is_row = tables["pattern"]["removed"].isin({condition.name for condition, _ in maps})
+        return {**tables, "over_layers": means_table(tables["pattern"][is_row], losses)}
+
+    def _tables_of(
+        self, layer: int, maps: Maps, nulls: Maps, shuffled: Maps
+    ) -> dict[str, pd.DataFrame]:
+        """Return the tables of a layer; the last rows of its pattern are the controls."""
+        sources = self.plan.sources
+        grams = contrast_grams(patterns_of(maps, layer)) if sources else {}
+        pattern = [pattern_table(maps, layer, grams)]
+        if nulls:
+            of_nulls = patterns_of({INTACT_ROW: maps[INTACT_ROW]} | nulls, layer)
+            pattern.append(pattern_table(nulls, layer, contrast_grams(of_nulls)))
+        if shuffled:
+            pattern.append(pattern_table(shuffled, layer, {}).replace({"removed": SHUFFLED}))
+        tables = {"offsets": offsets_table(sources, maps, layer), "pattern": pd.concat(pattern)}
+        if sources and self.settings.per_head:
+            tables["head_pattern"] = head_pattern_table(maps, layer)
+        if sources:
+            tables["terms"] = terms_table(sources, layer, grams)
+        return tables
 
     def _manifest(self, intact: Layers, calibration: Calibration | None) -> Manifest:
         """Return the manifest, given the maps of the intact model."""
@@ -369,7 +387,8 @@ def write_maps(path: Path, sources: Sequence[str], maps: Maps) -> None:
         shapes[QUERIES] = size[:1]
     n_maps = len(maps) + 1 + len(heads) + first.folds.n_folds * (not sources)
     with tensor_writer(path, shapes) as write:
-        for place, (layer, of_layer) in enumerate(intact.items()):
+        of_layers = enumerate(by_layer([*intact.items()], "writing maps"))
+        for place, (layer, of_layer) in of_layers:
             pattern, row = of_layer.pattern, 0  # the intact model sees the fewest keys
             for start, stop in of_layer.folds.where.blocks(n_maps, MAPS_BYTES):
                 rows = slice(row, row + stop - start)

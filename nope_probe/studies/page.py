@@ -23,6 +23,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest
+from nope_probe.run.processes import status
 
 if TYPE_CHECKING:
     from nope_probe.run.session import Session
@@ -49,7 +50,10 @@ def of_run(run: Run) -> dict[str, go.Figure]:
 
 def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report]) -> Run:
     """Return a run with its page, but where its folder is removed at the end of a Python call."""
-    return replace(run, page=report_of(run).html(run.manifest) if session.is_kept else "")
+    if not session.is_kept:
+        return replace(run, page="")
+    with status("writing the report"):
+        return replace(run, page=report_of(run).html(run.manifest))
 
 
 def show(

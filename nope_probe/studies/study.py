@@ -28,12 +28,13 @@ from nope_probe.run.flags import CommandSettings
 from nope_probe.run.folder import Run
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.process_group import Processes
-from nope_probe.run.processes import print_line, status, validate_one_process
+from nope_probe.run.processes import print_line, validate_one_process
 from nope_probe.run.session import SIZES, Session
 from nope_probe.run.sources import load_model
 from nope_probe.studies.engine import Capture, Engine, position_keys
 
 Chosen = TypeVar("Chosen", bound=CommandSettings)
+PASSES_SAVED = "all passes were saved; the same command goes on with their analysis"
 CALIBRATION = "calibration"  # the pass whose result calibrates the engines of all passes after it
 TIMED = 0.1  # of all tokens: the share of a kind of passes that --dry-run times
 Results: TypeAlias = Mapping[str, Any]  # by the pass's key; passes read different things
@@ -185,9 +186,10 @@ def carry_out(kind: type[Study[Chosen]], session: Session[Chosen]) -> Path:
         if not session.finished:
             study = kind(session)
             results = execute(session, [*study.passes()])
+            if session.is_kept:
+                session.checkpoint.signals.message = PASSES_SAVED
             if session.processes.is_first:
-                with status("analysing and writing"):
-                    session.write(study.analyse(results))
+                session.write(study.analyse(results))
     return session.folder
 
 

@@ -23,7 +23,7 @@ from nope_probe.analyses.jackknife import (
     rms_difference,
     squared,
 )
-from nope_probe.analyses.pattern import Measures, measure
+from nope_probe.analyses.pattern import Measures, measure_pattern
 from nope_probe.analyses.pattern_rows import (
     bin_means,
     offset_bins,
@@ -164,41 +164,28 @@ def named(row: Row) -> dict[str, str]:
     return {"removed": condition.name, "replacement": replacement}
 
 
-def grams_of(maps: Maps, layers: Sequence[int]) -> list[Grams[Row]]:
-    """Return the inner products of each layer's leads and patterns in all rows."""
-    return [contrast_grams(patterns_of(maps, layer)) for layer in layers]
-
-
-def pattern_table(
-    maps: Maps, layers: Sequence[int], grams: Sequence[Grams[Row]] = ()
-) -> pd.DataFrame:
-    """Return the measures of lead and pattern of each layer and row, and what is kept, nats.
+def pattern_table(maps: Maps, layer: int, grams: Grams[Row]) -> pd.DataFrame:
+    """Return the measures of a layer's lead and pattern in each row, and what is kept, nats.
 
     `mask_adds` of the row without the mask is the non-relative part (RMS) with the mask less that
     without it, paired (the paper's section 5).
 
     Args:
         maps: of each row; with the mask's, the intact model's.
-        layers: the layers' numbers.
-        grams: the inner products of each layer's rows, for what is kept; without them, `kept` is
+        layer: its number.
+        grams: the inner products of the layer's rows, for what is kept; if empty, `kept` is
             left out.
     """
-    measured = {row: [*measure(of_row).values()] for row, of_row in maps.items()}
-    grams = grams or [{} for _ in layers]
+    measured = {row: measure_pattern(of_row[layer].pattern) for row, of_row in maps.items()}
     return pd.DataFrame(
         {
             "layer": layer,
             **named(row),
             **interval_columns(**vars(measures)),
-            **(columns_of(values_in(gram, row, INTACT_ROW), ("kept",)) if gram else {}),
-            **(
-                mask_adds(measured[INTACT_ROW][place], measures)
-                if row == (MASK, NO_REPLACEMENT)
-                else {}
-            ),
+            **(columns_of(values_in(grams, row, INTACT_ROW), ("kept",)) if grams else {}),
+            **(mask_adds(measured[INTACT_ROW], measures) if row == (MASK, NO_REPLACEMENT) else {}),
         }
-        for row, of_row in measured.items()
-        for place, (layer, measures, gram) in enumerate(zip(layers, of_row, grams, strict=True))
+        for row, measures in measured.items()
     )
 
 
@@ -240,25 +227,23 @@ def means_table(pattern: pd.DataFrame, losses: Mapping[Row, Estimates]) -> pd.Da
     return pd.DataFrame(rows)
 
 
-def terms_table(
-    sources: Sequence[str], layers: Sequence[int], grams: Sequence[Grams[Row]]
-) -> pd.DataFrame:
-    """Return the sizes of the exact sum of each layer's lead and pattern: of, term, size, nats."""
+def terms_table(sources: Sequence[str], layer: int, grams: Grams[Row]) -> pd.DataFrame:
+    """Return the sizes of the exact sum of a layer's lead and pattern: of, term, size, nats."""
     terms = {
         name: {(condition, NO_REPLACEMENT): times for condition, times in contrast.items()}
         for name, contrast in source_terms(sources).items()
     }
     return pd.DataFrame(
         {"layer": layer, "of": question, "term": name, **interval_columns(size=gram.size(term))}
-        for layer, of_layer in zip(layers, grams, strict=True)
-        for question, gram in of_layer.items()
+        for question, gram in grams.items()
         for name, term in terms.items()
     )
 
 
-def head_pattern_table(maps: Maps) -> pd.DataFrame:
-    """Return lead, amplitude and kept of each head without sources, nats."""
-    heads = {row: heads_of(layers) for row, layers in maps.items() if row[0].are_sources}
+def head_pattern_table(maps: Maps, layer: int) -> pd.DataFrame:
+    """Return lead, amplitude and kept of each head of a layer without sources, nats."""
+    of_sources = {row: of_row for row, of_row in maps.items() if row[0].are_sources}
+    heads = {row: heads_of({layer: of_row[layer]}) for row, of_row in of_sources.items()}
     return pd.DataFrame(
         {
             "layer": layer,
@@ -272,36 +257,34 @@ def head_pattern_table(maps: Maps) -> pd.DataFrame:
     )
 
 
-def offsets_table(sources: Sequence[str], maps: Maps) -> pd.DataFrame:
-    """Return offset profiles: layer, term, offset, and the mean with its bounds, nats.
+def offsets_table(sources: Sequence[str], maps: Maps, layer: int) -> pd.DataFrame:
+    """Return a layer's offset profiles: term, offset, and the mean with its bounds, nats.
 
     The terms are `score`, `pattern` and those of `source_terms`, which add up to `pattern`. Offsets
-    beyond a layer's window have no row. Where some distances share a row, `offset` is the first and
-    `last_offset` the last of them.
+    beyond the layer's window have no row. Where some distances share a row, `offset` is the first
+    and `last_offset` the last of them.
     """
-    intact, terms = maps[INTACT_ROW], source_terms(sources)
-    n_offsets = next(iter(intact.values())).n_offsets
+    terms, n_offsets = source_terms(sources), maps[INTACT_ROW][layer].n_offsets
     bins, parts = offset_bins(n_offsets), list[pd.DataFrame]()
     offsets = {"offset": bins.tolist()}
     if len(bins) < n_offsets:
         offsets["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
-    for layer, of_layer in intact.items():
-        pattern = of_layer.pattern  # on the cells that the intact model sees
-        of_conditions = {
-            condition: bin_means(
-                replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer]),
-                pattern_distance_sums,
-                bins,
-            )
-            for condition in dict.fromkeys([INTACT, *chain.from_iterable(terms.values())])
-        }
-        means = {
-            "score": bin_means(pattern, score_distance_sums, bins),
-            "pattern": of_conditions[INTACT],
-            **{name: contrast_map(term, of_conditions) for name, term in terms.items()},
-        }
-        for name, folds in means.items():
-            columns = mean_columns("mean", mean_intervals(folds, of_layer.weights))
-            table = pd.DataFrame({"layer": layer, "term": name, **offsets, **columns})
-            parts.append(table.dropna(subset=["mean"]))
+    pattern = maps[INTACT_ROW][layer].pattern  # on the cells that the intact model sees
+    of_conditions = {
+        condition: bin_means(
+            replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer]),
+            pattern_distance_sums,
+            bins,
+        )
+        for condition in dict.fromkeys([INTACT, *chain.from_iterable(terms.values())])
+    }
+    means = {
+        "score": bin_means(pattern, score_distance_sums, bins),
+        "pattern": of_conditions[INTACT],
+        **{name: contrast_map(term, of_conditions) for name, term in terms.items()},
+    }
+    for name, folds in means.items():
+        columns = mean_columns("mean", mean_intervals(folds, pattern.maps.weights))
+        table = pd.DataFrame({"layer": layer, "term": name, **offsets, **columns})
+        parts.append(table.dropna(subset=["mean"]))
     return pd.concat(parts, ignore_index=True)

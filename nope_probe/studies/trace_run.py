@@ -29,6 +29,7 @@ from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
+from nope_probe.run.processes import by_layer
 from nope_probe.run.session import input_arrays
 from nope_probe.studies.engine import Engine, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
@@ -82,7 +83,9 @@ class TracePosition(Study[Settings]):
     ) -> tuple[str | None, dict[str, pd.DataFrame]]:
         """Return the reader of the headline, by default the strongest, and the tables."""
         sums: PositionSums = engine.results["positions"]
-        terms, writers = term_table(sums), writer_table(sums)
+        of_layers = [replace(sums, readers={layer: of}) for layer, of in sums.readers.items()]
+        tables = [(term_table(x), writer_table(x)) for x in by_layer(of_layers, "splitting scores")]
+        terms, writers = (pd.concat(of, ignore_index=True) for of in zip(*tables, strict=True))
         reader = self.settings.reader or strongest_reader(terms, sums.counts.tolist())
         effects, n_heads = pd.DataFrame(columns=EFFECTS_COLUMNS), self.settings.confirm
         if reader is not None and n_heads:
@@ -91,13 +94,12 @@ class TracePosition(Study[Settings]):
 
     def analyse(self, results: Results) -> Run:
         """Return the run of the trace."""
-        session, sums, (reader, tables) = self.session, results["positions"], results["effects"]
-        inputs = session.sequences()
-        kept = self.settings.kept_positions_of(inputs.bos)
+        session, settings, (reader, tables) = self.session, self.settings, results["effects"]
+        inputs, sums = session.sequences(), results["positions"]
         manifest = replace(
             session.manifest_of(inputs),
             layers=tuple(sorted(int(layer) for layer in tables["terms"]["layer"].unique())),
-            results={"reader": reader, "kept_positions": kept},
+            results={"reader": reader, "kept_positions": settings.kept_positions_of(inputs.bos)},
         )
         arrays = {"maps": map_arrays(sums), "tokens": input_arrays(inputs)}
         return with_page(session, Run(manifest=manifest, arrays=arrays, tables=tables), report)
@@ -200,8 +202,7 @@ def _effects(
     """Yield the rows of the losses without the position of each writer in turn."""
     for writer in writers:
         total = scores_of(engine, place, writer, Ablation(remove=[writer.removal]))
-        position = positions_of(engine)[writer]
-        with directly_ablated(engine.model, writer, position, place["layer"]):
+        with directly_ablated(engine.model, writer, positions_of(engine)[writer], place["layer"]):
             direct = scores_of(engine, place, f"{writer}-to-L{place['layer']}")
         for question, lost in losses(intact, direct, total, reader, writer).items():
             yield {**place, "of": question, "writer": writer, **interval_columns(**lost)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nope_probe.run.checkpoint import RunCheckpoint
-from nope_probe.run.processes import status
+from nope_probe.run.processes import by_layer, status
 
 ERASE_LINE = "\x1b[2K"
 
@@ -72,6 +72,20 @@ def test_the_bar_names_the_stream_its_place_and_estimates_what_is_left(
     assert "gains (1 of 2):   0%|" in shown
     assert "score/mask (2 of 2): " in shown
     assert " left" in shown
+
+
+def test_the_line_of_an_analysis_says_which_layer_of_how_many_and_is_erased(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = open_terminal(monkeypatch)
+    for layer in by_layer(["L3", "L5"], "analysing"):
+        place = {"L3": "layer 1 of 2", "L5": "layer 2 of 2"}[layer]
+        assert f"analysing: {place}, " in terminal.getvalue().rpartition("\r")[2]
+    assert terminal.getvalue().rpartition("layer 2 of 2")[2].rpartition("\r")[2] == ""
+    monkeypatch.setenv("RANK", "1")
+    before = terminal.getvalue()
+    assert [*by_layer(["L3", "L5"], "analysing")] == ["L3", "L5"]
+    assert terminal.getvalue() == before
 
 
 def test_a_log_file_hears_of_long_work_alone_now_and_then(

@@ -1,6 +1,8 @@
 """The maps that `ablate --remove none` makes are those of plain transformers."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.head_scores import captured_induction
+from nope_probe.studies.study import PASSES_SAVED
 
 N_POS, N_HEADS = 13, 6
 SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
@@ -82,8 +85,11 @@ def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_keeps_both(
-    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_analysis_keeps_both(
+    tiny: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ):
     flags = ["--model", str(tiny("llama").folder), "--data", "random", "--per-head"]
     flags += ["--layers", "2", "--n-seqs", "59", "--seq-len", "13", "--folds", "5"]
@@ -97,9 +103,10 @@ def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_kee
     run_command(ablate, "--remove", "none", *flags, "--out", str(tmp_path / "whole"))
     assert sum(lengths) == 1 + 59 + 20, "one is tried, and 4 a fold are random tokens twice"
     with monkeypatch.context() as patch:
-        patch.setattr("nope_probe.studies.ablate_run.Ablate.analyse", interrupted)
-        with pytest.raises(SystemExit):
+        patch.setattr("nope_probe.studies.ablate_run.offsets_table", interrupted)
+        with pytest.raises(SystemExit, match="143"):
             run_command(ablate, "--remove", "none", *flags, "--out", str(tmp_path / "run"))
+    assert capfd.readouterr().err.splitlines()[-1] == f"interrupted: {PASSES_SAVED}"
     lengths.clear()
     run_command(ablate, "--remove", "none", *flags, "--out", str(tmp_path / "run"))
     assert sum(lengths) == 0
@@ -132,7 +139,7 @@ def test_position_and_content_of_heads_are_those_of_the_attention_command(
 
 
 def interrupted(*args: Any) -> None:
-    raise KeyboardInterrupt
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("n_bos", [0, 1])
