@@ -8,7 +8,7 @@ the same rows as hooks.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
@@ -21,7 +21,7 @@ WEIGHTS: tuple[Projection, ...] = get_args(Projection)
 Gain = Literal["output", "norm", "identity"]
 NO_REPLACEMENT = "none"  # in tables, where no weight is removed
 INK = "#1b1f24"
-INTERACTION, UNION = "_x_", "+"  # mask_x_rope, mask+w_q
+INTERACTION, UNION, IN_HEADS = "_x_", "+", "@"  # mask_x_rope, mask+w_q, w_q@L1H0,L1H2
 _WRITER = re.compile(r"L([0-9]+)H([0-9]+)|(ATTN|MLP|BLOCK)([0-9]+)|embed|pos_embed|bias")
 _OF_COMPONENT = {"HEAD": "w_o", "ATTN": "w_o", "MLP": "mlp", "pos_embed": "pos_embed"}
 
@@ -185,6 +185,17 @@ CIRCUITS: dict[str, Circuit] = {
 }
 
 
+def spelled(name: str) -> str:
+    """Return a component, circuit, band or union as it is spelled here.
+
+    Example:
+        >>> spelled("W_Q"), spelled("RoPE+MLP"), spelled("position[L1H0]")
+        ('w_q', 'rope+mlp', 'position[L1H0]')
+    """
+    kinds = r"(?<![^+])(?!position\[)[^+@]+"  # of each part, without the heads
+    return re.sub(kinds, lambda kind: kind[0].lower(), name)
+
+
 class Writer(str):
     """The name of a component that writes into the residual stream.
 
@@ -305,7 +316,7 @@ class Component(str):
     Names are those of `ROWS`, in any case; `rope_high`, the rotary pairs whose wavelength
     2 pi / theta is below the length of the sequences, and `rope_low`, the other pairs; `rope[a:b]`,
     the pairs a to b - 1, the fastest first; and `position[L1H0]`, the mean output of a writer at
-    each position, less its mean over positions.
+    each position, less its mean over positions. `w_q@L1H0,L1H2` is lost in these heads alone.
 
     Attributes:
         kind: the name of its row; of a band `rope`, of a position `position`.
@@ -329,9 +340,9 @@ class Component(str):
         """Return the component of a name."""
         if isinstance(name, Component):
             return name
-        writer = writer_of(name)
-        band = re.fullmatch(r"rope(?:_high|_low|\[([0-9]+):([0-9]+)\])", name.lower())
-        kind = "rope" if band else "position" if writer else name.lower()
+        writer, removed = writer_of(name), spelled(name).partition(IN_HEADS)[0]
+        band = re.fullmatch(r"rope(?:_high|_low|\[([0-9]+):([0-9]+)\])", removed)
+        kind = "rope" if band else "position" if writer else removed
         kind = "written" if kind == WRITTEN_NULL else kind
         if kind not in ROWS or (kind == "position" and writer is None):
             kinds = [kind for kind in ROWS if kind != "position"]
@@ -340,7 +351,7 @@ class Component(str):
                 f"unknown component {name!r}; there are {known}, position[L1H0], and unions such "
                 "as w_q+w_k (spaces separate components, a union has none)"
             )
-        component = super().__new__(cls, name if writer else name.lower())
+        component = super().__new__(cls, spelled(name))
         component.kind, component.writer = kind, writer
         component.pairs = (int(band[1]), int(band[2])) if band and band[1] else None
         return component
@@ -481,6 +492,20 @@ class Condition(frozenset[Component]):
         """
         return Condition(WRITTEN_NULL if name == "written" else name for name in self)
 
+    def in_heads(self, heads: Mapping[int, Sequence[int]] | None) -> Condition:
+        """Return the condition of heads that lose the components; the same for all heads.
+
+        Example:
+            >>> Condition.parse("w_q+w_k").in_heads({2: [0, 1]}).name
+            'w_q@L2H0,L2H1+w_k@L2H0,L2H1'
+        """
+        if heads is None:
+            return self
+        named = ",".join(
+            f"L{layer}H{head}" for layer in sorted(heads) for head in sorted({*heads[layer]})
+        )
+        return Condition(f"{name}{IN_HEADS}{named}" for name in self)
+
     @property
     def of_blocks(self) -> tuple[Component, ...]:
         """The removal of the position that all blocks write, or its null."""
@@ -507,17 +532,6 @@ def _members(name: str) -> list[Component]:
     parts = (spelled(part) for part in name.split(UNION))
     named = (CIRCUITS[part].parts if part in CIRCUITS else (part,) for part in parts)
     return [Component(part) for members in named for part in members]
-
-
-def spelled(name: str) -> str:
-    """Return a component, circuit, band or union as it is spelled here.
-
-    Example:
-        >>> spelled("W_Q"), spelled("RoPE+MLP"), spelled("position[L1H0]")
-        ('w_q', 'rope+mlp', 'position[L1H0]')
-    """
-    parts = (part if part.startswith("position[") else part.lower() for part in name.split(UNION))
-    return UNION.join(parts)
 
 
 def validate_disjoint(names: Sequence[str]) -> None:

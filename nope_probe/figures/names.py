@@ -8,6 +8,7 @@ from html import escape
 
 from nope_probe.removal import (
     CIRCUITS,
+    IN_HEADS,
     INTACT,
     INTERACTION,
     NO_REPLACEMENT,
@@ -46,6 +47,7 @@ CONSTANT = {  # weights that are replaced by their mean
     "w_q+w_k": "with both constant",
     "w_o": "attention writes a constant (W_O)",
 }
+MOST_HEADS = 4  # that are named; of more, their number
 _SIGNS = {INTERACTION: " × ", UNION: " + "}
 _WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
 
@@ -110,6 +112,9 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT, among: Collection[
     """
     if removed == INTACT.name:
         return "intact"
+    everywhere, heads = in_heads(removed)
+    if heads:
+        return row_name(everywhere, replacement) + heads
     if replacement == "mean" and removed in CONSTANT:
         return CONSTANT[removed]
     if replacement not in ("mean", NO_REPLACEMENT):
@@ -119,6 +124,19 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT, among: Collection[
         return "without both"
     # As a row, the name of the removal; in sentences, what it is.
     return f"without {(words if removed == WRITTEN.name else phrase)(removed)}"
+
+
+def in_heads(name: str) -> tuple[str, str]:
+    """Return what is removed, and the end of a phrase with the heads that lose it, if not all do.
+
+    Example:
+        >>> in_heads("w_q@L2H0,L2H1+w_k@L2H0,L2H1"), in_heads("mask")
+        (('w_q+w_k', ' in L2H0, L2H1'), ('mask', ''))
+    """
+    parts = [part.partition(IN_HEADS) for part in name.split(UNION)]
+    heads = parts[0][2].split(",")
+    said = ", ".join(heads) if len(heads) <= MOST_HEADS else f"{len(heads)} heads"
+    return UNION.join(part[0] for part in parts), f" in {said}" * bool(parts[0][2])
 
 
 def colour(name: str) -> str:
@@ -134,6 +152,10 @@ def symbol(name: str) -> str:
 def _words_of(name: str) -> Words:
     if name in TABLE:
         return TABLE[name]
+    everywhere, heads = in_heads(name)
+    if heads:
+        label, said, brief = (name(everywhere) + heads for name in (words, phrase, short))
+        return replace(_words_of(everywhere), label=label, phrase=said, short=brief)
     writer = writer_of(name)
     if writer is not None:
         label = f"position of {_WRITERS.get(writer, writer)}"
@@ -144,8 +166,8 @@ def _words_of(name: str) -> Words:
     joined = replace(TABLE["interaction"], label=_SIGNS[sign].join(map(short, (*others, last))))
     if sign == UNION:
         return joined
-    phrase = f"{', '.join(map(short, others))} and {short(last)} together"
+    said = f"{', '.join(map(short, others))} and {short(last)} together"
     if last == "window":
         marker = "star" if len(others) > 1 else "x" if others == ["mask"] else "triangle-left"
         joined = replace(joined, colour=TABLE["window"].colour, marker=marker)
-    return replace(joined, phrase=phrase)
+    return replace(joined, phrase=said)

@@ -27,6 +27,7 @@ from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.removal import (
+    IN_HEADS,
     INTACT,
     MASK,
     NO_REPLACEMENT,
@@ -117,22 +118,25 @@ class Plan:
     def rows(self) -> dict[Row, Ablation]:
         """The ablation of each row: the intact model, other rows that replace no weight, the rest.
 
+        The sources are removed in all heads, what else is removed in the heads of the ablations.
         Behind a constant output W_V does not matter, so a row of both runs without W_O alone.
         """
         plain = [condition for condition in self.removed if not condition.weights]
-        first, rows = self.ablations[0], dict[Row, Ablation]()
-        ordered = conditions_of(self.sources, plain)
-        if WRITTEN in ordered:  # what the mask makes, in a model that keeps it
-            ordered.remove(WRITTEN)
+        first, ordered = self.ablations[0], conditions_of(self.sources)
+        if WRITTEN in plain:  # what the mask makes, in a model that keeps it
+            plain.remove(WRITTEN)
             ordered.insert(ordered.index(MASK) + 1 if MASK in ordered else 1, WRITTEN)
-        for condition in ordered:
-            rows[condition, NO_REPLACEMENT] = first.without(condition)
+        whole = replace(first, heads=None)
+        rows = {(condition, NO_REPLACEMENT): whole.without(condition) for condition in ordered}
+        for condition in plain:
+            rows[condition.in_heads(first.heads), NO_REPLACEMENT] = first.without(condition)
         for by in self.ablations:
             for condition in self.removed:
                 is_constant = "w_o" in condition and not by.stand_in.gain
                 needed = Condition(condition - {"w_v"}) if is_constant else condition
                 if condition.weights:
-                    rows[condition, str(by.replacement)] = by.without(needed)
+                    row = condition.in_heads(by.heads), str(by.replacement)
+                    rows[row] = by.without(needed)
         return rows
 
     @property
@@ -182,8 +186,9 @@ def name_of(row: Row) -> str:
 
 
 def key_of(row: Row, ablation: Ablation) -> str:
-    """Return the key of the pass of a row: the name of the row that is run for it."""
-    return name_of((ablation.condition, row[1]))
+    """Return the key of the pass of a row: the name, without heads, of the row that is run."""
+    in_heads = f"{IN_HEADS}heads" * (ablation.heads is not None)
+    return name_of((ablation.condition, row[1])) + in_heads
 
 
 def maps_of(rows: Mapping[Row, Ablation], results: Results) -> Maps:
@@ -215,10 +220,11 @@ def make_plan(
     if "mask" not in has and not is_intact:
         raise UserError("the model has no causal mask: its attention is bidirectional")
     left_out = {name: why for name, why in (left_out or {}).items() if name in has}
+    in_heads = any(by.heads is not None for by in options.get("ablations", ()))
     sources = tuple(name for name in SOURCES if name in has and name not in left_out)
     if remove is None:
         there = {*has, "written"} - {*left_out}
-        if any(by.heads is not None for by in options.get("ablations", ())):
+        if in_heads:
             there.discard("written")
         remove = [name for name in DEFAULT_REMOVED if {*name.split(UNION)} <= there]
     else:  # weights are named
@@ -226,7 +232,7 @@ def make_plan(
     named = [parse_removed(name) for name in remove if name != "sources"]
     return Plan(
         sources=() if is_intact else sources,
-        removed=tuple(c for c in dict.fromkeys(named) if not c <= {*sources}),
+        removed=tuple(c for c in dict.fromkeys(named) if in_heads or not c <= {*sources}),
         left_out=left_out,
         **options,
     )
@@ -342,7 +348,9 @@ class Ablate(Study[Settings]):
             self.session.manifest_of(self.inputs),
             query_stride=query_stride(len(next(iter(intact.values())).queries)),
             layers=plan.layers,
-            removed=tuple(condition.name for condition in plan.removed),
+            removed=tuple(
+                condition.in_heads(plan.ablations[0].heads).name for condition in plan.removed
+            ),
             results={
                 "windows": windows_of(intact),
                 "replacements": [*dict.fromkeys(by for _, by in plan.rows if by != NO_REPLACEMENT)],

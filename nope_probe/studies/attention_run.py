@@ -123,7 +123,7 @@ class Attention(Study[Settings]):
         manifest = replace(
             self.session.manifest_of(self.inputs),
             layers=self.layers,
-            removed=tuple(settings.removed.ordered),
+            removed=tuple(settings.ablations[0].without(settings.removed).named.ordered),
             text=None if self.text is None else self.text.shown,
         )
         sizes, maps = torch.tensor(manifest.fold_sizes), State()

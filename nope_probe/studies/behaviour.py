@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import tyro
 
-from nope_probe.errors import UserError
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.names import phrase, words
 from nope_probe.figures.words import Column, View, capitalised
@@ -327,12 +326,10 @@ def make_conditions(
         left_out: components that are removed only where they are named, not with a group.
 
     Raises:
-        UserError: for a name that does not exist, or a condition that is named twice.
+        UserError: for a name that does not exist.
     """
     single, ablations = settings.named, settings.ablations
     of_groups = [parse_removed(name) for group in settings.groups for name in GROUPS[group]]
-    if len({*single}) < len(single):
-        raise UserError(f"--remove names something twice: {' '.join(settings.remove)}")
     of_blocks = WRITTEN if settings.heads_by_layer is None else INTACT
     removable, conditions = {*of_blocks, *has} - {*left_out}, {INTACT.name: ablations[0]}
     named = dict.fromkeys([*(c for c in of_groups if c <= removable), *single])

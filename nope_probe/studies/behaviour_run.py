@@ -252,7 +252,7 @@ class Behaviour(Study[Settings]):
         manifest = replace(
             session.manifest_of(self.text),
             results={
-                "conditions": [*dict.fromkeys(of.condition.name for of in conditions)],
+                "conditions": [*dict.fromkeys(of.named.name for of in conditions)],
                 "left_out": self.left_out,
                 "massive_outputs": self.massive_outputs(),
                 "skipped": self.skipped,
@@ -271,7 +271,7 @@ class Behaviour(Study[Settings]):
         """Return what a condition removes and by what its weights are replaced, as columns."""
         ablation = self.conditions[name]
         by = ablation.replacement if ablation.condition.weights else NO_REPLACEMENT
-        return {"removed": ablation.condition.name, "replacement": str(by)}
+        return {"removed": ablation.named.name, "replacement": str(by)}
 
     def _quantity(self, name: str, results: Results) -> Iterator[TableRow]:
         """Yield the rows of a quantity, one for each condition.

@@ -99,7 +99,7 @@ class Settings(RemovingSettings):
     in_one_process = True
 
     def mistakes_of(self, info: ModelInfo) -> Mistakes:
-        """Yield whether the block does not exist, or does not attend."""
+        """Yield whether the block or a head does not exist, or the block does not attend."""
         yield (
             self.layer >= info.depth,
             f"{info.name} has {info.depth} layers, L0 to L{info.depth - 1}; there is no --layer "
@@ -110,6 +110,7 @@ class Settings(RemovingSettings):
             self.layer in info.not_attending,
             f"--layer {self.layer} of {info.name} does not attend; {named} do",
         )
+        yield from self.wrong_heads(info)
 
     @property
     def depth(self) -> int:

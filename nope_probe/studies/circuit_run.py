@@ -71,7 +71,7 @@ class CaptureStages(Study[Settings]):
         manifest = replace(
             session.manifest_of(inputs),
             query_stride=query_stride(n_queries),
-            removed=tuple(self.ablation.condition.ordered),
+            removed=tuple(self.ablation.named.ordered),
             results={
                 "layer": layer,
                 "components": [*components(model)],

@@ -45,7 +45,8 @@ class RunOptions(TypedDict, total=False):
 
 class RemovingOptions(RunOptions, total=False):
     in_heads: str | Collection[str]
-    """The heads that lose it (L16H0 L18H6), in place of all heads. [()]"""
+    """The heads that lose what --remove names (L16H0 L18H6), in place of all heads; `ablate`
+    removes the sources in all heads as well. [()]"""
     gain: Literal["output", "norm", "identity"]
     """The size of the replacements identity and random. ['output']"""
     kept_positions: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -11,7 +11,7 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import WITH_GAIN, Ablation, Replacement
 from nope_probe.models.info import ModelInfo
-from nope_probe.removal import COMPONENTS, Condition, Gain, Writer
+from nope_probe.removal import COMPONENTS, Condition, Gain, Writer, spelled
 from nope_probe.run.flags import LARGEST, Bounds, Mistakes, effects_of
 from nope_probe.run.settings import RunSettings
 
@@ -30,7 +30,8 @@ class RemovingSettings(RunSettings):
     """What is removed from a model, and what replaces its weights.
 
     Attributes:
-        in_heads: The heads that lose it (L16H0 L18H6), in place of all heads.
+        in_heads: The heads that lose what --remove names (L16H0 L18H6), in place of all heads;
+            `ablate` removes the sources in all heads as well.
         replacement: What a removed weight is replaced by.
         kept_positions: How many first tokens keep what blocks write, where `written` is removed; 0
             takes the first token's mark too.
@@ -56,6 +57,11 @@ class RemovingSettings(RunSettings):
         yield (
             len({*names}) < max(1, len(names)),
             f"expected each --replacement once, got {' '.join(names) or 'none'}",
+        )
+        named, spellings = self.named, [*map(spelled, self.remove or ())]
+        yield (
+            len({*named}) < len(named) or len({*spellings}) < len(spellings),
+            f"--remove names something twice: {' '.join(spellings)}",
         )
         yield from self.wrong_removals()
         yield (
@@ -108,12 +114,16 @@ class RemovingSettings(RunSettings):
     def mistakes_of(self, info: ModelInfo) -> Mistakes:
         """Yield whether a layer or a head that the settings name does not exist."""
         yield from super().mistakes_of(info)
+        yield from self.wrong_heads(info)
+
+    def wrong_heads(self, info: ModelInfo) -> Mistakes:
+        """Yield whether a head that the settings name does not exist."""
         n_layers = min(self.depth or info.n_layers, info.n_layers)
         for layer, heads in (self.heads_by_layer or {}).items():
             yield (
                 layer not in info.attending or layer >= n_layers or max(heads) >= info.n_heads,
                 f"--in-heads L{layer}H{max(heads)}: the run has the heads H0 to "
-                f"H{info.n_heads - 1} of L0 to L{n_layers - 1} (--layers)",
+                f"H{info.n_heads - 1} of L0 to L{n_layers - 1}",
             )
 
     @property
@@ -151,13 +161,13 @@ class RemovingSettings(RunSettings):
         )
 
 
-def parse_removed(names: str | Iterable[str]) -> Condition:
+def parse_removed(names: str | Sequence[str]) -> Condition:
     """Return the condition that `--remove` names.
 
     Raises:
         UserError: for a name that does not exist, or names that share a component.
     """
     try:
-        return Condition.parse(names)
+        return Ablation(remove=names).condition
     except ValueError as error:
         raise UserError(f"--remove: {error}") from error

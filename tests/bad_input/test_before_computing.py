@@ -86,6 +86,10 @@ WITHOUT_EFFECT = [
     ("behaviour --measures loss --layers 2", "--layers has no effect without the measure"),
     ("behaviour --measures in-context --remove mlp --prefix 8", "--prefix has no effect where the"),
     ("behaviour --remove mask mask", "--remove names something twice"),
+    ("ablate --remove mask MASK", "--remove names something twice"),
+    ("ablate --remove w_k+w_q qk", "--remove names something twice"),
+    ("ablate --remove sources sources", "--remove names something twice"),
+    ("ablate --remove w_q@L0H1", "names of components to remove, and heads separately"),
     ("behaviour --data random", "behaviour is measured on text"),
     ("behaviour --model parameter-free", "measured on text, with a language model"),
     ("circuit --remove mask --replacement zero", "no effect where no weight is removed"),
@@ -132,6 +136,7 @@ BEFORE_TORCH = [  # found out from names, a config.json and files
     ("trace --reader L2H4", "--reader L2H4: there are L0, L1, L2, L3, with the heads H0 to H3"),
     ("attention --text a --why L4H0", "--why L4H0: there are L0 to L3, with the heads H0 to H3"),
     ("attention --remove rope --in-heads L9H0", "--in-heads L9H0: the run has the heads H0 to H3"),
+    ("circuit --remove mask --in-heads L2H0", "the run has the heads H0 to H3 of L0 to L1"),
     ("ablate --data empty.txt", "empty.txt is empty"),
     ("ablate --data empty.jsonl", "empty.jsonl is empty"),
     (

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
-from support.command_line import run_command
+from support.command_line import ended, run_command
 from support.plain_attention import plain_attention
 from support.rounding import MEASURE, assert_same
 from support.tiny_models import plain
@@ -167,6 +167,23 @@ def patterns_of(maps: Tensor) -> Tensor:
     """Return [fold, cell]: the other keys' scores less their mean."""
     rows = [maps[:, i, 1:i] - maps[:, i, 1:i].mean(-1, keepdim=True) for i in range(2, N)]
     return torch.cat(rows, -1)
+
+
+def test_rows_sentences_and_legends_name_the_heads_that_lose_something(tmp_path: Path) -> None:
+    flags = ["--remove", "mask", "qk", "--in-heads", "L1H2", "L0H1", "--layers", "2"]
+    printed = ended("ablate", [*SMALL, *flags, "--out", "run"], tmp_path)
+    assert printed.code == 0, printed.err
+    run = read_run(tmp_path / "run")
+    names = [*run.tables["over_layers"]["removed"]]
+    assert names[:5] == ["intact", "mask", "rope", "mask+rope", "mask@L0H1,L1H2"]
+    assert names[5] == "w_q@L0H1,L1H2+w_k@L0H1,L1H2"
+    assert "without the causal mask in L0H1, L1H2" in " ".join(printed.out.split())
+    [legend] = [
+        {trace.name for trace in figure.data}
+        for title, figure in figures.of_run(run).items()
+        if title == "The three numbers in every layer"
+    ]
+    assert {"without the causal mask", "without the causal mask in L0H1, L1H2"} < legend
 
 
 @pytest.mark.usefixtures("undrawn")

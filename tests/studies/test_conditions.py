@@ -126,6 +126,22 @@ def test_what_all_blocks_write_is_no_default_where_some_heads_are_named() -> Non
         assert [condition.name for condition in plan.removed if condition.of_blocks] == written
 
 
+def test_what_is_named_is_removed_in_the_heads_and_the_sources_in_all() -> None:
+    by, model, inputs = Ablation(heads={1: [3, 0]}), small_model(), random_tokens()
+    plan = make_plan(LLAMA, ["mask", "w_q"], ablations=[by], layers=(0, 1, 2))
+    in_all, in_heads = ["intact", "mask", "rope", "mask+rope"], ["mask@L1H0,L1H3", "w_q@L1H0,L1H3"]
+    assert [condition.name for condition, _ in plan.rows] == [*in_all, *in_heads]
+    maps = {row[0].name: layers for row, layers in measured(model, inputs, plan).items()}
+    for name in (*in_all[1:], *in_heads):
+        removed, *heads = name.split("@")
+        ablation = Ablation(remove=removed, heads={1: [0, 3]} if heads else None)
+        with ablated(model, ablation, tokens=None if removed != "w_q" else inputs.inputs):
+            captured = capture_scores(model, inputs.inputs, n_folds=4, batch_size=7)
+        mine = torch.stack([maps[name][layer].mean() for layer in plan.layers])
+        expected = captured.mean[: len(plan.layers)]
+        torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_an_encoder_without_a_mask_is_refused():
     with pytest.raises(UserError, match="no causal mask"):
         make_plan(("w_q", "w_k", "w_o", "w_v"))

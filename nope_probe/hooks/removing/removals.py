@@ -20,7 +20,7 @@ from nope_probe.errors import (
     validate_layer_numbers,
     validate_types,
 )
-from nope_probe.removal import ROWS, Condition, Gain, spelled
+from nope_probe.removal import IN_HEADS, ROWS, Condition, Gain, spelled
 
 if TYPE_CHECKING:
     from nope_probe.hooks.removing.replacements import GivenReplacement, Place, ReplacedWeight
@@ -143,9 +143,12 @@ class Ablation:
 
     def __post_init__(self) -> None:
         given = as_tuple(self.remove)
-        unnamed = [name for name in given if not isinstance(name, str)]
+        unnamed = [name for name in given if not isinstance(name, str) or IN_HEADS in name]
         if unnamed:
-            raise UserError(f"expected the names of components to remove, got {unnamed[0]!r:.60}")
+            raise UserError(
+                "expected the names of components to remove, and heads separately, got "
+                f"{unnamed[0]!r:.60}"
+            )
         object.__setattr__(self, "remove", [spelled(str(name)) for name in given])
         if self.layers is not None:
             validate_layer_numbers(self.layers)
@@ -255,6 +258,11 @@ class Ablation:
     def condition(self) -> Condition:
         """What is removed."""
         return Condition.parse(self.remove)
+
+    @property
+    def named(self) -> Condition:
+        """What is removed, with the heads that lose it in each name."""
+        return self.condition.in_heads(self.heads)
 
     @cached_property
     def stand_in(self) -> StandIn:

@@ -167,6 +167,6 @@ def test_the_commands_remove_content_in_named_heads() -> None:
     data = sequences("shipped", tokenizer=loaded.tokenizer, n_seqs=20, seq_len=20)
     with ablated(loaded.model, Ablation(remove="content", heads={1: [3]}), tokens=data.inputs):
         ablated_loss = loaded.model(data.inputs, return_type="loss")
-    assert table["loss", "content"] == pytest.approx(
+    assert table["loss", "content@L1H3"] == pytest.approx(
         float(ablated_loss - loaded.model(data.inputs, return_type="loss")), abs=1e-5
     )
