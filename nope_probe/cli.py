@@ -43,6 +43,7 @@ from nope_probe.run.processes import (
 from nope_probe.run.settings import place_of
 
 Settings = TypeVar("Settings", bound=CommandSettings)
+NARROWEST = 20  # columns of a terminal: rich prints nothing into 0, and tyro never ends below 8
 GROUP = "_group"  # at the end of the names of groups of flags
 
 
@@ -339,7 +340,10 @@ def open_standard_streams() -> None:
     """Open closed standard streams on nothing, and let output escape what it cannot encode.
 
     Without this, the next file that is opened takes the number of a closed stream, and its output.
+    A container may set the terminal's columns to 0, into which nothing fits.
     """
+    if "COLUMNS" in os.environ:
+        os.environ["COLUMNS"] = str(max(NARROWEST, shutil.get_terminal_size().columns))
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = io.TextIOWrapper(io.FileIO(os.devnull, mode), encoding="utf-8")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from command_reference import command_text, commands, flags_of, settings_of
+from support.command_line import run_command
 
 from nope_probe import __main__ as umbrella
 from nope_probe import ablate
@@ -48,6 +49,23 @@ def test_help_imports_nothing_slow() -> None:
     assert "usage: python -m nope_probe ablate [-h]" in ended.stdout
     for shown in ended.stdout.split("usage: ")[1:]:
         assert "\n    " not in shown.partition("options")[0].partition("\n\n")[2]
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-3", "many"])
+def test_a_terminal_of_any_width_gets_the_help_and_the_result(
+    columns: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """A container's terminal may have no columns."""
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit):
+        run_command(ablate, "--help")
+    assert capsys.readouterr().out.count("\n") > 100
+    flags = ["--n-seqs", 8, "--seq-len", 11, "--layers", 1, "--remove", "none"]
+    run_command(ablate, "--model", "rope-tiny", *flags, "--out", tmp_path / "run")
+    assert f"open {tmp_path / 'run' / 'report.html'}" in capsys.readouterr().out
 
 
 def nope_probe(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:

@@ -19,8 +19,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nope_probe.errors import UserError, kind_of, validate_unicode
 from nope_probe.files import (
     local_path,
@@ -342,7 +340,8 @@ def column_of(given: Any) -> Iterable[object]:
     if columns is not None:
         validate_text_column("the table", columns)
         given = given["text"]
-    if isinstance(given, str | bytes) or not np.iterable(given):
+    is_single = isinstance(given, str | bytes) or getattr(given, "shape", None) == ()
+    if is_single or not isinstance(given, Iterable):
         raise UserError(f"expected a source of text or a list of texts, got {kind_of(given)}")
     return given
 

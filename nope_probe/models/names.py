@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import huggingface_hub  # it imports its parts when they are asked for
@@ -52,7 +54,7 @@ FRIENDLY = {
     "tinyllama-nope": "AntNLP/TinyLlama-NoPE-1.1B",
 }
 # What `make real` fetches from the package index; another cache than the Hub's.
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nope_probe"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "nope_probe")
 FETCHED = {
     "smollm2-135m": _CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf",
     "gemma-3-270m": _CACHE / "gemma-3-270m-q4_k_m.gguf",
@@ -369,13 +371,21 @@ def is_offline() -> bool:
 
 
 def answers(address: str) -> bool:
-    """Return whether a web server answers within seconds, with any status."""
+    """Return whether a web server answers within seconds, with any status.
+
+    Raises:
+        UserError: for what is no address, as HF_ENDPOINT may be.
+    """
     answered: list[bool] = []
+    if not _is_address(address):
+        raise UserError(
+            f"HF_ENDPOINT is {address!r}: expected an address such as https://huggingface.co"
+        )
 
     def ask() -> None:
         try:
             urlopen(Request(address, method="HEAD"), timeout=SECONDS).close()
-        except OSError as error:
+        except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None)  # the client has other certificates
             if not (isinstance(error, HTTPError) or isinstance(reason, ssl.SSLError)):
                 return
@@ -386,6 +396,16 @@ def answers(address: str) -> bool:
     request.start()
     request.join(SECONDS)
     return bool(answered)
+
+
+def _is_address(text: str) -> bool:
+    """Return whether a text is the address of a web server."""
+    try:
+        parts = urlsplit(text)
+        is_complete = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        return False
+    return is_complete and parts.scheme in ("http", "https") and text.split() == [text]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from nope_probe import ablate
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, printable
 from nope_probe.models.context import (
     configured_context,
     validate_context,
@@ -87,6 +87,27 @@ def test_without_the_hub_what_is_not_cached_is_refused_in_one_line_that_says_wha
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(UserError, match="the data set a/b is on the Hub, which cannot be reached"):
         validate_hub_answers("the data set a/b")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "mirror.com",
+        "",
+        "https:/mirror.com",
+        "ftp://a.b",
+        "localhost:80",
+        "http://a:x",
+        "http://a\n",
+    ],
+)
+def test_an_endpoint_that_is_no_address_is_named_and_not_asked(
+    endpoint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = f"HF_ENDPOINT is {endpoint!r}: expected an address such as https://huggingface.co"
+    with online(endpoint, tmp_path):
+        for given in (["--model", "owner/model"], ["--model", "rope-tiny", "--data", "a/b"]):
+            assert refused(capfd, tmp_path, ablate, *given) == printable(line)
 
 
 @pytest.mark.parametrize(

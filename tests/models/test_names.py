@@ -1,5 +1,8 @@
 """Names of TransformerLens resolve to Hub ids, and what it does not read is named in one line."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,16 @@ from nope_probe.models.names import resolve
 )
 def test_a_name_in_any_case_resolves_to_its_hub_id(name: str, source: str) -> None:
     assert resolve(name) == source
+
+
+def test_a_user_without_a_home_or_a_name_has_the_shipped_models() -> None:
+    """A container may run under any number: no HOME, and no entry in the list of users."""
+    code = "import os, pwd\npwd.getpwuid = {}.__getitem__\n"
+    code += "from nope_probe.models.names import FETCHED, is_on_hub, path_of\n"
+    code += "print(is_on_hub('smollm2-135m'), path_of('rope-tiny').name)"
+    env = {name: os.environ[name] for name in os.environ if name not in ("HOME", "XDG_CACHE_HOME")}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert ended.stdout.split() == ["True", "rope-tiny"], ended.stderr
 
 
 @pytest.mark.parametrize("name", ["gpt2", "GPT2-small"])
