@@ -390,7 +390,7 @@ def register() -> None:
 
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm")
-MASKED = -9e3  # a mask adds less than this, a bias more
+OPENAI = -1e4  # the score of a later key in OpenAI's GPT, which has no bias; in others finfo.min
 
 
 class _Added(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
@@ -403,7 +403,8 @@ class InlineAttention(TorchFunctionMode):
     Args:
         tap: computes attention.
         n_heads: how many query heads there are.
-        product: the value given for every q.k; a pass ends before the softmax unless it is 0.
+        product: the value given for every q.k.
+        ends: whether the pass ends before the softmax.
     """
 
     def __init__(self, tap: Tap, n_heads: int, product: float = 0.0, *, ends: bool = False) -> None:
@@ -448,7 +449,9 @@ class InlineAttention(TorchFunctionMode):
         assert self.added is not None
         assert self.tap.scale is not None
         added = self._by_head(self.added)
-        visible = added > MASKED
+        visible, by_openai = unmasked(added.to(v.dtype)), added == OPENAI
+        if bool((~visible | by_openai | (added == 0)).all()):
+            visible &= ~by_openai
         bias = added.masked_fill(~visible, 0)
         of_keys = bias[:, :, -1:]  # ALiBi adds a number per key, to masked cells too
         if torch.equal(bias, of_keys.masked_fill(~visible, 0)):

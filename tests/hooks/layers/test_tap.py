@@ -19,25 +19,29 @@ from support.rounding import NETWORK
 from support.tiny_models import ModelOf, Tiny, distance, tokens
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
+from transformers import DynamicCache, MptConfig
 from transformers.masking_utils import (
     causal_mask_function,
     eager_mask,
     sdpa_mask,
     sliding_window_causal_mask_function,
 )
+from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 
 from nope_probe import load
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.attention import relative_error
+from nope_probe.hooks.layers.attention import Attention, relative_error
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, tapped
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.layers.tap import (
     FUSED,
     NAME,
+    Edits,
     HandedMask,
     Tap,
+    attend_inline,
     attention_forward,
     attention_mask,
     positions_far_apart,
@@ -204,6 +208,48 @@ def test_scale_soft_cap_and_sinks_are_those_that_transformers_hands_over() -> No
         ({"s_aux": sinks, "sliding_window": 3}, {"sinks": sinks}),
     ):
         assert distance(attend(LATEST[None, None], **named), by_hand(LATEST, **expected)) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bias_of_alibi_hides_none_of_12_000_keys(dtype: torch.dtype) -> None:
+    n_keys, n_queries, n_heads = 12_000, 3, 2
+    torch.manual_seed(0)
+    config = MptConfig(d_model=14, n_heads=n_heads, attn_config={"alibi_bias_max": 1})
+    attend = MptAttention(config, layer_idx=0).to(dtype)
+    bias = 1.3 * build_mpt_alibi_tensor(n_heads, n_keys, alibi_bias_max=1)  # slopes 0.92 and 0.65
+    causal = torch.ones(n_queries, n_keys).triu(1 + n_keys - n_queries).bool()
+    x = torch.randn(1, n_queries, 14, dtype=dtype)
+    earlier = torch.randn(2, 1, n_heads, n_keys - n_queries, 7, dtype=dtype)
+
+    def cache() -> DynamicCache:
+        kept = DynamicCache()
+        kept.update(*earlier, 0)
+        return kept
+
+    tap, seen = Tap(HookPoint(), HookPoint()), list[Attention]()
+    tap.ablation = Edits(change=lambda attention: seen.append(attention) or attention)
+    tap.scale = 7**-0.5
+    options = {"attention_mask": causal, "position_bias": bias.to(dtype)}
+    plain, _ = attend(x, **options, past_key_values=cache())
+    ours, _ = attend_inline(tap, n_heads, attend, (x,), options | {"past_key_values": cache()})
+    assert torch.equal(seen[0].mask.rows()[0, 0], ~causal)
+    assert seen[0].bias is not None
+    assert float(seen[0].bias.min()) < -1e4
+    assert distance(ours, plain) <= 4 * torch.finfo(dtype).eps
+
+
+def test_the_mask_of_openais_gpt_is_no_bias(decoder: Decoder) -> None:
+    model, _ = decoder("openai-gpt")
+    seen = list[Attention]()
+    with tapped(model):
+        layers_of(model)[0].tap.ablation = Edits(change=lambda of: seen.append(of) or of)
+        real = torch.ones(2, 5, dtype=torch.long)
+        real[0, 0] = 0  # padding adds to the mask
+        model(tokens(2, 5), attention_mask=real)
+    assert seen[0].bias is None
+    rows = seen[0].mask.rows()
+    assert torch.equal(rows[1, 0], torch.ones(5, 5).tril().bool())
+    assert not rows[0, 0, :, 0].any()
 
 
 def test_selected_keys_are_refused_where_they_are_not_all_keys() -> None:
