@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _arg = tyro.conf.arg
 WORDS = ("none", "sources")  # of --remove, that name no condition
+# Position that blocks write; constant queries, keys, both, and output.
+DEFAULT_REMOVED = ("written", "w_q", "w_k", "w_q+w_k", "w_o")
 SHUFFLED = {"intact": "shuffled", "mask": "mask+shuffled"}  # conditions run on shuffled tokens too
 
 
@@ -62,7 +64,8 @@ class Settings(RemovingSettings):
         tuple[str, ...] | None,
         _arg(
             help=f"What to remove besides the sources, one at a time: {NAMES}; `sources` for the "
-            "sources alone; `none` to map the intact model alone. By default w_q w_k w_q+w_k w_o."
+            "sources alone; `none` to map the intact model alone. By default "
+            f"{' '.join(DEFAULT_REMOVED)}."
         ),
     ] = None
     replacement: tuple[Replacement, ...] = ("mean",)  # type: ignore[assignment]

@@ -43,7 +43,7 @@ from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.processes import by_layer
 from nope_probe.run.session import Session, input_arrays
-from nope_probe.studies.ablate import SHUFFLED, Settings, report
+from nope_probe.studies.ablate import DEFAULT_REMOVED, SHUFFLED, Settings, report
 from nope_probe.studies.engine import (
     Engine,
     idle_sources,
@@ -83,8 +83,6 @@ from nope_probe.studies.tables import (
 if TYPE_CHECKING:
     from nope_probe.studies.options import AblateOptions as Options
 
-# Position that blocks write; constant queries, keys, both, and output.
-DEFAULT_REMOVED = ("written", "w_q", "w_k", "w_q+w_k", "w_o")
 UNSHUFFLED = INTACT_ROW, (MASK, NO_REPLACEMENT)  # rows that are run on shuffled tokens too
 QUERIES = "query_positions"  # of maps whose rows are not all; exact in float32, below 2**24
 MAPS_BYTES = 1 << 26  # of a block of rows of all maps

@@ -73,7 +73,8 @@ class AblateOptions(RemovingOptions, total=False):
     below the sequence's length, and the rest), the position that a head, MLP or embedding writes
     (position[L1H0], position[MLP0]), that of all blocks in a model that stays causal (written),
     content (attention becomes its mean over texts), unions such as w_k+w_o; `sources` for the
-    sources alone; `none` to map the intact model alone. By default w_q w_k w_q+w_k w_o. [None]"""
+    sources alone; `none` to map the intact model alone. By default written w_q w_k w_q+w_k w_o.
+    [None]"""
     replacement: (
         Literal["identity", "random", "mean", "zero"]
         | Collection[Literal["identity", "random", "mean", "zero"]]

@@ -1,5 +1,6 @@
 """The code in README, docs and docstrings runs, and prints what it says."""
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -22,6 +23,9 @@ from make_long_sequences import STORED, tables
 import nope_probe
 from nope_probe import figures
 from nope_probe.models.parameter_free import has_hooked_transformer
+from nope_probe.removal import ROWS, Writer
+from nope_probe.run.flags import hints_of
+from nope_probe.studies.ablate import DEFAULT_REMOVED, Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -137,6 +141,70 @@ def test_the_links_and_images_of_a_page_exist(page: str):
     local = [link for link in links if not re.match(r"https?:", link)]
     folder = (ROOT / page).parent
     assert [link for link in local if not (folder / link).exists()] == []
+
+
+OF_LIBRARIES = {  # of TransformerLens, and of datasets
+    *("hook_q", "hook_k", "hook_v", "hook_cos", "hook_sin", "run_with_hooks"),
+    *("from_pretrained_no_processing", "save_to_disk"),
+}
+
+
+def spans(page: str) -> list[str]:
+    prose = re.sub(r"^```.*?^```", "", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"`([^`\n]+)`", prose)
+
+
+@pytest.fixture(scope="module")
+def words_of_code() -> set[str]:
+    """The names and the words of strings in the code, without docstrings and comments."""
+    found = {path.name for path in ROOT.iterdir()} | OF_LIBRARIES
+    for path in [file for folder in CODE for file in (ROOT / folder).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                node.value.value = ""
+            values = (getattr(node, of, None) for of in ("id", "attr", "name", "arg", "value"))
+            found |= {x for value in values if isinstance(value, str) for x in WORD.findall(value)}
+            found |= {*WORD.findall(getattr(node, "module", None) or "")}
+    return found
+
+
+CODE = ("nope_probe", "recipes", "benchmarks", "docs")
+WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_names_in_backticks_exist(page: str, words_of_code: set[str]):
+    of_package = r"((?:`\w+`(?:, | and )?)+) of `(nope_probe[\w.]*)`"
+    for names, module in re.findall(of_package, PAGES[page]):
+        for name in re.findall(r"`(\w+)`", names):
+            assert hasattr(importlib.import_module(module), name), f"{name} of {module}"
+    for span in spans(page):
+        if re.fullmatch(r"[\w/]+\.py", span):
+            assert any((ROOT / folder / span).is_file() for folder in ("", *CODE, "tests")), span
+        elif span not in words_of_code and re.fullmatch(r"[\w.]+(\(.*\)|\[.*\])?", span):
+            named = re.findall(r"(?<![\w'\"/-])([A-Za-z]\w*)(?=[(=.\[]|$)", span)
+            columns = {re.sub("_(low|high)$", "", name) for name in named}
+            unknown = [name for name in columns - words_of_code if not Writer.parse(name)]
+            assert unknown == [], span
+
+
+def test_the_help_and_the_guide_name_what_ablate_removes_by_default() -> None:
+    named = " ".join(DEFAULT_REMOVED)
+    guide = "\n".join(PAGES.values())
+    assert [*re.findall(r"`--remove (written [^`]*)`", guide)] == [named]
+    assert f"By default {named}." in " ".join(str(hints_of(Settings)["remove"]).split())
+
+
+def test_the_guide_names_each_command_in_python() -> None:
+    commands = {name for name in nope_probe.__all__ if name.startswith("run_")}
+    for page in ("docs/guide/how-to.md", "docs/reference/api.md"):
+        [listed] = re.findall(r"^`run_ablations`, .*?run_trace`", PAGES[page], re.MULTILINE)
+        assert {*re.findall(r"run_\w+", listed)} == commands, page
+
+
+def test_the_guide_names_each_removal_that_heads_can_lose() -> None:
+    [named] = re.findall(r"query heads\]\}` \| ([^;]*);", PAGES["docs/removals.md"])
+    assert re.split(", | and ", named) == [name for name, row in ROWS.items() if row.per_head]
 
 
 def modules() -> list[str]:
