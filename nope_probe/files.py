@@ -100,14 +100,14 @@ def validate_regular(path: Path) -> None:
         raise UserError(f"{path} is a pipe, a socket or a device: only regular files are opened")
 
 
-def validate_regular_files(folder: Path) -> None:
-    """Check that a folder holds regular files and folders only.
+def validate_regular_files(path: Path) -> None:
+    """Check that a file is regular, or that a folder holds regular files and folders only.
 
     Raises:
         UserError: naming any other.
     """
-    for path in folder.rglob("*"):
-        validate_regular(path)
+    for within in (path, *path.rglob("*")):
+        validate_regular(within)
 
 
 def read_json(path: Path) -> Any:

@@ -98,14 +98,13 @@ def _what_it_is(path: Path, name: str) -> str:
 
 
 def is_gguf(name: str) -> bool:
-    """Return whether a name is that of a GGUF file, on this machine or on the Hub."""
-    return name.lower().endswith(".gguf")
+    """Return whether a name is that of a GGUF file, here or on the Hub, and not of a folder."""
+    return name.lower().endswith(".gguf") and not os.path.isdir(local_path(name))
 
 
 def gguf_files(folder: Path) -> list[Path]:
     """Return the GGUF files in a folder."""
-    files = (path for path in folder.iterdir() if is_gguf(path.name))
-    return sorted(path for path in files if path.is_file())
+    return sorted(path for path in folder.iterdir() if is_gguf(str(path)) and path.is_file())
 
 
 def file_on_hub(source: str) -> tuple[str, str]:
@@ -201,11 +200,12 @@ def base_of(adapter: str) -> str:
 
 
 def validate_adapter(adapter: str) -> None:
-    """Check that a folder holds an adapter.
+    """Check that a folder holds an adapter, of regular files.
 
     Raises:
         UserError: if it does not.
     """
+    validate_regular_files(local_path(adapter))
     if not (local_path(adapter) / ADAPTER).is_file():
         raise UserError(f"{adapter} holds no adapter: it has no {ADAPTER}")
 

@@ -37,6 +37,7 @@ _OF_WEIGHTS = re.compile(
     r".*\.(safetensors|gguf)$|(pytorch_model|consolidated).*\.(bin|pth)$"
     r"|.*\.(safetensors|bin)\.index\.json$"
 )
+_PICKLED = "pytorch_model"  # how the names of files begin that transformers converts
 _BLOCK = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
 
 
@@ -86,7 +87,7 @@ def weight_files(
         named: the file, or the index of files, that the configuration names.
 
     Raises:
-        UserError: if there are pickled weights alone, or for a broken index.
+        UserError: if there are no such weights, or for a broken index.
     """
     if named and not (named.endswith(_ENDINGS) and _is_within(source, named)):
         raise UserError(
@@ -97,6 +98,11 @@ def weight_files(
         file = find_file(source, name, revision)
         if file is not None:
             return name, shards_of(file) if name.endswith(".json") else {name: []}
+    # The Hub is not asked for a list of files: there, pickled weights are likely.
+    others = unread_weights(source, ()) if Path(source).is_dir() else (_PICKLED,)
+    if not any(name.startswith(_PICKLED) for name in others):
+        only = f", only {', '.join(others)}" if others else ""
+        raise UserError(f"{source} has no weights: neither {SINGLE} nor {INDEX}{only}")
     raise UserError(
         f"{source} has no safetensors weights, and pickled ones (.bin) are refused; "
         f'convert those that you trust: python -c "{_conversion(source)}"'

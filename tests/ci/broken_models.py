@@ -65,7 +65,7 @@ ROWS: dict[str, tuple[Break, str]] = {
     ),
     "weights absent": (
         lambda folder: (folder / WEIGHTS).unlink(),
-        "has no safetensors weights, and pickled ones (.bin) are refused",
+        "has no weights: neither model.safetensors nor model.safetensors.index.json",
     ),
     "weights cut": (cut, "model.safetensors is a broken safetensors file: "),
     "weights without a norm": (

@@ -169,6 +169,31 @@ def test_pickled_weights_are_refused_with_the_command_that_converts_them(
     assert distance(load(str(folder)).model(tokens(5)), expected) <= NETWORK
 
 
+def test_a_folder_without_weights_is_told_so_and_nothing_of_pickled_ones(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    lacks = f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json"
+    for other, only in (
+        ("optimizer.pt", ""),
+        ("weights.safetensors", ", only weights.safetensors"),
+    ):
+        (folder / other).touch()
+        with pytest.raises(UserError) as error:
+            load(folder)
+        assert str(error.value) == lacks + only
+
+
+@pytest.mark.parametrize("name", ["tiny.gguf", "Q8.GGUF"])
+def test_a_folder_may_be_called_as_a_gguf_file_is(name: str, folder: Path) -> None:
+    named = folder.rename(folder.parent / name)
+    expected = plain(named)(tokens(5)).logits
+    for given in (named, f"{named}/"):
+        assert distance(load(given).model(tokens(5)), expected) <= NETWORK
+    for file in ("config.json", WEIGHTS):
+        (named / file).unlink()
+    with pytest.raises(UserError, match=r"has no config\.json: it holds no Hugging Face model"):
+        load(named)
+
+
 def test_an_adapter_in_the_folder_is_part_of_the_weights_or_refused(folder: Path) -> None:
     """tests/ci/test_adapters.py has adapters of every kind."""
     base, lora = plain(folder), LoraConfig(target_modules=["q_proj"], init_lora_weights=False)

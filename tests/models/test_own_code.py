@@ -303,7 +303,19 @@ def test_files_that_are_none_are_named_with_what_they_are(tmp_path: Path) -> Non
     pointer.write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n")
     with pytest.raises(UserError, match=r"tokenizer\.json is a pointer of Git LFS.*git lfs pull"):
         load(folder)
+    for name in ("a.gguf", "b.gguf"):  # the only one of its folder, then one of two
+        packed = tmp_path / "packed" / name
+        packed.parent.mkdir(exist_ok=True)
+        packed.write_bytes(pointer.read_bytes())
+        for given in (packed, str(packed), packed.parent):
+            with pytest.raises(UserError, match=r"[ab]\.gguf is a pointer of Git LFS"):
+                load(given)
     pointer.write_bytes(saved)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(packed.read_bytes())
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors is a pointer of Git LFS"):
+        load(folder, adapter=tmp_path / "adapter")
     file.unlink()
     file.symlink_to("../blobs/0123")
     with pytest.raises(UserError, match=r"leads to \.\./blobs/0123, which is not there"):
