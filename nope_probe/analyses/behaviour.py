@@ -8,6 +8,7 @@ column t - 1 holds target t. A ridge regression decodes a position's index from 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +25,7 @@ from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 
 Losses = Float[Tensor, "document target"]
 PerDocument = Float[Tensor, " document"]
+Loss = TypeVar("Loss", Estimates, Tensor)  # paired: the mean, or a number per document
 PENALTY = 1e-3
 GROUPS = 64  # of documents, which replicates leave out in turn
 
@@ -69,6 +71,23 @@ def in_groups(
     """
     documents = torch.arange(len(values)) % GROUPS
     return by_document(values, documents), fold_weights(GROUPS, documents.bincount())
+
+
+def cost_of(changed: Loss, intact: Loss, null: Loss | None = None) -> dict[str, Loss]:
+    """Return what a removal costs, and the two parts of a cost that is less the null's, nats.
+
+    To take means of texts out costs for their noise too, as the null does, so `cost` is
+    `cost_with_noise` less `cost_null`.
+
+    Args:
+        changed: the losses in the condition, paired with those of the other models.
+        intact: those of the intact model.
+        null: those of the null, where something was estimated on the texts.
+    """
+    rise = changed - intact
+    if null is None:
+        return {"cost": rise}
+    return {"cost": changed - null, "cost_with_noise": rise, "cost_null": null - intact}
 
 
 def position_means(losses: Losses) -> Intervals:

@@ -90,7 +90,7 @@ def column_text(
     if not (has_bounds or isinstance(value, float)):
         return str(value)
     numbers = [*interval_of(row, name)] if has_bounds else [value]
-    if about.noise and has_bounds and numbers[1] <= 0:
+    if about.noise and has_bounds and numbers[1] <= 0 and row.get("of") != "lead":
         return about.noise
     if about.is_share:
         numbers, style = [100 * number for number in numbers], style or "z.1f"
@@ -124,6 +124,28 @@ def numbers_as_text(table: pd.DataFrame, columns: Mapping[str, Column] = {}) -> 
             if name not in hidden
         }
     )
+
+
+def above_noise(table: pd.DataFrame, columns: Mapping[str, Column]) -> pd.DataFrame:
+    """Return a table in which an RMS within its noise is 0, for figures: its square can be below.
+
+    Args:
+        table: numbers with their bounds.
+        columns: the declared columns by name.
+
+    Example:
+        >>> import pandas as pd
+        >>> table = pd.DataFrame({"rms": [-0.1], "rms_low": [-0.2], "rms_high": [0.1]})
+        >>> above_noise(table, {"rms": Column("rms", noise="noise")}).iloc[0].tolist()
+        [0.0, 0.0, 0.1]
+    """
+    shown = table.copy()
+    for name in [name for name, about in columns.items() if about.noise and name in table]:
+        low, high = bound_columns(name)
+        within = (table[low] <= 0) & (table.get("of", "") != "lead")
+        shown.loc[within, [name, low]] = 0.0
+        shown.loc[within, high] = table[high].clip(lower=0.0)
+    return shown
 
 
 def is_number(text: str) -> bool:

@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.figures.intervals import bound_columns, estimates_of
+from nope_probe.figures.intervals import above_noise, bound_columns, estimates_of
 from nope_probe.figures.names import TABLE, colour, row_name, symbol, words
 from nope_probe.figures.style import (
     BLANK,
@@ -112,7 +112,7 @@ def draw(
     """
     if view.kind == "rows":  # a row without a number in any panel is left out
         table = table[table[[*_flat(view.y)]].notna().any(axis=1)]
-    panels = panels_of(view, table, columns)
+    panels = panels_of(view, above_noise(table, columns), columns)
     if view.kind == "cells":
         return _draw_cells(view, panels)
     looks = _looks(view, table)

@@ -13,9 +13,9 @@ MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
-    "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. The relative "
-    "share has no bias: noise can take it above 100%. Where nothing non-relative is left without "
-    "the mask, the mask may add all of it: both have one upper bound."
+    "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. Noise can take "
+    "the relative share above 100%. Where nothing non-relative is left without the mask, the mask "
+    "may add all of it: both have one upper bound."
 )
 
 

@@ -19,6 +19,7 @@ from nope_probe.figures.words import (
     MEASURES,
     NUMBERS,
     QUESTIONS,
+    WITHIN,
     Column,
     View,
 )
@@ -90,7 +91,9 @@ COLUMNS = {
         blank="no pattern",
         signed=True,
     ),
-    "size": Column("size", "The mean lead, or the RMS of the pattern, of a term.", "nats"),
+    "size": Column(
+        "size", "The mean lead, or the RMS of the pattern, of a term.", "nats", noise=WITHIN
+    ),
     "mask_adds": Column(
         "what the mask adds",
         "The part that is no function of distance, with the mask less without it, paired.",
@@ -102,8 +105,14 @@ COLUMNS = {
     "last_offset": Column("last distance", "The last distance of a row's mean.", "tokens"),
     "loss": Column("loss", "The mean loss on the run's texts.", "nats"),
     "cost": Column(
-        "cost", "The loss on the run's texts, less the intact model's.", "nats", signed=True
+        "cost",
+        "The loss on the run's texts less the intact model's; without written position, less the "
+        "null's.",
+        "nats",
+        signed=True,
     ),
+    "cost_with_noise": Column("rise", "The loss less the intact model's.", "nats", signed=True),
+    "cost_null": Column("null's rise", "The null's less the intact model's.", "nats", signed=True),
     **{
         f"{name}_{end}": Column(f"layers, {of}", f"In how many layers {of}.")
         for name in NUMBERS

@@ -70,6 +70,9 @@ COST_RULE = (
     " Cost: the rise of the loss from {loss:.2f} nats a token; empty where the next token is in "
     "sight."
 )
+NULL_RULE = " Without written position: less that of the null, whose means have no position."
+FEW = " Written position is the mean of {n} texts a half: take {least} or more."
+LEAST = 48  # texts of a half; with fewer, errors of the means break a model
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 PATTERN = (
     "Mean scores less each row's mean over the keys before the query: softmax sees nothing else. "
@@ -90,9 +93,13 @@ def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 def headline(run: Run) -> Headline:
     """Return what makes and carries each number, and its values in every condition."""
-    found, means = answers_of(run), intact_rows(run.tables["over_layers"])
-    cost = [COST_RULE.format(loss=loss) for loss in means.get("loss", ())]
-    caption = "".join([MEANS if shows_means(run) else PLACED, VALUES, *cost])
+    found, means = answers_of(run), run.tables["over_layers"]
+    said = [COST_RULE.format(loss=loss) for loss in intact_rows(means).get("loss", ())]
+    if any(Condition.parse(name).of_blocks for name in means["removed"]):
+        sizes = run.manifest.fold_sizes
+        n = min(sum(sizes[::2]), sum(sizes[1::2]))
+        said += [NULL_RULE] * bool(said) + [FEW.format(n=n, least=LEAST)] * (n < LEAST)
+    caption = "".join([MEANS if shows_means(run) else PLACED, VALUES, *said])
     then = Headline(sentence="", table=value_table(run), caption=caption)
     if not found["kept"].n_layers:
         then = replace(no_pattern(run), then=then)

@@ -163,7 +163,7 @@ class Plan:
             condition, is_control = ablation.condition, on is not engine or key in controls
             per_head = self.per_head and condition.are_sources and not is_control
             # Without the mask a token sees the next token, and its loss means nothing.
-            loss = self.losses and "mask" not in condition and not is_control
+            loss = self.losses and "mask" not in condition and on is engine
             read = partial(read_scores, layers=self.layers, per_head=per_head, loss=loss)
             yield Pass(
                 key=key,
@@ -314,7 +314,7 @@ class Ablate(Study[Settings]):
         weights = next(iter(maps[INTACT_ROW].values())).weights
         losses = {
             row: Estimates.of_means(reading.losses, weights)
-            for row, by in plan.rows.items()
+            for row, by in (plan.rows | plan.nulls).items()
             if (reading := results[key_of(row, by)]).losses is not None
         }
         is_row = tables["pattern"]["removed"].isin({condition.name for condition, _ in maps})

@@ -20,6 +20,7 @@ from nope_probe.analyses.behaviour import (
     binned_means,
     by_document,
     chance_distance,
+    cost_of,
     index_targets,
     mean_interval,
     parts_of,
@@ -290,10 +291,13 @@ class Behaviour(Study[Settings]):
             note, of = reason or (about.unmasked if suffix_only else ""), dict[str, PerDocument]()
             if not note:
                 of["value"] = values = read(condition, suffix_only)
+                has_null = null != ablation.condition
+                losses = [read(x, suffix_only) for x in (INTACT.name, *[null.name] * has_null)]
+                cost = cost_of(values, *losses)
+                if has_null:
+                    of["beyond_null"] = cost["cost"]
                 if condition != INTACT.name:
-                    of["difference"] = values - read(INTACT.name, suffix_only)
-                if null != ablation.condition and null.name in self.conditions:
-                    of["beyond_null"] = values - read(null.name, suffix_only)
+                    of["difference"] = cost["cost_with_noise" if has_null else "cost"]
                 if name == "copy_random_second" and values.mean() > self._uniform:
                     note = ABOVE_UNIFORM
                     del of["value"]

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attention import positional_parts
-from nope_probe.analyses.behaviour import by_document, mean_interval
+from nope_probe.analyses.behaviour import by_document, cost_of, mean_interval
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.errors import UserError
 from nope_probe.files import reading
@@ -297,7 +297,8 @@ class Heads(Study[Settings]):
     def _cost(self, name: str, measure: str, results: Results) -> Interval:
         """Return what a condition costs: a rise of a loss, or a fall of attention."""
         changed, intact = (self._measured(of, measure, results) for of in (name, INTACT.name))
-        cost = intact - changed if measure == "induction" else changed - intact
+        pair = (intact, changed) if measure == "induction" else (changed, intact)
+        cost = cost_of(*pair)["cost"]
         if measure in ("text", "copy_text"):
             cost = by_document(cost, self.probes[measure].documents)
         return mean_interval(cost)

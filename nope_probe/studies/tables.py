@@ -14,6 +14,7 @@ import pandas as pd
 
 from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.analyses.attribution import mean_over_layers, patterns_of, values_in
+from nope_probe.analyses.behaviour import cost_of
 from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
 from nope_probe.analyses.jackknife import (
     Interval,
@@ -201,11 +202,11 @@ def means_table(pattern: pd.DataFrame, losses: Mapping[Row, Estimates]) -> pd.Da
 
     A row has each mean with its bounds, the number of layers whose intact value exceeds its noise
     (`lead_layers`), and of those in which less than half of it is left (`lead_below_half`); see
-    `mostly_lost`. `cost` is the loss less the intact model's, paired.
+    `mostly_lost`. For `cost` and its parts see `cost_of`.
 
     Args:
         pattern: of all layers and rows, with replicates.
-        losses: the mean loss in rows that have one.
+        losses: the mean loss in rows that have one, and in their nulls.
     """
     rows, intact = list[TableRow](), pattern[pattern["removed"] == INTACT.name].to_dict("records")
     for (removed, replacement), table in pattern.groupby(["removed", "replacement"], sort=False):
@@ -220,10 +221,12 @@ def means_table(pattern: pd.DataFrame, losses: Mapping[Row, Estimates]) -> pd.Da
                 rows[-1] |= interval_columns(**{name: mean_over_layers(known)})
                 rows[-1] |= {f"{name}_layers": len(lost) - lost.count(None)}
                 rows[-1] |= {f"{name}_below_half": lost.count(True)}
-        loss = losses.get((Condition.parse(str(removed)), str(replacement)))
+        condition, by = Condition.parse(str(removed)), str(replacement)
+        loss = losses.get((condition, by))
         if loss is not None:
-            cost = loss - losses[INTACT_ROW]
-            rows[-1] |= interval_columns(loss=jackknife(loss), cost=jackknife(cost))
+            null = None if condition.null == condition else losses[condition.null, by]
+            cost = {"loss": loss} | cost_of(loss, losses[INTACT_ROW], null)
+            rows[-1] |= interval_columns(**{name: jackknife(of) for name, of in cost.items()})
     return pd.DataFrame(rows)
 
 

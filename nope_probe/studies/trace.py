@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from nope_probe.analyses.verdicts import main_writers, most_of
 from nope_probe.figures.intervals import ValueAndBounds, bound_columns
 from nope_probe.figures.names import OTHERS
-from nope_probe.figures.words import MEASURES, Column, View, listed, with_readers
+from nope_probe.figures.words import MEASURES, WITHIN, Column, View, listed, with_readers
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
 QUESTIONS = {"lead": "first key", "pattern": "other keys"}
 COLUMNS = {
-    "size": Column("size", "The mean lead, or the RMS of the pattern, of the part alone.", "nats"),
+    "size": Column(
+        "size",
+        "The mean lead, or the RMS of the pattern, of the part alone.",
+        "nats",
+        noise=WITHIN,
+    ),
     "part": Column(
         "part", "What a term or a writer makes of the whole lead or pattern.", "nats", signed=True
     ),

@@ -61,3 +61,17 @@ def test_a_layer_within_noise_has_the_scale_of_the_strongest_and_says_so() -> No
         "annotations[1].text": "causal mask<br><i>within noise</i>",
     }
     assert figure.layout.sliders[0].steps[1].args[1]["annotations[0].text"] == "whole pattern"
+
+
+def test_an_rms_within_its_noise_is_drawn_as_zero_and_a_lead_below_zero_is_not() -> None:
+    rows = pd.DataFrame({"layer": [0, 1, 2], "of": ["pattern", "lead", "pattern"]})
+    rows = rows.assign(size=[-0.1, -0.2, 0.3], size_low=[-0.2, -0.3, 0.1])
+    rows = rows.assign(size_high=[0.05, -0.1, 0.4])
+    view = View(table="", title="", y=("size",), by=())
+    figure = draw(view, rows, {"size": Column("size", noise="within noise")})
+    [dots] = figure.data
+    np.testing.assert_allclose(dots.y, [0.0, -0.2, 0.3])
+    np.testing.assert_allclose(np.array(dots.customdata)[0], [0.0, 0.05])
+    about = Column("size", noise="within noise")
+    texts = [column_text(row, "size", about) for row in rows.to_dict("records")]
+    assert texts == ["within noise", "-0.2 [-0.3, -0.1]", "0.3 [0.1, 0.4]"]

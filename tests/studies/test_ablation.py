@@ -113,6 +113,12 @@ def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transform
         ends = means.loc[name, ["cost_low", "cost", "cost_high"]].tolist()
         assert ends == sorted(ends)
     assert {*means.index[means["loss"].isna()]} == {"mask", "mask+rope"}, "they see the next token"
+    written = means.loc["written"]
+    rise = written["loss"] - losses["intact"]
+    assert written["cost_with_noise"] == pytest.approx(rise, abs=1e-4)
+    assert written["cost"] == pytest.approx(rise - written["cost_null"], abs=1e-4)
+    assert written["cost_null_low"] > 0, "means of few texts cost by their noise"
+    assert {*means.index[means["cost_null"].notna()]} == {"written"}
     weights = sizes[:, None] * sizes * (1 - torch.eye(5))
     for layer in range(4):
         cells = {name: patterns_of(maps[:, layer]) for name, maps in captured.items()}

@@ -185,7 +185,7 @@ def test_written_position_is_measured_once_for_all_passes_of_a_length_and_its_me
 @pytest.mark.parametrize(
     ("options", "read"),
     [
-        ({}, ["intact", "written", "rope", "w_q", "w_k", "w_q+w_k", "w_o"]),
+        ({}, ["intact", "written", "rope", "w_q", "w_k", "w_q+w_k", "w_o", "written_null"]),
         ({"layers": 3}, []),
         ({"data": "random"}, []),
     ],

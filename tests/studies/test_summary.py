@@ -126,6 +126,14 @@ def test_each_number_stands_at_the_layer_where_it_is_largest() -> None:
     assert "Cost: the rise of the loss from 3.00 nats a token" in result.caption
 
 
+def test_a_word_stands_below_the_values_of_few_texts_in_a_half() -> None:
+    values = VALUES | {"written": VALUES["intact"]}
+    few, many = (lead(tables(values), fold_sizes=(n, n + 1) * 4).then for n in (11, 12))
+    assert "Without written position: less that of the null" in many.caption
+    assert "Written position is the mean of 44 texts a half: take 48 or more." in few.caption
+    assert "texts a half" not in many.caption
+
+
 def test_a_run_of_all_layers_shows_their_mean() -> None:
     result = lead(tables(), settings=MANIFEST["settings"] | {"layers": "all"})
     assert result.table.iloc[0].tolist()[1] == "mask (2 of 2)"
