@@ -27,8 +27,15 @@ from nope_probe.hooks.layers.hook_points import (
     methods_replaced,
     registered,
 )
-from nope_probe.hooks.layers.model import Inputs, as_inputs, documents_of, layers_of, tapped
-from nope_probe.hooks.layers.objects import ABLATED_ALREADY, Model, model_of, opened
+from nope_probe.hooks.layers.model import (
+    Inputs,
+    as_inputs,
+    documents_of,
+    layers_of,
+    original_of,
+    tapped,
+)
+from nope_probe.hooks.layers.objects import Model, model_of, refused
 from nope_probe.hooks.layers.tap import Edits
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.reading.written import capture_block_positions, null_seed_of
@@ -50,6 +57,7 @@ from nope_probe.maps.folds import folds_of
 from nope_probe.removal import Writer
 
 _REDRAWN: WeakKeyDictionary[HookedModel, object] = WeakKeyDictionary()
+ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
 STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
 
 
@@ -96,7 +104,7 @@ def ablated(
     """
     ablation = Ablation.of(ablation)
     with ExitStack() as stack:
-        model = stack.enter_context(opened(model))
+        model = model_of(model)
         blocks = ablations_of(model, ablation)
         if model in ABLATED:
             raise UserError(ABLATED_ALREADY)
@@ -105,6 +113,7 @@ def ablated(
             calibration = _with_written(model, ablation, calibration, tokens)
         stack.enter_context(_in_place(model, _active(model, ablation, calibration, blocks)))
         stack.enter_context(_whole_sequences(model, ablation))
+        stack.enter_context(refused(model))
         for block in blocks:
             edits = Edits(rope=block.straightens, change=block.edit)
             stack.enter_context(block.layer.tap.ablated(edits))
@@ -269,6 +278,7 @@ def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
     removed = [name for name in ablation.condition.ordered if not name.row.by_token]
     seen = [name for name in removed if name == "mask" or name.of_length]
     methods: dict[str, Callable[..., Any]] = {}
+    original, of_original = original_of(model), dict[str, Callable[..., Any]]()
     if removed:
 
         @cache
@@ -279,28 +289,40 @@ def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
         # transformers would leave out all queries but the last where blocks attend to others' keys.
         shares = any(layer.shares_keys for layer in layers_of(model))
         queries = {"logits_to_keep": 0} if shares else {}
-        for name in ("generate", "generate_stream", "hf_generate"):
+        if original is not None and hasattr(original, "generate"):
+            run: Any = original.generate
+            of_original["generate"] = _without_cache(run, warn, "use_cache", queries)
+        for name in ("generate", "generate_stream"):
             if hasattr(model, name):
-                methods[name] = _without_cache(getattr(model, name), warn, queries)
+                run = getattr(model, name)
+                methods[name] = _without_cache(run, warn, "use_past_kv_cache", {})
     if seen:
         methods["forward"] = _without_unseen_padding(model, seen[0])
-    with methods_replaced(model, **methods):
+    with methods_replaced(model, **methods), methods_replaced(original, **of_original):
         yield
 
 
 def _without_cache(
-    method: Callable[..., Any], warn: Callable[[], None], queries: Mapping[str, int]
+    method: Callable[..., Any], warn: Callable[[], None], switch: str, others: Mapping[str, int]
 ) -> Callable[..., Any]:
-    """Return a method that generates from whole sequences, and warns callers who want a cache."""
+    """Return a method that generates from whole sequences, and warns callers who want a cache.
+
+    Args:
+        method: generates text.
+        warn: called where the caller wants a cache.
+        switch: the name of the option that turns the cache off.
+        others: further options.
+    """
+    parameters = signature(method)
 
     @wraps(method)
     def generate(*args: object, **options: object) -> object:
-        if method.__name__ == "hf_generate":
-            options |= {"use_cache": False, **queries}
-        call = signature(method).bind(*args, **options)
-        if call.arguments.get("use_past_kv_cache", True):
+        call = parameters.bind(*args, **options)
+        is_named = switch in parameters.parameters
+        taken = call.arguments if is_named else call.arguments.setdefault("kwargs", {})
+        if taken.get(switch, True):
             warn()
-        call.arguments["use_past_kv_cache"] = False
+        taken |= {switch: False, **others}
         return method(*call.args, **call.kwargs)
 
     return generate

@@ -217,14 +217,15 @@ def test_coroutines_and_their_threads_run_the_ablated_model(models_of: ModelsOf)
         assert_same(output, expected, NETWORK)
 
 
-def test_a_transformers_model_is_ablated_in_all_threads_and_once(tiny: ByName) -> None:
+def test_the_yielded_model_of_a_transformers_model_is_ablated_in_all_threads(tiny: ByName) -> None:
     hf = deepcopy(tiny("llama").hf)
     intact, expected = hf(batch(0)).logits, edited(tiny("llama").hf, ["mask"])(batch(0)).logits
     with ThreadPoolExecutor(1) as pool:
-        with ablated(hf, "mask"):
-            assert_same(pool.submit(hf, batch(0)).result(60).logits, expected, NETWORK)
-            with pytest.raises(UserError, match="ablated already"):
-                pool.submit(ablated(hf, "mask").__enter__).result(60)
+        with ablated(hf, "mask") as model:
+            assert_same(pool.submit(model, batch(0)).result(60), expected, NETWORK)
+            for call in (lambda: hf(batch(0)), ablated(hf, "mask").__enter__):
+                with pytest.raises(UserError, match="this model is not ablated here"):
+                    pool.submit(call).result(60)
         assert pool.submit(hf, batch(0)).result(60).logits.equal(intact)
 
 

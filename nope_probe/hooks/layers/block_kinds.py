@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
@@ -189,6 +189,36 @@ class HookedLayer(Layer):
         return self.weight(name).detach()
 
 
+class JointRows(nn.Linear):
+    """The rows of a joint projection that belong to one of the projections in it.
+
+    TransformerLens splits a joint projection into copies. These follow its weights, and their
+    gradients are its gradients.
+
+    Args:
+        joint: a Linear, or a Conv1D, whose weight is [in, out].
+        rows: the numbers of its outputs.
+    """
+
+    def __init__(self, joint: nn.Module, rows: Int[Tensor, " out"]) -> None:
+        nn.Module.__init__(self)
+        together = slice(int(rows[0]), int(rows[-1]) + 1)  # whose weight is a view
+        is_slice = torch.equal(torch.arange(together.start, together.stop), rows)
+        self.rows = together if is_slice else rows
+        self.joint: Any = [joint]  # no submodule, because it is a module of the block already
+        self.out_features, self.in_features = self.weight.shape
+
+    @property
+    def weight(self) -> Float[Tensor, "out in"]:  # type: ignore[override]
+        weight = self.joint[0].weight
+        return (weight.T if type(self.joint[0]).__name__ == "Conv1D" else weight)[self.rows]
+
+    @property
+    def bias(self) -> Float[Tensor, " out"] | None:  # type: ignore[override]
+        bias = self.joint[0].bias
+        return None if bias is None else bias[self.rows]
+
+
 def is_plain(linear: nn.Module) -> bool:
     """Return whether a module multiplies by its weight, and by nothing else."""
     if type(linear).__name__ == "Conv1D":  # of GPT-2
@@ -275,6 +305,10 @@ class BridgeLayer(Layer):
 
     def attach_for_good(self, implementation: str) -> None:
         """Let the block attend through its tap from now on, in place of an implementation."""
+        joint = self.attn._modules.get("qkv")
+        for letter, rows in zip("qkv", self._rows_of_joint(joint) if joint else (), strict=False):
+            projection = JointRows(joint.original_component, rows)
+            getattr(self.attn, letter).set_original_component(projection)
         self.attach_tap()
         if self.uses_interface:
             name = NAME if implementation == "eager" else FUSED

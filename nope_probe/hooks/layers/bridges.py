@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
-from nope_probe.hooks.layers.block_kinds import BridgeLayer
+from nope_probe.hooks.layers.block_kinds import BridgeLayer, JointRows
 from nope_probe.hooks.layers.model import blocks_of, layers_of
 from nope_probe.hooks.layers.text_decoder import context_in
 
@@ -131,6 +131,12 @@ def _run_as_transformers(model: TransformerBridge) -> None:
         if type(model.original_model).__name__ == "OpenAIGPTLMHeadModel":
             hf_block: Any = block.original_component
             hf_block.register_forward_hook(lambda _, args, output: tuple(output))
+        mlp: Any = block._modules.get("mlp")
+        if hasattr(mlp, "split_gate_up_matrix"):
+            joint = getattr(mlp.original_component, mlp.fused_attr)
+            halves = torch.arange(len(joint.weight)).chunk(2)
+            for name, rows in zip(("gate", "in"), halves, strict=True):
+                getattr(mlp, name).set_original_component(JointRows(joint, rows))
         linear = block._modules.get("linear_attn")
         if linear is not None:
             vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)

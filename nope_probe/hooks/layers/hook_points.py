@@ -341,7 +341,7 @@ def replaced_in_this_thread(
 def methods_replaced(module: object, **methods: Callable[..., Any]) -> Iterator[None]:
     """Replace methods of one instance, in all threads, for as long as the context lasts."""
     # Past a bridge's __setattr__, which would pass them on to the HF module.
-    attributes = vars(module)
+    attributes = vars(module) if methods else {}
     before = {name: attributes[name] for name in methods if name in attributes}
     attributes.update(methods)
     try:

@@ -134,6 +134,11 @@ def is_bridge(model: HookedModel | nn.Module) -> bool:
     return hasattr(model, "original_model")
 
 
+def original_of(model: HookedModel) -> nn.Module | None:
+    """Return the transformers model in a bridge; a HookedTransformer has none."""
+    return getattr(model, "original_model", None)
+
+
 def begins_alike(inputs: Inputs) -> bool:
     """Return whether all sequences, two or more, begin with the same token, such as BOS.
 
@@ -309,13 +314,13 @@ def position_module(model: HookedModel) -> nn.Module:
 
 def hugging_face_config(model: HookedModel | nn.Module) -> JsonObject | None:
     """Return the Hugging Face configuration of a bridge's model; a HookedTransformer has none."""
-    config = getattr(getattr(model, "original_model", None), "config", None)
+    config = getattr(original_of(cast(HookedModel, model)), "config", None)
     return None if config is None else config.to_dict()
 
 
 def takes_position_ids(model: HookedModel) -> bool:
     """Return whether a forward pass takes the position of each token."""
-    original = getattr(model, "original_model", None)
+    original = original_of(model)
     return original is not None and "position_ids" in signature(original.forward).parameters
 
 

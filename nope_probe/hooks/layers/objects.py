@@ -8,19 +8,22 @@ that they change.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.block_kinds import is_plain
-from nope_probe.hooks.layers.hook_points import HookedModel, methods_replaced, registered
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import blocks_of
 from nope_probe.hooks.layers.parity import (
     errors_of,
     is_of_a_library,
@@ -56,21 +59,29 @@ TAKEN = (
 )
 # Where nnsight's, parallel and loaded models have the model that they wrap.
 _WRAPPED = ("_module", "_model", "module", "model")
-ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
-_IN_USE: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # the bridges of `ablated`
+NOT_ABLATED = (
+    "this model is not ablated here: call the model that `ablated` yields (`as model`), or its "
+    "`model.original_model`, a transformers model of the same weights"
+)
+CHANGED = (
+    "the model has changed since it was loaded ({path}: a hook, a module, a setting or an "
+    "adapter), and what was loaded does not follow: load it again"
+)
+WITHOUT_EFFECT = ("training", "gradient_checkpointing")  # on what is read
+N_NUMBERS = 64  # read of a tensor
 
 
 def model_of(given: Model) -> HookedModel:
     """Return the hooked model that a caller gave to a public function, in any of its forms.
 
-    The bridge of a transformers model is made anew at every call, as its weights and hooks are now;
-    within `ablated` it is the bridge that is ablated.
+    The bridge of a transformers model is made anew at every call, as its weights and hooks are now.
 
     Raises:
         UserError: for what is no model, naming what is taken, or for a model whose weights are on
             disk or in another memory until they are used, that is no decoder of text, or whose
             bridge computes something else; for a bridge that computes without an adapter, or the
-            model of one.
+            model of one; inside `ablated`, for the caller's model; for a bridge whose model has
+            changed since.
     """
     model, errors = as_hooked(given)
     name = str(getattr(model.cfg, "model_name", ""))
@@ -93,8 +104,11 @@ def as_hooked(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[st
         validate_on_devices("the model", model)
     _validate_split(model)
     _validate_forwards(model)
-    if hasattr(model, "cfg") or model in _IN_USE:
-        return _IN_USE.get(model, model), {}
+    if hasattr(model, "cfg"):
+        validate_unchanged(model)
+        return model, {}
+    if any(hook is refuse for hook in model._forward_pre_hooks.values()):
+        raise UserError(NOT_ABLATED)
     from nope_probe.hooks.layers.bridges import boot_bridge
     from nope_probe.hooks.layers.text_decoder import with_reference
 
@@ -109,7 +123,12 @@ def as_hooked(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[st
     tokenizer = tokenizer or getattr(given, "tokenizer", None)
     if tokenizer is not None:
         bridge.tokenizer = deepcopy(tokenizer)
-    return bridge, errors_of(bridge, reference)
+    errors = errors_of(bridge, reference)
+    bridge.train(model.training)
+    weights = (*bridge.original_model.parameters(), *bridge.original_model.buffers())
+    shared = {id(weight) for weight in weights}
+    _ORIGINALS[bridge] = Original(model=model, shared=shared, state=state_of(model, shared))
+    return bridge, errors
 
 
 def _unwrapped(given: object) -> Any:
@@ -214,8 +233,8 @@ def _validate_forwards(model: Any) -> None:
 
 def _computes_the_same(module: nn.Module, forward: Any) -> bool:
     """Return whether a library put a module's forward on the object, and it computes the same."""
-    if hasattr(module, "_hf_hook"):  # accelerate's, around the class's or the user's
-        forward = getattr(module, "_old_forward", forward)
+    if "_hf_hook" in vars(module):  # accelerate's, around the class's or the user's
+        forward = vars(module).get("_old_forward", forward)
         return getattr(forward, "__func__", None) is type(module).forward
     is_compiled = hasattr(forward, "_torchdynamo_orig_callable")
     return is_compiled or is_of_a_library(forward)
@@ -243,38 +262,118 @@ def _validate_not_repeated(model: Any) -> None:
                     )
 
 
-@contextmanager
-def opened(given: Model) -> Iterator[HookedModel]:
-    """Yield the hooked model of a caller's model; inside the context it runs in its place.
+@dataclass(frozen=True, kw_only=True)
+class Original:
+    """The transformers model of which a bridge was made.
+
+    Attributes:
+        model: the caller's model.
+        shared: the ids of the tensors whose numbers the bridge follows.
+        state: what `state_of` returned when the bridge was made.
+    """
+
+    model: PreTrainedModel
+    shared: set[int]
+    state: dict[str, object]
+
+
+_ORIGINALS: WeakKeyDictionary[Any, Original] = WeakKeyDictionary()  # by bridge
+
+
+def state_of(model: nn.Module, shared: Collection[int]) -> dict[str, object]:
+    """Return what decides a model's outputs, by place, except the numbers of shared tensors.
+
+    Args:
+        model: the model of transformers, with or without adapters.
+        shared: the ids of tensors whose numbers do not count.
+    """
+    state: dict[str, object] = {}
+    for path, module in model.named_modules():
+        attributes = vars(module)
+        hooks = [
+            number
+            for table in (module._forward_pre_hooks, module._forward_hooks)
+            for number, hook in table.items()
+            if not is_of_a_library(hook)
+        ]
+        state[path] = (module, type(module), attributes.get("forward"), hooks)
+        for name, value in attributes.items():
+            is_left_out = name.endswith("_hooks") or name in WITHOUT_EFFECT
+            if not is_left_out and _is_setting(value):
+                state[f"{path}.{name}"] = deepcopy(value)
+        for name, tensor in (module._parameters | module._buffers).items():
+            # Frequencies that depend on a pass's length are made anew in the pass.
+            if tensor is not None and "inv_freq" not in name:
+                numbers = None if id(tensor) in shared else _version_of(tensor)
+                state[f"{path}.{name}"] = (id(tensor), numbers)
+    return state
+
+
+def _is_setting(value: object) -> bool:
+    """Return whether a module's attribute is a setting, such as an adapter's scale, not a count."""
+    values: Iterable[object] = [value]
+    if isinstance(value, dict | list | tuple):
+        values = value.values() if isinstance(value, dict) else value
+    return all(isinstance(value, bool | float | str) for value in values)
+
+
+def _version_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return what a change of a tensor changes, a change of `tensor.data` too."""
+    numbers = tensor.detach().flatten()
+    some = numbers[:: max(1, len(numbers) // N_NUMBERS)]
+    return tensor._version, tensor.data_ptr(), *some.tolist()
+
+
+def validate_unchanged(bridge: HookedModel) -> None:
+    """Check that the transformers model of a bridge is as it was when the bridge was made.
 
     Raises:
-        UserError: if another thread has opened the model meanwhile.
+        UserError: naming a part that has changed, whose change the bridge does not follow.
     """
-    original, model = _unwrapped(given), model_of(given)
-    if model is original or original in _IN_USE:
-        yield model
+    original = _ORIGINALS.get(bridge)
+    if original is None:
         return
-    bridged: Any = model
-    run, replaced = bridged.original_model.base_model, _backbone(original)
-
-    def forward(*args: object, **options: object) -> object:
-        if type(run) is not type(replaced):  # it makes position ids itself
-            raise UserError("inside `ablated`, run the model that it gives: `as model`")
-        return run(*args, **options)
-
-    with (
-        registered(_IN_USE, original, model, ABLATED_ALREADY),
-        methods_replaced(replaced, forward=forward),
-    ):
-        yield model
+    now, before = state_of(original.model, original.shared), original.state
+    changed = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+    if changed:
+        raise UserError(CHANGED.format(path=changed[0] or "the model"))
 
 
-def _backbone(model: Any) -> nn.Module:
-    """Return a decoder without its head; of a multimodal model, that of its decoder of text."""
-    from nope_probe.hooks.layers.text_decoder import text_config_of
+def refuse(module: nn.Module, args: object) -> None:
+    """Refuse a pass of the caller's model, or of a part of it, inside `ablated`.
 
-    whole = model if text_config_of(model.config) is model.config else model.get_decoder()
-    return whole.base_model
+    Raises:
+        UserError: saying which model is ablated.
+    """
+    raise UserError(NOT_ABLATED)
+
+
+@contextmanager
+def refused(bridge: HookedModel) -> Iterator[None]:
+    """Refuse passes of the transformers model of a bridge for as long as the context lasts.
+
+    Compiled code would not see the refusal, so it runs as it is written meanwhile. A pass of the
+    bridge checks that the transformers model has not changed.
+    """
+    original, blocks = _ORIGINALS.get(bridge), blocks_of(bridge)
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if original is not None:
+            for module in _run_alone(original.model):
+                handle = module.register_forward_pre_hook(refuse, prepend=True)
+                stack.callback(handle.remove)
+            check = blocks[0].register_forward_pre_hook(lambda *_: validate_unchanged(bridge))
+            stack.callback(check.remove)
+        yield
+
+
+def _run_alone(model: PreTrainedModel) -> set[nn.Module]:
+    """Return the parts of a model that code outside of it may call: backbones and blocks."""
+    from transformers import PreTrainedModel
+
+    parts = [*model.modules()]
+    blocks = [block for part in parts if isinstance(part, nn.ModuleList) for block in part]
+    return {*blocks, *(part for part in parts if isinstance(part, PreTrainedModel))}
 
 
 def _validate_decoder(model: Any) -> None:

@@ -110,8 +110,16 @@ class Tap:
         """The edits in this thread's passes."""
         return current.edits.get(self, self.ablation)
 
-    def __call__(self, attention: Attention) -> Float[Tensor, "batch pos head d_value"]:
+    def __call__(
+        self,
+        attention: Attention,
+        dropout: float | Float[Tensor, "batch head query_pos key_pos"] = 0.0,
+    ) -> Float[Tensor, "batch pos head d_value"]:
         """Return the values weighted by attention: fused, unless a hook needs the scores.
+
+        Args:
+            attention: the queries, keys and values.
+            dropout: the share of the weights that training drops, or the weights' factors.
 
         Raises:
             StopForward: if the pass ends here.
@@ -129,17 +137,22 @@ class Tap:
             read(attention)
         is_hooked = attention.hooked is not None or attention.hooked_pattern is not None
         is_fused = attention.soft_cap is attention.sinks is attention.fixed is None
-        if not is_hooked and is_fused:
+        drops = isinstance(dropout, Tensor) or dropout > 0
+        if not is_hooked and is_fused and not drops:
             return attention.weighted_values()
         v = repeat_heads(attention.v, attention.n_heads)
         cells = len(v) * attention.n_heads * attention.mask.n_keys
         # Hooks had the scores of all queries at once.
         whole = [slice(None)]
-        blocks = whole if is_hooked else query_blocks(attention.mask.n_queries, cells)
-        values = [
-            torch.einsum("bhqk,bkhd->bqhd", attention.pattern(rows, self.masked).to(v.dtype), v)
-            for rows in blocks
-        ]
+        blocks = whole if is_hooked or drops else query_blocks(attention.mask.n_queries, cells)
+        values = []
+        for rows in blocks:
+            weights = attention.pattern(rows, self.masked).to(v.dtype)
+            if isinstance(dropout, Tensor):
+                weights = weights * dropout
+            elif drops:
+                weights = nn.functional.dropout(weights, dropout)
+            values.append(torch.einsum("bhqk,bkhd->bqhd", weights, v))
         return values[0] if len(values) == 1 else torch.cat(values, 1)
 
     @contextmanager
@@ -197,6 +210,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Float[Tensor, " head"] | None = None,
     indices: Int[Tensor, "batch query_pos selected"] | None = None,
+    dropout: float = 0.0,
     **_: object,
 ) -> tuple[Float[Tensor, "batch query_pos head d_value"], None]:
     """Compute attention in place of transformers' functions, with their arguments.
@@ -222,7 +236,7 @@ def attention_forward(
         sinks=s_aux,
         angles=current.angles,
     )
-    return tap(attention), None
+    return tap(attention, dropout), None
 
 
 def _mask(
@@ -405,11 +419,21 @@ class InlineAttention(TorchFunctionMode):
         n_heads: how many query heads there are.
         product: the value given for every q.k.
         ends: whether the pass ends before the softmax.
+        drops: whether the model may drop weights, as in training.
     """
 
-    def __init__(self, tap: Tap, n_heads: int, product: float = 0.0, *, ends: bool = False) -> None:
+    def __init__(
+        self,
+        tap: Tap,
+        n_heads: int,
+        product: float = 0.0,
+        *,
+        ends: bool = False,
+        drops: bool = False,
+    ) -> None:
         super().__init__()
         self.tap, self.n_heads, self.product, self.ends = tap, n_heads, product, ends
+        self.drops = drops
         self.q: Tensor | None = None
         self.k: Tensor | None = None
         self.added: Tensor | None = None
@@ -427,7 +451,8 @@ class InlineAttention(TorchFunctionMode):
             self.added = args[0]
             if self.ends:
                 raise _Added
-            return torch.zeros_like(self.added, dtype=options.get("dtype"))
+            # What the model multiplies the weights by, as dropout does, is left in the ones.
+            return torch.ones_like(self.added, dtype=options.get("dtype"))
         if name in PRODUCTS:
             is_biased = name == "baddbmm"
             left: Tensor = options["batch1"] if is_biased else args[0]
@@ -465,7 +490,8 @@ class InlineAttention(TorchFunctionMode):
             bias=bias if bool(bias.any()) else None,
             angles=current.angles,
         )
-        z = self.tap(attention).transpose(1, 2).to(v.dtype)
+        factors = self._by_head(weights) if self.drops else 0.0
+        z = self.tap(attention, factors).transpose(1, 2).to(v.dtype)
         return z.flatten(0, 1) if weights.ndim == 3 else z.contiguous()
 
     def _by_head(self, tensor: Tensor) -> Float[Tensor, "batch head row col"]:
@@ -475,7 +501,7 @@ class InlineAttention(TorchFunctionMode):
 def attend_inline(
     tap: Tap,
     n_heads: int,
-    attend: Callable[..., Any],
+    attend: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
@@ -488,7 +514,7 @@ def attend_inline(
         )
         cell = without.abs().argmin()  # a cell to which nothing is added
         tap.scale = float((with_ones - without).flatten()[cell])
-    with InlineAttention(tap, n_heads):
+    with InlineAttention(tap, n_heads, drops=attend.training):
         return attend(*args, **kwargs)
 
 

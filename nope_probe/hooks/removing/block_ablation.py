@@ -125,7 +125,7 @@ def check_sequences(attention: Attention, remove: Condition) -> None:
     if n_queries != n_keys:
         raise UserError(
             f"{n_keys} keys for {n_queries} queries: in this ablation a position depends on all "
-            "others, so that no cache of keys and values holds; pass whole sequences"
+            "others, and no cache of keys and values holds: pass whole sequences (use_cache=False)"
         )
     names = sorted(name for name in remove if name.of_length)
     if names and not attention.mask.real.all():

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from support.decoders import write_decoder
+from support.edited_model import edited
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, ByName, distance, tokenizer, tokens
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from nope_probe import (
@@ -114,8 +118,8 @@ def test_the_scores_of_any_object_are_those_of_plain_transformers(
     if removed is None:
         scores = capture_scores(what, TOKENS).mean
     else:
-        with ablated(what, removed):
-            scores = capture_scores(what, TOKENS).mean
+        with ablated(what, removed) as model:
+            scores = capture_scores(model, TOKENS).mean
     assert [*state_of(hf)] == before
     vars(hf).pop("forward", None)  # compiling takes longer than the test
     expected = plain_attention(hf.eval(), TOKENS, without=removed)
@@ -131,16 +135,114 @@ def losses(what: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "gemma2"])
-def test_a_model_is_itself_ablated_inside_ablated(name: str, tiny: ByName) -> None:
+def test_the_yielded_model_is_ablated_and_the_callers_own_refuses_to_run(
+    name: str, tiny: ByName
+) -> None:
     hf = deepcopy(tiny(name).hf)
-    intact = losses(hf)
+    intact, expected = hf(TOKENS).logits, edited(hf, ["mask"])(TOKENS).logits
+    for given in (hf, load(hf)):
+        with ablated(given, "mask") as model:
+            assert distance(model(TOKENS), expected) <= NETWORK
+            assert torch.equal(model.original_model(TOKENS).logits, model(TOKENS))
+            for what in (capture_losses, capture_scores, ablated(hf, "mask").__enter__):
+                with pytest.raises(UserError, match="call the model that `ablated` yields"):
+                    what(*[] if what.__name__ == "__enter__" else (hf, TOKENS))
+            with pytest.raises(UserError, match="ablated already"), ablated(model, "mask"):
+                pass
+        assert torch.equal(hf(TOKENS).logits, intact)
+
+
+def compiled_before(hf: Any) -> Any:
+    run = torch.compile(lambda tokens: hf(tokens).logits.exp(), backend="eager")
+    run(TOKENS)
+    return run
+
+
+def through_blocks(hf: Any) -> Any:
+    states = hf.model.embed_tokens(TOKENS)
+    turns = hf.model.rotary_emb(states, torch.arange(TOKENS.shape[1])[None])
+    return lambda tokens: hf.model.layers[1](states, position_embeddings=turns)
+
+
+RUNS: dict[str, Callable[[Any], Callable[[Tensor], Any]]] = {
+    "itself": lambda hf: hf,
+    "its backbone": lambda hf: hf.model,
+    "a block": through_blocks,
+    "other parameters": lambda hf: lambda x: functional_call(hf, dict(hf.named_parameters()), x),
+    "a compiled function": compiled_before,
+    "compiled": lambda hf: hf.compile(backend="eager") or hf,
+    "an adapter": adapted,
+    "text": lambda hf: lambda x: hf.generate(x, max_new_tokens=2, use_cache=False),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_each_way_to_run_the_callers_model_inside_ablated_says_what_to_call(
+    run: str, tiny: ByName
+) -> None:
+    hf = deepcopy(tiny("llama").hf)
+    call = RUNS[run](hf)
+    call(TOKENS)
+    with ablated(hf, "mask"), pytest.raises(UserError, match=r"`model\.original_model`, a tr"):
+        call(TOKENS)
+    call(TOKENS)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "gptj"])
+def test_what_is_done_to_the_yielded_model_acts(name: str, tmp_path: Path) -> None:
+    """Hooks on its modules, dropout in training, and gradients of the caller's weights."""
+    rates = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.25)
+    dropout = rates if name.startswith("gpt") else {"attention_dropout": 0.25}
+    settings = dropout | ({"sliding_window": None} if name == "phi3" else {})
+    hf = write_decoder(name, tmp_path, **settings).hf.requires_grad_()
+    hf.set_attn_implementation("eager")
+    n = TOKENS.shape[1]
+    seen = {"use_cache": False, "attention_mask": torch.zeros(len(TOKENS), 1, n, n)}
+
+    def outputs(model: Any, **options: Any) -> Iterator[Tensor]:
+        for seed, is_training in ((3, True), (3, False), (5, True)):
+            torch.manual_seed(seed)
+            yield model.train(is_training)(TOKENS, **options).logits
+
+    def slopes(model: Any, **options: Any) -> dict[str, Tensor]:
+        model.eval()(TOKENS, **options).logits.logsumexp(-1).sum().backward()
+        found = {path: w.grad.clone() for path, w in hf.named_parameters() if w.grad is not None}
+        hf.zero_grad()
+        return found
+
+    plain, plain_slopes = [*outputs(hf, **seen)], slopes(hf, **seen)
     with ablated(hf, "mask") as model:
-        assert torch.equal(model(TOKENS), hf(TOKENS).logits)
-        assert distance(capture_losses(hf, TOKENS), losses(hf)) <= NETWORK
-        with pytest.raises(UserError, match="ablated already"), ablated(hf, "mask"):
-            pass
-        assert distance(losses(hf), intact) > 0.1
-    assert torch.equal(losses(hf), intact)
+        for logits, expected in zip(outputs(model.original_model), plain, strict=True):
+            assert distance(logits, expected) <= NETWORK
+        found = slopes(model.original_model)
+        head = model.original_model.get_output_embeddings()
+        with head.register_forward_hook(lambda _, args, output: 0 * output):
+            assert not model(TOKENS).any()
+    assert found.keys() == plain_slopes.keys()
+    for path, slope in plain_slopes.items():
+        if slope.abs().max() > 1e-3:  # a key's bias has none
+            assert distance(found[path], slope) <= NETWORK
+
+
+def test_the_yielded_model_is_in_the_mode_of_the_callers(tiny: ByName) -> None:
+    for is_training in (True, False):
+        with ablated(deepcopy(tiny("llama").hf).train(is_training), "mask") as model:
+            assert {part.training for part in model.original_model.modules()} == {is_training}
+
+
+def test_transformers_generates_from_whole_sequences_of_the_yielded_model(tiny: ByName) -> None:
+    hf, expected = deepcopy(tiny("llama").hf), TOKENS[:, :5]
+    plain = edited(hf, ["mask"])
+    for _ in range(3):
+        expected = torch.cat((expected, plain(expected).logits[:, -1:].argmax(-1)), 1)
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 1}
+    with ablated(hf, "mask") as model:
+        with pytest.warns(UserWarning, match="generating without a KV cache"):
+            text = model.original_model.generate(TOKENS[:, :5], **options)
+        assert torch.equal(text, expected)
+        cache = model.original_model(TOKENS[:, :5], use_cache=True).past_key_values
+        with pytest.raises(UserError, match="use_cache=False"):
+            model.original_model(TOKENS[:, 5:6], past_key_values=cache)
 
 
 def test_weights_are_shared_and_a_change_of_them_is_seen(tiny: ByName) -> None:
@@ -156,6 +258,58 @@ def test_weights_are_shared_and_a_change_of_them_is_seen(tiny: ByName) -> None:
         hf.model.layers[0].mlp.up_proj.weight.mul_(1.5)
     assert distance(before, losses(hf)) > 1e-3
     assert distance(capture_losses(loaded, TOKENS), losses(hf)) <= NETWORK
+
+
+@pytest.mark.parametrize("name", ["gpt2", "phi3"])
+def test_a_change_of_a_joint_projection_is_seen(name: str, tiny: ByName) -> None:
+    hf = deepcopy(tiny(name).hf)
+    loaded = load(hf)
+    before = capture_losses(loaded, TOKENS)
+    with torch.no_grad():
+        for weight in hf.parameters():
+            weight.mul_(1.1)
+    assert distance(before, losses(hf)) > 1e-3
+    assert distance(capture_losses(loaded, TOKENS), losses(hf)) <= NETWORK
+
+
+def doubled_adapter(adapted: Any) -> None:
+    for path, weight in adapted.named_parameters():
+        if "lora_B" in path:
+            weight.data.mul_(2)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "numbers of an adapter": doubled_adapter,
+    "an adapter off": lambda model: model.base_model.disable_adapter_layers(),
+    "an adapter's scale": lambda model: within(model).q_proj.scale_layer(7.0),
+    "a matrix under an adapter": lambda model: within(model).q_proj.base_layer.weight.data.mul_(2),
+    "a hook": lambda model: within(model).register_forward_hook(lambda *_: None),
+    "a module": lambda model: setattr(within(model), "o_proj", nn.Linear(60, 42)),
+    "a parameter": lambda model: setattr(
+        within(model).o_proj, "weight", nn.Parameter(2 * within(model).o_proj.weight)
+    ),
+    "a setting": lambda model: setattr(within(model), "scaling", 0.5),
+}
+
+
+def within(adapted: Any) -> Any:
+    return adapted.get_base_model().model.layers[1].self_attn
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_has_changed_since_it_was_loaded_is_refused(change: str, tiny: ByName) -> None:
+    model = adapted(deepcopy(tiny("llama").hf))
+    loaded = load(model)
+    model(TOKENS)
+    model.train().gradient_checkpointing_enable()  # training changes nothing that is measured
+    capture_losses(loaded, TOKENS)
+    with ablated(loaded, "mask") as yielded:
+        CHANGES[change](model)
+        with pytest.raises(UserError, match=r"changed since it was loaded .* load it again"):
+            yielded(TOKENS)
+    with pytest.raises(UserError, match=r"changed since it was loaded .* load it again"):
+        capture_losses(loaded, TOKENS)
+    assert capture_losses(load(model), TOKENS).isfinite().all()
 
 
 def test_hooks_act_as_in_the_model_and_are_seen_when_they_come(tiny: ByName) -> None:
