@@ -163,7 +163,8 @@ def _words_of(name: str) -> Words:
     sign, (*others, last) = parts_of(name)
     if not sign:
         return Words(label=name)
-    joined = replace(TABLE["interaction"], label=_SIGNS[sign].join(map(short, (*others, last))))
+    label = _SIGNS[sign].join(short(part.strip()) for part in (*others, last))
+    joined = replace(TABLE["interaction"], label=label)
     if sign == UNION:
         return joined
     said = f"{', '.join(map(short, others))} and {short(last)} together"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import tyro
 
-from nope_probe.figures.intervals import interval_of, interval_text
+from nope_probe.figures.intervals import bound_columns, column_text
 from nope_probe.figures.names import phrase, words
 from nope_probe.figures.words import Column, View, capitalised
 from nope_probe.hooks.removing.removals import Ablation, Replacement
@@ -17,10 +17,10 @@ from nope_probe.models.names import trained_length
 from nope_probe.removal import (
     COMPONENTS,
     INTACT,
-    MASK,
     NO_REPLACEMENT,
     POSITION_ENCODINGS,
     SOURCES,
+    UNION,
     WRITTEN,
     Condition,
     spelled,
@@ -147,6 +147,7 @@ QUANTITIES = {
 LEADING = ("loss_suffix", "copy_text_second", "position", "order", "without_bos", "loss")
 SHOWN = 3  # columns of the first table, next to the conditions
 HEADING = 13  # characters in a line of its headings
+CHANGE = "+z.2f"  # the format of differences
 COLUMNS = {
     "measure": Column("measure", "The number of the row.", names_rows=True),
     "value": Column("value", "The model's number, in the measure's unit."),
@@ -368,53 +369,47 @@ def report(run: Run) -> Report:
 
 
 def headline(run: Run) -> Headline:
-    """Return what position costs: the first measure without each source, and a table of more."""
-    name, behaviour = run.manifest.model_name, run.tables["behaviour"]
-    known = behaviour.dropna(subset=["difference"])
-    measures = [x for x in dict.fromkeys((*LEADING, *QUANTITIES)) if x in {*known["measure"]}]
+    """Return the largest change of the first measure, and a table of it and two more."""
+    name, rows = run.manifest.model_name, less_nulls(run.tables["behaviour"])
+    if {*SOURCES} & {*rows["removed"]}:  # what position costs; the figure has the weights
+        of_position = {*SOURCES, *WRITTEN}
+        rows = rows[[Condition.parse(removed) <= of_position for removed in rows["removed"]]]
+    known = rows.dropna(subset=["difference"])
+    order = dict.fromkeys(("loss", *LEADING, *QUANTITIES))
+    measures = [measure for measure in order if measure in {*known["measure"]}][:SHOWN]
     if not measures:
         return Headline(sentence=f"No removal from {name} was measured: see its losses below.")
-    about, first = QUANTITIES[measures[0]], known[known["measure"] == measures[0]]
-    sentences, shown = [position_cost(known)], first[first["removed"] == MASK.name]
-    if not sentences[0] and shown.empty:
-        shown = first.loc[first["difference"].abs().nlargest(1).index]
-    for row in shown.to_dict("records"):
-        change = interval_text(interval_of(row, "difference"), "+z.2f", f" {about.unit}")
-        behind = " behind a bidirectional prefix" if row["removed"] == MASK.name else ""
-        changed = f"the {about.label} of {name}{behind} changes by {change}"
-        sentences.append(f"Without {phrase(row['removed'])}, {changed}.")
-    rows = behaviour[behaviour["measure"].isin(measures[:SHOWN])]
-    if {*SOURCES} & {*first["removed"]}:  # what position costs; the figure has the weights
-        of_position = {*SOURCES, *WRITTEN, *WRITTEN.null}
-        rows = rows[[Condition.parse(removed) <= of_position for removed in rows["removed"]]]
+    about, changes = QUANTITIES[measures[0]], known[known["measure"] == measures[0]]
+    parts = changes[~changes["removed"].str.contains(UNION, regex=False)]
+    largest = (parts if len(parts) else changes)["difference"].abs().idxmax()
+    most = changes.loc[largest]
+    change = column_text(most, "difference", about, CHANGE)
     return Headline(
-        sentence=" ".join(filter(None, sentences)),
-        table=as_text(rows, measures[:SHOWN], run.tables["decodability"]["chance"].max()),
-        caption="The first row is the intact model, the others are differences to it: nats per "
-        "token, or positions. A rise of a loss is worse.",
+        sentence=f"Without {phrase(most['removed'])}, the {about.label} of {name} changes by "
+        f"{change} {about.unit}, more than without any other part.",
+        table=as_text(
+            rows[rows["measure"].isin(measures)],
+            measures,
+            run.tables["decodability"]["chance"].max(),
+        ),
+        caption="The first row is the intact model, the others are differences to it (of written "
+        "position alone, to its null): nats per token, or positions. A rise of a loss is worse.",
     )
 
 
-def position_cost(known: pd.DataFrame) -> str:
-    """Return the sentence of what position is worth on text; empty where it was not measured."""
-    rows = known[known["measure"] == "loss"].drop_duplicates("removed")
-    by_removed = {row["removed"]: row for row in rows.to_dict("records")}
+def less_nulls(behaviour: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows without nulls; of written position alone, a difference is to its null.
 
-    def cost(name: str, column: str = "difference") -> str:
-        return interval_text(interval_of(by_removed[name], column), "z.2f", " nats")
-
-    clauses = [
-        f"{cost(name)} more without {phrase(name)}"
-        for name in POSITION_ENCODINGS
-        if name in by_removed
-    ]
-    if {WRITTEN.name, WRITTEN.null.name} <= {*by_removed}:
-        of, null = (by_removed[name]["difference"] for name in (WRITTEN.name, WRITTEN.null.name))
-        clauses.append(
-            f"{cost(WRITTEN.name, 'beyond_null')}{'' if clauses else ' more'} without "
-            f"{phrase(WRITTEN.name)} ({of:z.2f}, less {null:z.2f} of its null)"
-        )
-    return f"Text costs {' and '.join(clauses)}." if clauses else ""
+    The null of a union lacks all else that the union removes, so that it says nothing of that.
+    """
+    conditions = map(Condition.parse, behaviour["removed"].unique())
+    nulls = [of.null.name for of in conditions if of.null != of]
+    rows = behaviour[~behaviour["removed"].isin(nulls)]
+    taken_off = dict(zip(bound_columns("difference"), bound_columns("beyond_null"), strict=True))
+    for name, beyond in {"difference": "beyond_null", **taken_off}.items():
+        alone = rows["removed"].eq(WRITTEN.name) & rows.get(beyond, rows[name]).notna()
+        rows = rows.assign(**{name: rows[name].mask(alone, rows.get(beyond))})
+    return rows
 
 
 def as_text(behaviour: pd.DataFrame, measures: Sequence[str], chance: float) -> pd.DataFrame:
@@ -426,7 +421,7 @@ def as_text(behaviour: pd.DataFrame, measures: Sequence[str], chance: float) -> 
     rows = behaviour.assign(without=labels + (", " + by).where(by != NO_REPLACEMENT, ""))
     parts = [
         brief(rows[is_intact], "without", ["value"], QUANTITIES, by="measure"),
-        brief(rows[~is_intact], "without", ["difference"], QUANTITIES, by="measure", style="+z.2f"),
+        brief(rows[~is_intact], "without", ["difference"], QUANTITIES, by="measure", style=CHANGE),
     ]
     headings = {
         QUANTITIES[name].title: "\n".join(wrap(QUANTITIES[name].label, HEADING))

@@ -55,8 +55,7 @@ HEADS = View(
 NUMBERS = View(
     table="differences",
     title="All numbers that the runs share",
-    caption="Differences that survive Holm's rule come first, the largest in widths of their "
-    "interval before the others.",
+    caption="Differences that survive Holm's rule come first, the largest before the others.",
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import nan
 from pathlib import Path
 
 import pandas as pd
@@ -68,7 +67,7 @@ def difference(base: Run, other: Run) -> pd.DataFrame:
         The table of `compare`'s differences.csv, a row for each number: its `table`, the columns
         that name its row, such as `layer` and `removed`, `number`, `value` and `base_value`,
         `difference` with its bounds, `p_holm` over the numbers of the table, `differs`, and
-        `method`; first the numbers that differ, by the difference in widths of its interval.
+        `method`; first the numbers that differ, the largest difference before the others.
 
     Raises:
         UserError: for what are no runs, or for runs of different commands, lengths, rows or skipped
@@ -95,10 +94,9 @@ def difference(base: Run, other: Run) -> pd.DataFrame:
     names, numbers = map(pd.DataFrame, zip(*rows, strict=True))
     table = names.join(numbers)
     p = table.groupby("table", sort=False)["p_holm"].transform(holm)
-    widths = (table["difference_high"] - table["difference_low"]).replace(0, nan)
-    table = table.assign(p_holm=p, differs=p <= LEVEL, far=table["difference"].abs() / widths)
-    table = table.sort_values(["differs", "far"], ascending=False, ignore_index=True, kind="stable")
-    return table.drop(columns="far")
+    table = table.assign(p_holm=p, differs=p <= LEVEL, size=table["difference"].abs())
+    by_size = table.sort_values(["differs", "size"], ascending=False, kind="stable")
+    return by_size.drop(columns="size").reset_index(drop=True)
 
 
 def _rows(

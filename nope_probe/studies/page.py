@@ -163,6 +163,7 @@ def in_parts(texts: pd.DataFrame) -> str:
         >>> in_parts(pd.DataFrame({"layer": ["L0"], "lead": ["4.1"]})).splitlines()
         ['layer lead', 'L0     4.1']
     """
+    texts = texts.replace("\n", " ", regex=True)
     name, rows = str(texts.columns[0]), texts.set_index(texts.columns[0])
     rows.columns = [" ".join(str(heading).split()) for heading in rows]
     return rows.rename_axis(index=None, columns=name).to_string(line_width=WIDTH)

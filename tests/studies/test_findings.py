@@ -1,9 +1,12 @@
 """What tables say in words, clear cases and noise."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
 from nope_probe.studies import behaviour
 from nope_probe.studies.circuit import inversion
@@ -45,23 +48,47 @@ def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero(
     assert inversion(stages) == becomes
 
 
-def test_the_cost_of_the_mask_is_told_first_and_the_table_shows_position_alone() -> None:
-    rows = [
-        {"measure": "loss_suffix", "removed": name, "replacement": "none", "value": 2.5}
-        | {"value_low": 2.0, "value_high": 3.0, "note": ""}
-        | cells("difference", estimate)
-        for name, estimate in (
-            ("intact", NONE),
-            ("mlp", (7.9, 7.5, 8.3)),
-            ("mask", (0.125, 0.1, 0.15)),
-            ("rope", (2.0, 1.5, 2.5)),
-        )
+def costs(measure: str, **differences: tuple[float, float, float]) -> list[dict[str, Any]]:
+    """Return rows of `behaviour.csv`, given the differences by what is removed."""
+    whole = {"replacement": "none", "value": 2.5, "value_low": 2.0, "value_high": 3.0, "note": ""}
+    return [
+        {"measure": measure, "removed": name, **whole, **cells("difference", estimate)}
+        for name, estimate in {"intact": NONE, **differences}.items()
     ]
+
+
+def headline_of(rows: list[dict[str, Any]]) -> Headline:
     tables = {"behaviour": pd.DataFrame(rows), "decodability": pd.DataFrame({"chance": [31.7]})}
-    lead = behaviour.headline(Run(manifest=manifest_of(model={"name": "m"}), tables=tables))
+    return behaviour.headline(Run(manifest=manifest_of(model={"name": "m"}), tables=tables))
+
+
+def test_the_largest_change_of_behaviour_is_a_cell_of_its_table() -> None:
+    mask, rope, both = (0.125, 0.1, 0.15), (2.0, 1.5, 2.5), (3.0, 2.5, 3.5)
+    suffix = costs("loss_suffix", mlp=(7.9, 7.5, 8.3), mask=mask, rope=rope, **{"mask+rope": both})
+    lead = headline_of(suffix)
+    assert lead.table is not None
+    assert lead.table["without"].tolist() == [
+        "(intact)",
+        "causal mask",
+        "RoPE",
+        "mask + RoPE",
+    ]
+    cell = "+2.00 [+1.50, +2.50]"
+    assert lead.table.iloc[2].tolist() == ["RoPE", cell]
     assert lead.sentence == (
-        "Without the causal mask, the suffix loss of m behind a bidirectional prefix changes by "
-        "+0.12 nats [+0.10, +0.15]."
+        f"Without RoPE, the suffix loss of m changes by {cell} nats, more than without any other "
+        "part."
     )
-    assert lead.table["without"].tolist() == ["(intact)", "causal mask", "RoPE"]
-    assert lead.table.iloc[2].tolist() == ["RoPE", "+2.00 [+1.50, +2.50]"]
+    # Of a mask that is removed the loss is unknown, and a null is taken off written position alone.
+    written = costs("loss", mask=NONE, written=(0.3, 0.2, 0.4), written_null=(9.0, 8.0, 9.9))
+    beyond = {"beyond_null": 0.25, "beyond_null_low": 0.125, "beyond_null_high": 0.375}
+    rows = [row | (beyond if row["removed"] == "written" else {}) for row in written]
+    lead = headline_of([*rows, *costs("loss_suffix", mask=mask)])
+    assert lead.table is not None
+    assert lead.table["without"].tolist() == ["(intact)", "causal mask", "written position"]
+    assert lead.table.iloc[2].tolist() == ["written position", "+0.25 [+0.12, +0.38]", ""]
+    assert "+0.25 [+0.12, +0.38]" in lead.sentence
+    only_mask = headline_of([*costs("loss", mask=NONE), *costs("loss_suffix", mask=mask)])
+    assert only_mask.sentence.startswith(
+        "Without the causal mask, the suffix loss of m changes by +0.12"
+    )

@@ -64,6 +64,16 @@ def test_names_are_printed_as_they_are(name: str, capsys: pytest.CaptureFixture[
     assert sum(text in line for line in lines) == 5
 
 
+def test_a_table_that_is_shown_in_parts_has_no_line_ends_in_its_cells(
+    capsys: pytest.CaptureFixture[str],
+):
+    cells = {f"measure {place}": [f"+{place}.57*\nothers: -0.05 to 0.02"] for place in range(5)}
+    print_table(PlainConsole(), pd.DataFrame({"removed": ["rope"], **cells}))
+    shown = capsys.readouterr().out
+    assert "+2.57* others: -0.05 to 0.02" in shown
+    assert "\\n" not in shown
+
+
 def test_text_that_terminals_show_stays():
     text = "naïve ±10 ○ 模型 [0.1, 0.2]"
     assert printable(text) == text
