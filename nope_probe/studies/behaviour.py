@@ -381,8 +381,8 @@ def headline(run: Run) -> Headline:
         return Headline(sentence=f"No removal from {name} was measured: see its losses below.")
     about, changes = QUANTITIES[measures[0]], known[known["measure"] == measures[0]]
     parts = changes[~changes["removed"].str.contains(UNION, regex=False)]
-    largest = (parts if len(parts) else changes)["difference"].abs().idxmax()
-    most = changes.loc[largest]
+    by_size = (parts if len(parts) else changes).sort_values("difference", key=abs)
+    most = by_size.iloc[-1]
     change = column_text(most, "difference", about, CHANGE)
     return Headline(
         sentence=f"Without {phrase(most['removed'])}, the {about.label} of {name} changes by "

@@ -92,3 +92,9 @@ def test_the_largest_change_of_behaviour_is_a_cell_of_its_table() -> None:
     assert only_mask.sentence.startswith(
         "Without the causal mask, the suffix loss of m changes by +0.12"
     )
+
+
+def test_a_guess_of_the_position_stands_next_to_its_error() -> None:
+    table = headline_of(costs("position", rope=(2.0, 1.5, 2.5))).table
+    assert table is not None
+    assert [*table] == ["without", "position\nerror\n(chance 31.7)"]
