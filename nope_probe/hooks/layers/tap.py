@@ -7,7 +7,7 @@ HookedTransformer's block calls its tap itself.
 BLOOM, CodeGen, Falcon, GPT-J, GPT-Neo, MPT, OpenAI's GPT and XGLM multiply queries with keys, take
 the softmax and multiply with values in line. While their forward pass runs, these three calls of
 PyTorch are answered by `InlineAttention`: the first shows q and k, the second the sum of their
-product and a mask or ALiBi, and the third v.
+product and a mask or ALiBi, and the third v. Falcon may make one call of fused attention instead.
 """
 
 from __future__ import annotations
@@ -412,7 +412,7 @@ class _Added(Exception):  # noqa: N818  (it ends a forward pass early, it is no 
 
 
 class InlineAttention(TorchFunctionMode):
-    """Answers the three calls of one forward pass of attention.
+    """Answers the three calls of one forward pass of attention, or the one of fused attention.
 
     Args:
         tap: computes attention.
@@ -447,6 +447,8 @@ class InlineAttention(TorchFunctionMode):
     ) -> Any:
         options = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention":
+            return self._fused(*args, **options)
         if name == "softmax":
             self.added = args[0]
             if self.ends:
@@ -466,6 +468,31 @@ class InlineAttention(TorchFunctionMode):
                     return products
                 return options["beta"] * args[0] + options["alpha"] * products
         return func(*args, **options)
+
+    def _fused(
+        self,
+        q: Float[Tensor, "batch head query_pos d_head"],
+        k: Float[Tensor, "batch kv_head key_pos d_head"],
+        v: Float[Tensor, "batch kv_head key_pos d_value"],
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Answer a call of PyTorch's fused attention."""
+        n_queries, n_keys = q.shape[2], k.shape[2]
+        if attn_mask is None:
+            make = AttentionMask.causal if is_causal else AttentionMask.full
+            attn_mask = make(n_queries, n_keys, q.device).rows()
+        if attn_mask.dtype == torch.bool:
+            added = q.new_zeros(attn_mask.shape)
+            attn_mask = added.masked_fill_(~attn_mask, torch.finfo(q.dtype).min)
+        self.q, self.k = q, k
+        self.added = attn_mask + self.product * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if self.ends:
+            raise _Added
+        return self._values(q, v)
 
     def _values(self, weights: Tensor, v: Tensor) -> Tensor:
         """Return the values weighted by attention, in the layout of the call."""
@@ -527,5 +554,9 @@ def _added(
             attend(*args, **kwargs)
     except _Added:
         pass
-    assert mode.added is not None
+    if mode.added is None:
+        raise UserError(
+            "a kernel computes the model's attention and shows no scores: make the model with "
+            "attn_implementation='eager'"
+        )
     return mode.added.double()

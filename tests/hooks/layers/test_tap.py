@@ -17,9 +17,10 @@ import torch
 from support.decoders import write_decoder
 from support.rounding import NETWORK
 from support.tiny_models import ModelOf, Tiny, distance, tokens
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformer_lens.hook_points import HookPoint
-from transformers import DynamicCache, MptConfig
+from transformers import AutoModelForCausalLM, DynamicCache, MptConfig
 from transformers.masking_utils import (
     causal_mask_function,
     eager_mask,
@@ -463,3 +464,53 @@ def test_the_error_of_no_values_or_of_nan_is_undefined() -> None:
     assert math.isnan(relative_error(nothing, nothing))
     assert math.isnan(relative_error(torch.tensor([1.0, torch.nan]), torch.ones(2)))
     assert relative_error(torch.tensor([1.0, 5.0]), torch.tensor([2.0, -4.0])) == 9 / 4
+
+
+class RecordedFused(TorchFunctionMode):
+    """Records the masked scores of each call of PyTorch's fused attention."""
+
+    scores: list[Tensor]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func is nn.functional.scaled_dot_product_attention:
+            (q, k, _), mask = args, options["attn_mask"]
+            cells = q.new_zeros(mask.shape) if mask.dtype == torch.bool else mask
+            visible = mask if mask.dtype == torch.bool else mask > -9e3
+            self.scores.append((q @ k.mT / q.shape[-1] ** 0.5 + cells).masked_fill(~visible, 0))
+        return func(*args, **options)
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("multi_query", [False, True])
+def test_falcon_attends_by_fused_attention_as_transformers_makes_it(
+    alibi: bool, multi_query: bool, tmp_path: Path
+) -> None:
+    """It asks its configuration in each pass, and `set_attn_implementation` does not change it.
+
+    Its eager attention adds ALiBi twice, so it is no oracle of this.
+    """
+    tiny = write_decoder("falcon", tmp_path, alibi=alibi, multi_query=multi_query)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny.folder)
+    model.set_attn_implementation("eager")
+    recorded = RecordedFused()
+    recorded.scores = []
+    with recorded, torch.inference_mode():
+        logits = model(tiny.tokens).logits
+    maps = capture_scores(model, tiny.tokens).mean
+    expected = torch.stack([scores.double().mean((0, 1)) for scores in recorded.scores])
+    assert distance(torch.as_tensor(maps).nan_to_num(), expected) <= NETWORK
+    assert distance(load(model).model(tiny.tokens), logits) <= NETWORK
+
+
+def test_attention_that_shows_no_scores_is_refused(tmp_path: Path) -> None:
+    tiny = write_decoder("gpt_neo", tmp_path)
+    attention = tiny.hf.transformer.h[0].attn.attention
+
+    class Kernel(type(attention)):
+        def _attn(self, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, None]:
+            return value, None
+
+    attention.__class__ = Kernel
+    with pytest.raises(UserError, match=r"a kernel computes .*='eager'"):
+        capture_scores(tiny.hf, tiny.tokens)
