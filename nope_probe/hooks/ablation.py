@@ -189,12 +189,12 @@ def _calibration(
     seed, writers = ablation.calibration_seed, ablation.condition.writers
     heads = content_heads(model, [ablation])
     if tokens is not None and not ablation.needs_intact:
-        return Calibration(checksum=weights_checksum(model))
+        return Calibration()
     if tokens is not None:
         return calibrate(model, tokens, seed=seed, writers=writers, heads=heads)
     if calibration is None:
         raise UserError(_how_to_calibrate(ablation, heads))
-    if calibration.checksum != weights_checksum(model):
+    if calibration.checksum and calibration.checksum != weights_checksum(model):
         raise UserError(
             "the calibration belongs to another model, or to other weights: pass "
             "calibrate(model, tokens) of this one"
@@ -240,7 +240,7 @@ def _with_written(
                 raise UserError(f"{name} is measured on texts: pass tokens=tokens, no calibration")
             continue
         others = ablation.without(ablation.condition - {name})
-        with ablated(model, others, calibration):
+        with ablated(model, others, replace(calibration, checksum="")):  # it is this model's
             inputs, documents = as_inputs(model, tokens), documents_of(tokens, None)
             positions = capture_block_positions(
                 model,

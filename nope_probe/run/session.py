@@ -9,14 +9,11 @@ settings, versions, weights, model files and data are the same: their hashes ide
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from hashlib import sha256
 from importlib.metadata import version
 from itertools import chain
 from platform import python_version
@@ -30,9 +27,9 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.data.tokenizing import padding_note
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, json_checksum
-from nope_probe.hooks.layers.attention import whole
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import hugging_face_config, validate_inputs
+from nope_probe.hooks.reading.calibration import tensor_checksum
 from nope_probe.hooks.removing.block_ablation import ABLATED, foreign_hooks
 from nope_probe.maps.folds import folds_of
 from nope_probe.models.info import LoadedModel
@@ -67,7 +64,6 @@ _UNUSED = (
     "device",
     "n_devices",
 )
-_THREADS = 8  # SHA-256 releases the interpreter's lock
 
 
 class Session(Generic[Settings_co]):
@@ -289,24 +285,14 @@ def fingerprint(model: nn.Module) -> str:
         >>> before == fingerprint(layer)
         False
     """
-    named = chain(model.named_parameters(), model.named_buffers())
-    tensors = {name: whole(tensor.detach()) for name, tensor in named}
+    tensors = dict(chain(model.named_parameters(), model.named_buffers()))
     return tensors_checksum(tensors, numerical_settings(model))
 
 
 def tensors_checksum(tensors: Mapping[str, Tensor], *about: JsonObject) -> str:
     """Return a hash of the bits of tensors, and of what else identifies their owner."""
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        checksums = pool.map(tensor_checksum, tensors, tensors.values())
-        return json_checksum([*about, *checksums])[:16]
-
-
-def tensor_checksum(name: str, tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's bits, with its name, shape and dtype."""
-    digest = sha256(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-    flat = tensor.detach().reshape(-1).cpu().contiguous()
-    digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    checksums = {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
+    return json_checksum([*about, checksums])[:16]
 
 
 def interventions(model: HookedModel) -> dict[str, str | list[str] | None]:

@@ -28,7 +28,6 @@ from nope_probe.hooks.reading.calibration import (
     blocks_that_write,
     calibrate,
     capture_written,
-    weights_checksum,
 )
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import capture_positions
@@ -122,8 +121,7 @@ class Engine:
     def calibrated(self, key: str, ablations: Iterable[Ablation]) -> Engine:
         """Return the engine with gains, means and positions, if an ablation needs them.
 
-        Gains are stored without a checksum of the weights: the checkpoint belongs to a run of one
-        model, and weights rewritten on another device may differ in the last bit.
+        They have no checksum of the weights, because the checkpoint belongs to a run of one model.
         """
         needing = [ablation for ablation in ablations if ablation.needs_intact]
         if not needing:
@@ -142,9 +140,7 @@ class Engine:
         tensors = self.load_or_compute(
             key, lambda _, stream: measure(checkpoint=stream).to_tensors()
         )
-        calibration = Calibration.from_tensors(tensors)
-        calibration = replace(calibration, checksum=weights_checksum(self.model))
-        return replace(self, calibration=calibration)
+        return replace(self, calibration=Calibration.from_tensors(tensors))
 
     def load_or_compute(
         self, key: str, capture: Capture, ablation: Ablation | None = None
@@ -180,7 +176,7 @@ class Engine:
         if not keys:
             return calibration
         if calibration is None:
-            calibration = Calibration(checksum=weights_checksum(self.model))
+            calibration = Calibration()
         others = [name for name in ablation.condition.ordered if name.writer is None]
         for name in ablation.condition.of_blocks:
             others.remove(name)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from nope_probe.errors import UserError
+from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.attention import Attention, MeanPattern, upcast, whole
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
@@ -47,7 +48,7 @@ from nope_probe.maps.folds import State
 from nope_probe.maps.rows import MapRows
 from nope_probe.removal import WEIGHTS, Projection, Writer
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+_CELLS = 1 << 22  # of a block of rows whose checksums are computed at a time
 
 
 def calibrate(
@@ -190,9 +191,6 @@ def blocks_that_write(
 def weights_checksum(model: HookedModel | nn.Module) -> str:
     """Return a checksum of a model's parameters: equal if all bits are equal, on any device.
 
-    The bits of each row are summed as integers, which is exact in any order. The sum reads the
-    weights once, on their device, so every ablation can afford it.
-
     Example:
         >>> layer = torch.nn.Linear(3, 2)
         >>> before = weights_checksum(layer)
@@ -200,18 +198,25 @@ def weights_checksum(model: HookedModel | nn.Module) -> str:
         >>> before == weights_checksum(layer)
         False
     """
-    digest = sha256()
-    for parameter in model.parameters():
-        digest.update(_row_sums(whole(parameter.detach())).cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return json_checksum({name: tensor_checksum(x) for name, x in model.named_parameters()})
 
 
-def _row_sums(weight: Tensor) -> Tensor:
-    """Return the sum of the bits of each row as 64-bit integers."""
-    rows = (weight.flatten(1) if weight.ndim > 1 else weight.reshape(1, -1)).contiguous()
-    size = rows.element_size()
-    aligned = all(n * size % 8 == 0 for n in (rows.shape[-1], rows.storage_offset()))
-    return rows.view(_INTEGERS[8 if aligned else size]).sum(-1, dtype=torch.int64)
+def tensor_checksum(tensor: Tensor) -> str:
+    """Return a checksum of a tensor's shape, dtype and bits, which is computed on its device.
+
+    The bits of a row are summed as integers times the odd numbers. The sum is exact in any order,
+    and any other number changes it.
+    """
+    tensor = whole(tensor.detach())
+    n_rows = len(tensor) if tensor.ndim > 1 and len(tensor) else 1
+    flat, size = tensor.reshape(-1).contiguous(), tensor.element_size()
+    aligned = all(n * size % 8 == 0 for n in (len(flat) // n_rows, flat.storage_offset()))
+    flat = flat.as_strided(flat.shape, (1,))  # of a single number, the stride may be any
+    rows = flat.view(torch.int64 if aligned else torch.uint8).view(n_rows, -1)
+    odd = 2 * torch.arange(rows.shape[1], device=rows.device) + 1
+    sums = [(block * odd).sum(-1) for block in rows.split(1 + _CELLS // (1 + rows.shape[1]))]
+    about = f"{tensor.dtype} {list(tensor.shape)}".encode()
+    return sha256(about + torch.cat(sums).cpu().numpy().tobytes()).hexdigest()
 
 
 def _one_fold(inputs: Inputs, kept_positions: int | None) -> Cut:

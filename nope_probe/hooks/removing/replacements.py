@@ -38,6 +38,7 @@ class Calibration(TensorRecord):
 
     Attributes:
         checksum: the `weights_checksum` of the model; other models must not use this calibration.
+            Empty inside a run, which has a single model.
         gains: per replacement and projection, the gain `output` in each block, with which the
             replacement's output has the RMS of the weight's output. It is 0 where the replacement's
             output is 0 at any gain, NaN in blocks without this projection.

@@ -84,7 +84,7 @@ def test_a_calibration_serves_the_model_and_weights_that_it_was_measured_on(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("shape", [(), (7,), (8,), (3, 5), (2, 3, 8)])
-def test_the_checksum_of_weights_notices_every_entry_and_swapped_rows(
+def test_the_checksum_of_weights_notices_every_entry_and_their_order(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     stored = torch.arange(1.0, 60.0).to(dtype)  # the weight begins at an odd place of its storage
@@ -97,7 +97,7 @@ def test_the_checksum_of_weights_notices_every_entry_and_swapped_rows(
         changed.append(weights_checksum(holder))
         stored[1 + index] -= 1
     assert weights_checksum(holder) == before
-    if len(shape) > 1:
-        holder.weight = torch.nn.Parameter(weight.flip(0), requires_grad=False)
+    for dim in range(len(shape)):  # entries in another order
+        holder.weight = torch.nn.Parameter(weight.flip(dim), requires_grad=False)
         changed.append(weights_checksum(holder))
     assert before not in changed
