@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto as auto
 
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.files import JsonObject
-from nope_probe.hooks.layers.text_decoder import context_in, text_config_of
+from nope_probe.hooks.layers.text_decoder import context_in, is_decoder_class, text_config_of
 from nope_probe.models.gguf import read_gguf_config
 from nope_probe.models.names import (
     CHECKPOINTS,
@@ -203,11 +203,6 @@ def validate_windows(source: str, config: PreTrainedConfig) -> None:
                 f"{source} has {name} {size} in its configuration, and a window of no tokens hides "
                 "every key: write its size, or null if there is no window"
             )
-
-
-def is_decoder_class(name: str) -> bool:
-    """Return whether a class of transformers, by its name, is that of a decoder."""
-    return "CausalLM" in name or "LMHead" in name
 
 
 def _keep_first_layers(source: str, config: PreTrainedConfig, n_layers: int) -> None:

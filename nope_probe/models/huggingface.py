@@ -6,18 +6,14 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from huggingface_hub.errors import LocalEntryNotFoundError
-from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
-from transformer_lens.model_bridge.sources.transformers import determine_architecture_from_hf_config
 from transformers import (
     AutoTokenizer,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -26,9 +22,10 @@ from transformers.utils import logging
 
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
+from nope_probe.hooks.layers.bridges import name_architecture
 from nope_probe.hooks.layers.objects import validate_on_devices
 from nope_probe.hooks.layers.text_decoder import class_of, text_config_of, text_part
-from nope_probe.models.context import is_decoder_class, read_config
+from nope_probe.models.context import read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model
 from nope_probe.models.weights import (
@@ -105,7 +102,7 @@ def load_hugging_face(
         with reading_model(source, "config.json"):
             config = read_config(source, n_layers=n_layers, revision=revision)
             text = text_config_of(config)
-            validate_architecture(source, text)
+            name_architecture(source, text, [class_of(text).__name__])
         with reading_model(source, "tokenizer"):
             tokenizer = load_tokenizer(source, d_vocab=text.vocab_size, revision=revision)
         with reading_model(source, "weights"):
@@ -176,24 +173,6 @@ def _load_model(
     validate_all_loaded(source, report)
     validate_on_devices(source, model)
     return model, report["unexpected_keys"]
-
-
-def validate_architecture(source: str, config: PreTrainedConfig) -> None:
-    """Check that TransformerLens reads a decoder's architecture.
-
-    Raises:
-        UserError: naming the nearest architectures that TransformerLens reads.
-    """
-    try:
-        determine_architecture_from_hf_config(config)
-    except ValueError as error:
-        named = (config.architectures or [config.model_type])[0]
-        decoders = [name for name in SUPPORTED_ARCHITECTURES if is_decoder_class(name)]
-        near = get_close_matches(named, decoders, n=3, cutoff=0.3)
-        raise UserError(
-            f"{source} is a {named}, which TransformerLens does not read; the nearest "
-            f"architectures that it reads are {', '.join(near)}"
-        ) from error
 
 
 def validate_all_loaded(source: str, report: JsonObject) -> None:

@@ -1,5 +1,6 @@
 """Names of TransformerLens resolve to Hub ids, and what it does not read is named in one line."""
 
+import json
 import os
 import subprocess
 import sys
@@ -70,6 +71,30 @@ def test_an_architecture_that_transformer_lens_does_not_read_is_an_error_with_th
     folder = write(tmp_path, randomised(config))
     with pytest.raises(UserError, match=r"a CTRLLMHeadModel, .* not read; .* are GPT2LMHeadModel"):
         load_hugging_face(str(folder), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "label"),
+    [
+        ("phimoe", "PhimoeForCausalLM"),  # as transformers saves it
+        ("phimoe", "PhiMoEForCausalLM"),  # as on the Hub
+        ("granite", "TunedGraniteForCausalLM"),  # of a subclass
+        ("granite", None),
+    ],
+)
+def test_a_class_is_read_under_any_label_from_a_folder_and_in_memory(
+    model_type: str, label: str | None, tmp_path: Path
+) -> None:
+    tiny = write_decoder(model_type, tmp_path)
+    file = tiny.folder / "config.json"
+    named = {"architectures": [label] if label else None}
+    file.write_text(json.dumps(json.loads(file.read_text()) | named))
+    tiny.hf.config.architectures = named["architectures"]
+    with torch.inference_mode():
+        expected = tiny.hf(tiny.tokens).logits
+    for given in (tiny.folder, tiny.hf):
+        assert distance(load(given).model(tiny.tokens), expected) <= NETWORK
+    assert tiny.hf.config.architectures == named["architectures"]
 
 
 def test_sizes_that_differ_between_layers_do_not_stop_the_reading(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ Importing TransformerLens takes seconds, so this file is imported where a model 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 import torch
+from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.component_setup import setup_submodules
 from transformer_lens.model_bridge.generalized_components import (
@@ -20,13 +23,13 @@ from transformer_lens.model_bridge.generalized_components import (
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformer_lens.model_bridge.sources.transformers import determine_architecture_from_hf_config
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, JointRows
 from nope_probe.hooks.layers.model import blocks_of, layers_of
-from nope_probe.hooks.layers.text_decoder import context_in
+from nope_probe.hooks.layers.text_decoder import context_in, is_decoder_class
 
 
 def boot_bridge(
@@ -51,6 +54,7 @@ def boot_bridge(
         UserError: if TransformerLens does not support the architecture, or if the model has no
             attention that can be read.
     """
+    name_architecture(source, hf.config, [kind.__name__ for kind in type(hf).__mro__])
     with reading(f"TransformerLens cannot read {source}, a {type(hf).__name__}"):
         if tokenizer is None:  # TransformerLens would look for one
             named = determine_architecture_from_hf_config(hf.config)
@@ -78,6 +82,36 @@ def boot_bridge(
         assert isinstance(layer, BridgeLayer)
         layer.attach_for_good(implementation)
     return model
+
+
+def name_architecture(source: str, config: PreTrainedConfig, kinds: Sequence[str]) -> None:
+    """Write into a configuration the name by which TransformerLens knows the model's class.
+
+    A configuration may spell it otherwise (PhiMoE), name a subclass, or name none.
+
+    Args:
+        source: the Hub id or folder of the model.
+        config: its configuration.
+        kinds: the names of the class that transformers makes of it, and of its bases.
+
+    Raises:
+        UserError: naming the nearest architectures that TransformerLens reads.
+    """
+    names = [*(config.architectures or []), *kinds]
+    spelled = {name.lower(): name for name in SUPPORTED_ARCHITECTURES}
+    known = [
+        name if name in SUPPORTED_ARCHITECTURES else spelled.get(name.lower()) for name in names
+    ]
+    config.architectures = next(([name] for name in known if name), config.architectures)
+    try:
+        determine_architecture_from_hf_config(config)
+    except ValueError as error:
+        decoders = [name for name in SUPPORTED_ARCHITECTURES if is_decoder_class(name)]
+        near = get_close_matches(names[0], decoders, n=3, cutoff=0.3)
+        raise UserError(
+            f"{source} is a {names[0]}, which TransformerLens does not read; the nearest "
+            f"architectures that it reads are {', '.join(near)}"
+        ) from error
 
 
 # Attention in blocks where TransformerLens has hook points for the residual stream only.

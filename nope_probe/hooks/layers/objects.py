@@ -401,11 +401,8 @@ def _validate_decoder(model: Any) -> None:
 def _copy(original: PreTrainedModel) -> PreTrainedModel:
     """Return a model of the same weights, buffers and hooks, with adapters merged.
 
-    Its configuration names the class that transformers has: a configuration names its class once
-    the model is saved, and a subclass is read as its base.
+    Its configuration names its class, as that of a saved model does.
     """
-    from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
-
     shared: dict[int, Any] = {}
     for module in original.modules():
         kinds = ("_hooks", "_parameters", "_buffers")
@@ -417,11 +414,7 @@ def _copy(original: PreTrainedModel) -> PreTrainedModel:
         if isinstance(vars(module).get("forward"), FunctionType):
             del vars(module)["forward"]
     merge_adapters(copied)
-    named = copied.config.architectures or []
-    if not {*named} & {*SUPPORTED_ARCHITECTURES}:
-        known = [kind.__name__ for kind in type(copied).__mro__]
-        known = [name for name in known if name in SUPPORTED_ARCHITECTURES]
-        copied.config.architectures = known[:1] or named or [type(copied).__name__]
+    copied.config.architectures = copied.config.architectures or [type(copied).__name__]
     return copied
 
 

@@ -83,6 +83,11 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return kind
 
 
+def is_decoder_class(name: str) -> bool:
+    """Return whether a class of transformers, by its name, is that of a decoder."""
+    return "CausalLM" in name or "LMHead" in name
+
+
 def text_part(model: PreTrainedModel) -> tuple[str, ...]:
     """Return how the names of the tensors of a model's text decoder begin."""
     parts = (model.get_decoder(), model.get_output_embeddings())
