@@ -44,6 +44,7 @@ from nope_probe.figures.style import (
     add_slider,
     colour_bar,
     colour_limits,
+    finite,
     flattened,
     percentiles,
     plot_height,
@@ -137,10 +138,9 @@ def term_maps(
 ) -> go.Figure:
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
 
-    Where keys count as first (`skip_keys` of captured maps and of `RowMaps`), the first column of
-    each map holds the lead, divided so that the largest lead has the colour of the largest cell.
-    The colour bar names the divisor. A layer whose first term does not exceed its noise is drawn on
-    the scale of the strongest layer.
+    Where keys count as first (`skip_keys` of captured maps and of `RowMaps`), a strip left of each
+    map has the lead, with a scale and a colour bar for the leads. A layer whose first term does not
+    exceed its noise is drawn on the scale of the strongest layer.
 
     Args:
         terms: maps by name (sources, mean and covariance terms, `intact`), nats, of one shape;
@@ -226,7 +226,8 @@ def _layered(
     The maps are side by side; titles differ between layers.
     """
     n, first = len(pooled), 0 if layer is None else layers.index(layer)
-    divisors = [lead_divisor(pooled, place, limits[place][1]) for place in range(len(layers))]
+    has_leads = any(maps.leads is not None for maps in pooled)
+    tops = [largest_lead(pooled, place) for place in range(len(layers))] if has_leads else []
     traces: list[PlotlyTrace] = []
     for place, number in enumerate(layers):
         for panel, (maps, name) in enumerate(zip(pooled, names, strict=True)):
@@ -237,39 +238,35 @@ def _layered(
                 name=name or f"L{number}",
                 visible=place == first,
                 leads=None if maps.leads is None else maps.leads[place],
-                divisor=divisors[place],
             )
-    has_leads = any(maps.leads is not None for maps in pooled)
-    units = [f"nats; first key ÷ {x:.2g}" if has_leads else "nats" for x in divisors]
     figure = place_squares(
         title,
         titles[first],
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
         row_gap=64,
     )
-    bar = colour_bar(units[first], (0.35, 0.65), -(BAR_DROP + AXES) / plot_height(figure))
+    patches: list[Layout] = [
+        {f"annotations[{i}].text": t for i, t in enumerate(of_layer)} for of_layer in titles
+    ]
+    below = -(BAR_DROP + AXES) / plot_height(figure)
+    bar = colour_bar("nats", (0.53, 0.83) if has_leads else (0.35, 0.65), below)
     axis = {"colorbar": {**bar, "nticks": 6}, "colorscale": colours}
     figure.update_layout(coloraxis=axis | colour_limits(limits[first]))
-    texts: list[Layout] = [
-        {f"annotations[{i}].text": t for i, t in enumerate(of_layer)}
-        | ({"coloraxis.colorbar.title.text": unit} if has_leads else {})
-        for of_layer, unit in zip(titles, units, strict=True)
-    ]
-    add_slider(figure, layers, len(traces) // len(layers), first, limits, texts)
+    if has_leads:
+        bar = colour_bar("first key's lead, nats", (0.17, 0.47), below)
+        axis = {"colorbar": {**bar, "nticks": 6}, "colorscale": colours}
+        figure.update_layout(coloraxis2=axis | colour_limits((-tops[first], tops[first])))
+        for patch, top in zip(patches, tops, strict=True):
+            patch |= colour_limits((-top, top), "coloraxis2.")
+    add_slider(figure, layers, len(traces) // len(layers), first, limits, patches)
+    figure.layout.meta["leads"] = tops
     return figure.add_traces(traces)
 
 
-def lead_divisor(pooled: Sequence[Pooled], place: int, limit: float) -> float:
-    """Return the divisor of a layer's leads, so that the largest gets the strongest colour.
-
-    Args:
-        pooled: the layer's maps.
-        place: of the layer in the maps.
-        limit: the cell that has the strongest colour, nats.
-    """
-    leads = [np.abs(maps.leads[place]) for maps in pooled if maps.leads is not None]
-    largest = max((float(np.nanmax(x)) for x in leads if np.isfinite(x).any()), default=0.0)
-    return max(largest / float(limit), 1.0)
+def largest_lead(pooled: Sequence[Pooled], place: int) -> float:
+    """Return the largest of a layer's leads in all of its maps, nats; at least `NOISE_NATS`."""
+    leads = [finite(maps.leads[place]) for maps in pooled if maps.leads is not None]
+    return max([NOISE_NATS, *(float(np.abs(of_map).max(initial=0.0)) for of_map in leads)])
 
 
 def unfold_layers(figure: go.Figure) -> go.Figure:
@@ -293,8 +290,8 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
     groups: list[list[Panel]] = []
     for place, (label, (low, high)) in enumerate(zip(labels, scales, strict=True)):
         traces = figure.data[place * per_layer : (place + 1) * per_layer]
-        maps = [trace for trace in traces if trace.customdata is None]
-        leads = {trace.xaxis: trace.z[:, 0] for trace in traces if trace.customdata is not None}
+        maps = [trace for trace in traces if trace.coloraxis == "coloraxis"]
+        leads = {trace.xaxis: trace.z[:, 0] for trace in traces if trace.coloraxis == "coloraxis2"}
         groups.append(
             [
                 Panel(
@@ -305,6 +302,7 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
                     diverging=figure.layout.coloraxis.colorscale == tuple(DIVERGING),
                     positions=round(trace.dy * len(trace.z)),
                     leads=leads.get(trace.xaxis),
+                    largest_lead=meta["leads"][place] if leads else 1.0,
                 )
                 for trace in maps
             ]
@@ -349,7 +347,7 @@ def export(figure: go.Figure, path: Path) -> Path:
     path = local_path(path)
     validate_image_name(path)
     validate_kaleido()
-    still = go.Figure(without_controls(figure)).update_layout(paper_bgcolor="white")
+    still = go.Figure(without_controls(figure)).update_layout(paper_bgcolor="white", updatemenus=[])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         still.write_image(path, width=WIDTH, height=still.layout.height, scale=SCALE)

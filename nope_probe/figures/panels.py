@@ -48,7 +48,8 @@ class Panel:
         diverging: whether colours centre on zero: `low` is then `-high`.
         positions: how many positions it spans, if not one per cell.
         query_positions: the queries of its rows, if some queries have none.
-        leads: the first key's lead in each row, in the colours of the map, if it is drawn.
+        leads: the first key's lead in each row, if it is drawn.
+        largest_lead: the end of the leads' colours, which centre on zero.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Panel:
     positions: int | None = None
     query_positions: Int[np.ndarray, " row"] | None = None
     leads: Float[np.ndarray, " row"] | None = None
+    largest_lead: float = 1.0
 
     @property
     def scale(self) -> tuple[float, float, str, bool]:
@@ -90,7 +92,7 @@ def panel_groups(
         _bars(figure, panels, columns, size, shared)
     )
     for index, panel in enumerate(panels):
-        coloraxis = f"coloraxis{axis(index)}"
+        coloraxis, of_leads = (f"coloraxis{axis(i)}" for i in (index, index + len(panels)))
         colours = {"colorscale": DIVERGING if panel.diverging else SEQUENTIAL}
         figure.layout[coloraxis].update(**colours, cmin=panel.low, cmax=panel.high)
         cells = RowMaps(values=panel.values[None], queries=panel.query_positions)
@@ -105,8 +107,14 @@ def panel_groups(
             coloraxis=coloraxis,
             value=f"%{{z:.3g}} {panel.unit}",
             leads=panel.leads,
+            leads_axis=of_leads,
         )
         figure.add_traces(traces)
+        if panel.leads is not None:
+            high = panel.largest_lead
+            leads = {"colorscale": DIVERGING, "cmin": -high, "cmax": high, "showscale": False}
+            figure.update_layout({of_leads: leads})
+            figure.layout[coloraxis].colorbar.title.text += f"; first key's lead to ±{high:.2g}"
     return figure
 
 
@@ -120,11 +128,11 @@ def heat_map(
     value: str = "%{z:.3g} nats",
     visible: bool | None = None,
     leads: Float[np.ndarray, " query_pos"] | None = None,
-    divisor: float = 1.0,
+    leads_axis: str = "coloraxis2",
 ) -> list[PlotlyTrace]:
-    """Return a map as a plotly heat map, and the first key's lead as a column left of it.
+    """Return a map as a plotly heat map, and the first key's lead as a strip left of it.
 
-    Cells without a number stay blank. The column is left of the other keys, after a gap.
+    Cells without a number stay blank. A gap is between the strip and the other keys.
 
     Args:
         values: its cells.
@@ -135,7 +143,7 @@ def heat_map(
         value: the hover text about a cell's number.
         visible: whether the map is shown before any use of a control.
         leads: in each row; the first keys have no cells. None for a map without leads.
-        divisor: what leads are divided by, to be drawn in the colours of the map.
+        leads_axis: their colour axis.
     """
     start, about = (span - 1) / 2, "≈ " if span > 1 else ""
     of = f", mean of {span:.2g} × {span:.2g}" if span > 1 else ""
@@ -160,11 +168,11 @@ def heat_map(
     column, wide = leads[:, None].astype(np.float32), span * values.shape[1]
     right = span * first - 0.5 - wide * LEAD_GAP
     of_leads = {
-        "z": column / divisor,
+        "z": column,
+        "coloraxis": leads_axis,
         "x0": right - wide * LEAD_WIDTH / 2,
         "dx": wide * LEAD_WIDTH,
-        "customdata": column,
-        "hovertemplate": hover.replace("KEY", "first key's lead").replace("%{z", "%{customdata"),
+        "hovertemplate": hover.replace("KEY", "first key's lead"),
     }
     return [of_map, of_map | of_leads]
 

@@ -12,7 +12,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.figures.intervals import above_noise, bound_columns, estimates_of
+from nope_probe.figures.intervals import (
+    above_noise,
+    bound_columns,
+    estimates_of,
+    numbers_as_text,
+)
 from nope_probe.figures.names import TABLE, colour, row_name, symbol, words
 from nope_probe.figures.style import (
     BLANK,
@@ -34,7 +39,7 @@ from nope_probe.figures.style import (
     reach_of,
     scatter,
 )
-from nope_probe.figures.words import BOTH_WAYS, PLACES, SHARE, Column, Columns, View
+from nope_probe.figures.words import BOTH_WAYS, PLACES, QUESTIONS, SHARE, Column, Columns, View
 from nope_probe.removal import INK, NO_REPLACEMENT, parts_of
 
 SPREAD = 0.6  # width of the dots of a layer or another value of x
@@ -45,6 +50,7 @@ BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
 PERCENT = BOUNDS.replace(".3g", ".1%")  # where the axis is in percent
 NOTE = {"bgcolor": BLANK, "showarrow": False, "font": {"size": 11}}
 FLAT_NOTE = {**NOTE, "text": FLAT, "x": 0.5, "y": 0.98, "yanchor": "top"}
+OF = {"lead": QUESTIONS["lead"], "pattern": QUESTIONS["kept"]}  # in tables, what a term is of
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x", "cross", "star")
 
@@ -141,6 +147,19 @@ def draw(
     )
     _place_x(figure, view, table)
     _scale_numbers(figure, view, panels)
+    return _with_button(figure, view)
+
+
+def _with_button(figure: go.Figure, view: View) -> go.Figure:
+    """Add the button that shows the series of `later`, and hides them again."""
+    later = [place for place, trace in enumerate(figure.data) if trace.visible is False]
+    if later:
+        shown, hidden = ([{"visible": on}, later] for on in (True, False))
+        button = {"label": view.button, "method": "restyle", "args": shown, "args2": hidden}
+        look = {"bgcolor": BLANK, "bordercolor": GRID, "pad": {"b": 12}}
+        where = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+        menu = {"type": "buttons", "active": -1, "buttons": [button], **look, **where}
+        figure.update_layout(updatemenus=[menu])
     return figure
 
 
@@ -219,8 +238,13 @@ def _traces(
         return curve_in_band(x, ends, label=label, hover=hover, line=line, text=texts)
     keys = {"customdata": ends[1:].T, "text": texts, "mode": "markers", "cliponaxis": False}
     if view.kind == "lines":
-        marker["size"] = 7
+        hollow = (ends[1] <= 0) & (ends[2] >= 0)
+        symbols = [f"{look['symbol']}{'-open' * is_hollow}" for is_hollow in hollow.tolist()]
+        marker |= {"size": 8, "symbol": symbols}
         keys |= {"x": at.tolist(), "y": ends[0], "mode": "lines+markers", "line": line}
+        keys |= {"error_y": error_bars(*ends) | {"thickness": 1, "width": 0}}
+        if view.later and len(rows.query(view.later)):
+            keys["visible"] = False
     elif view.kind == "rows":
         keys |= {"x": ends[0], "y": texts, "error_x": error_bars(*ends)}
     else:
@@ -266,6 +290,26 @@ def named(view: View, column: str, value: object) -> str:
     if column == "removed":
         return row_name(text)
     return f"{value:g}" if isinstance(value, float | np.floating) else words(text)
+
+
+def in_words(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    """Return a table as text, with layers, removals and terms in the words of figures.
+
+    Example:
+        >>> rows = pd.DataFrame({"layer": [1], "removed": ["w_q"], "replacement": ["mean"]})
+        >>> in_words(rows, {}).to_dict("records")
+        [{'layer': 'L1', 'removed': 'with constant queries (W_Q)'}]
+    """
+    texts = numbers_as_text(table, columns)
+    for name in {"layer", "term", "of"} & {*texts}:
+        view = View(table="", title="", names=OF if name == "of" else {})
+        texts[name] = [named(view, name, value) for value in table[name]]
+    if "removed" in texts:
+        removed = texts["removed"].tolist()
+        by = texts.pop("replacement") if "replacement" in texts else cycle([NO_REPLACEMENT])
+        rows = zip(removed, by, strict=False)
+        texts["removed"] = [row_name(name, replacement, removed) for name, replacement in rows]
+    return texts
 
 
 def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:

@@ -92,10 +92,12 @@ class View:
             dashes or open markers. Of cells, the column of the rows.
         panels: the column whose values are panels.
         kind: `dots` have error bars and stand side by side; `rows` are dots on their sides, a row
-            for each value of x; `lines` show intervals when they are touched, for many series;
+            for each value of x; `lines` join the dots, which are hollow where the interval has 0;
             `curves` have bands; `cells` are a heat map.
         names: what values of `by`, `panels` and `x` are called, where `words` does not say.
         rows: which rows are drawn, as `pandas.DataFrame.query` takes it. The table has all.
+        later: which of these rows a button adds, in the same way.
+        button: its label.
         marked: of cells, a column that says which ones get a dot.
         folded: whether only the heading shows until it is opened.
         across: panels in a row, at most.
@@ -113,6 +115,8 @@ class View:
     kind: Literal["dots", "rows", "lines", "curves", "cells"] = "dots"
     names: Mapping[str, str] = field(default_factory=dict)
     rows: str = ""
+    later: str = ""
+    button: str = ""
     marked: str = ""
     folded: bool = False
     across: int = 3

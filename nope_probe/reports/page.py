@@ -15,7 +15,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from nope_probe.errors import UserError
-from nope_probe.figures.intervals import is_number, numbers_as_text
+from nope_probe.figures.intervals import is_number
 from nope_probe.figures.words import Column
 from nope_probe.reports import notes
 from nope_probe.run.manifest import Manifest
@@ -73,7 +73,8 @@ def _headline_table(table: pd.DataFrame | None) -> str:
     rows = (
         f'<th scope="row">{escape(first)}</th>'
         + "".join(
-            f"<td{kind}>{escape(text)}</td>" for text, kind in zip(others, kinds[1:], strict=True)
+            f"<td{kind}>{escape(text).replace('±', '<wbr>±')}</td>"
+            for text, kind in zip(others, kinds[1:], strict=True)
         )
         for first, *others in table.itertuples(index=False)
     )
@@ -134,13 +135,13 @@ class Report:
         from nope_probe.figures.style import ON_DARK
 
         of_run = (*notes.intervals_note(manifest), *notes.run_notes(manifest))
+        first, *others = (_section(*numbered) for numbered in enumerate(self.sections))
         template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
         return Template(template).substitute(
             title=escape(self.title),
             run=_facts(notes.about(manifest)),
             headline=self.headline.html(),
-            sections="".join(_section(*numbered) for numbered in enumerate(self.sections)),
-            notes="".join(f"<li>{escape(note)}</li>" for note in (*self.how_to_read, *of_run)),
+            sections=first + _how_to_read([*self.how_to_read, *of_run]) + "".join(others),
             command=escape(manifest.command),
             what_was_run=_facts(notes.what_was_run(manifest)),
             manifest=escape(json.dumps(manifest.to_json(), indent=1, default=str)),
@@ -182,6 +183,16 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
     return max(1, min(MAX_POSITIONS, int(cells**0.5)))
 
 
+def _how_to_read(notes: Sequence[str]) -> str:
+    """Return how to read the figures, folded; it stands next to the first of them."""
+    lines = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return (
+        '<section id="how" aria-labelledby="how-heading"><details class="fold"><summary>'
+        '<h2 id="how-heading">How to read the figures</h2></summary>'
+        f'<ul class="notes">{lines}</ul></details></section>'
+    )
+
+
 def _section(index: int, section: Section) -> str:
     heading = f'<h2 id="heading-{index}">{escape(section.title)}</h2>'
     content = f"{_figure(section)}{_table(section)}"
@@ -207,8 +218,8 @@ def _figure(section: Section) -> str:
     content = str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/")
     label = escape(f"{figure.layout.title.text or section.title}. {section.caption}")
     return (
-        f'<figure><div class="across"><div class="plot" role="img" aria-label="{label}" '
-        f'style="min-height:{spec["layout"].get("height", 400)}px"></div></div>'
+        f'<figure><div class="plot" role="img" aria-label="{label}" '
+        f'style="min-height:{spec["layout"].get("height", 400)}px"></div>'
         f'<script type="application/json">{content}</script>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
@@ -218,7 +229,11 @@ def _table(section: Section) -> str:
     """Return a section's table, open where a short one is all that the section shows."""
     if section.table is None:
         return ""
-    shown = numbers_as_text(section.table, section.columns).to_html(index=False, border=0)
+    from nope_probe.figures.views import in_words
+
+    texts = in_words(section.table, section.columns)
+    headings = [section.columns.get(name, Column(name)).title for name in map(str, texts)]
+    shown = texts.set_axis(headings, axis=1).to_html(index=False, border=0)
     is_alone = section.figure is None and not section.html and len(section.table) <= MOST_OPEN
     return (
         f"<details{' open' * is_alone}><summary>The numbers</summary>"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nope_probe.run.folder import Run
 
 _arg = tyro.conf.arg
+MOST_LINES = 5  # of a figure, before its button is used
 WORDS = ("none", "sources")  # of --remove, that name no condition
 # Position that blocks write; constant queries, keys, both, and output.
 DEFAULT_REMOVED = ("written", "w_q", "w_k", "w_q+w_k", "w_o")
@@ -129,9 +130,10 @@ THREE_NUMBERS = View(
     by=("removed", "replacement"),
     kind="lines",
     across=1,
-    caption="The first key's lead, how much of the intact order of the others is there, and "
-    "what a fit by distance leaves of it. Dotted: a weight is replaced, by its mean "
-    "unless named, so that queries, keys or what attention writes are constant.",
+    button="weights",
+    caption="Bars are 95% intervals, and hollow marks are within their noise. The vertical line is "
+    "the layer above. The button adds what else is removed; dotted lines are weights, replaced by "
+    "their mean unless named.",
 )
 SHAPE = View(
     table="pattern",
@@ -211,23 +213,26 @@ def report(run: Run) -> Report:
 
 
 def removal_sections(run: Run) -> Iterator[Section]:
-    """Yield the sections of a run that removes components."""
+    """Yield the sections of a run that removes components; the first two are open."""
     from nope_probe.studies import ablate_page as page
 
     tables, results = run.tables, run.manifest.results
     sources, conditions = results["positional_sources"], results["conditions"]
-    if "head_pattern" in tables:
-        yield page.head_section(tables["head_pattern"], COLUMNS)
     controls = [name for name in tables["pattern"]["removed"].unique() if name not in conditions]
+    lines = [INTACT.name, *sources, Condition(sources).name, WRITTEN.name]
     rows = (
         (THREE_NUMBERS, conditions),
         (SHAPE, [INTACT.name, *sources, Condition(sources).name]),
         (CONTROL, [*SHUFFLED, WRITTEN.name, *controls] if controls else []),
     )
     views = [replace(view, rows=f"removed in {shown}") for view, shown in rows if shown]
+    views[0] = replace(views[0], later=f"removed not in {[*dict.fromkeys(lines)][:MOST_LINES]}")
     three_numbers, *folded = sections([*views, BY_DISTANCE], tables, COLUMNS)
-    yield three_numbers
-    yield replace(page.pattern_section(run), columns=COLUMNS)
-    makers, without = page.maker_section(run), page.condition_section(run)
-    for section in (without, makers, *folded, page.score_section(run)):
+    heads = [page.head_section(run)] if "head_pattern" in tables else []
+    yield page.pattern_section(run)
+    yield page.with_marked_layer(three_numbers, run)
+    without, makers, scores = (
+        section(run) for section in (page.condition_section, page.maker_section, page.score_section)
+    )
+    for section in (without, makers, *heads, *folded, scores):
         yield replace(section, folded=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.analyses.verdicts import (
@@ -27,12 +28,12 @@ from nope_probe.figures.intervals import excludes_zero, interval_of
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import row_name, short, words
 from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
+from nope_probe.figures.style import GUIDE
 from nope_probe.figures.words import (
     MEASURES,
     NO_PATTERN,
     NUMBERS,
     WITHIN,
-    Columns,
     listed,
     with_readers,
 )
@@ -44,6 +45,7 @@ from nope_probe.studies.tidy import (
     KEYS,
     above_noise,
     brief,
+    declared,
     preferred_keys,
     row_maps,
     shown_layer,
@@ -54,24 +56,18 @@ SHOWN = ("lead", "amplitude", "locality")
 COST = "cost"
 ROW = ["removed", "replacement"]
 RULE = (
-    "Made by: without it, less than half is left; each needed: without any of several; either: "
-    "only without all of several. No source: half or more is left without all sources. A source "
-    "breaks the symmetry between positions: mask, window, position encoding. In brackets: layers, "
-    "of those in which the number exceeds its noise. Carried by: in most of them less than half is "
-    "left without written position (what blocks write), or where a weight gives a constant."
+    "Made by: less than half of the number is left without it. In brackets: layers, of those above "
+    "the noise. No source: half is left without mask, window and position encoding. Carried by: in "
+    "most layers less than half is left without it."
 )
-PLACED = "Nats of attention score; each number stands at the layer where it is largest."
-MEANS = "Nats of attention score, means over layers."
+PLACED = "Nats of score, each number where it is largest."
+MEANS = "Nats of score, means over layers."
 VALUES = (
-    " Order: how much of the intact order is there, above the intact value if amplified, below 0 "
-    "if reversed. Not by distance: what a fit by distance leaves of the pattern."
+    " Order: how much of the intact order is there. Not by distance: what a fit by distance leaves."
 )
-COST_RULE = (
-    " Cost: the rise of the loss from {loss:.2f} nats a token; empty where the next token is in "
-    "sight."
-)
-NULL_RULE = " Without written position: less that of the null, whose means have no position."
-FEW = " Written position is the mean of {n} texts a half: take {least} or more."
+COST_RULE = " Cost: rise of the loss ({loss:.2f}){null}."
+NULL_RULE = ", of written position less the null's"
+FEW = " Few texts: {n} a half; take {least}."
 LEAST = 48  # texts of a half; with fewer, errors of the means break a model
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 PATTERN = (
@@ -82,7 +78,7 @@ SUM = (
     "The intact map is the sum of the others: what each source makes alone, what they make only "
     "together, and what is left without sources."
 )
-LEADS = " The column on the left is the first key's lead over the others."
+LEADS = " The strip on the left is the first key's lead, in its colours."
 PER_HEAD = "score_per_head/intact"
 
 
@@ -94,11 +90,11 @@ def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
 def headline(run: Run) -> Headline:
     """Return what makes and carries each number, and its values in every condition."""
     found, means = answers_of(run), run.tables["over_layers"]
-    said = [COST_RULE.format(loss=loss) for loss in intact_rows(means).get("loss", ())]
-    if any(Condition.parse(name).of_blocks for name in means["removed"]):
-        sizes = run.manifest.fold_sizes
-        n = min(sum(sizes[::2]), sum(sizes[1::2]))
-        said += [NULL_RULE] * bool(said) + [FEW.format(n=n, least=LEAST)] * (n < LEAST)
+    has_written = any(Condition.parse(name).of_blocks for name in means["removed"])
+    null, sizes = NULL_RULE * has_written, run.manifest.fold_sizes
+    said = [COST_RULE.format(loss=loss, null=null) for loss in intact_rows(means).get("loss", ())]
+    if has_written and (n := min(sum(sizes[::2]), sum(sizes[1::2]))) < LEAST:
+        said.append(FEW.format(n=n, least=LEAST))
     caption = "".join([MEANS if shows_means(run) else PLACED, VALUES, *said])
     then = Headline(sentence="", table=value_table(run), caption=caption)
     if not found["kept"].n_layers:
@@ -120,7 +116,8 @@ def verdict_table(found: Mapping[str, Answer], removed: Sequence[Condition]) -> 
         found: the answer for each number.
         removed: what the run removes besides the sources.
     """
-    rows, none = [], "none of the weights" if any(of.weights for of in removed) else "none"
+    asked = [of for of in removed if is_carrier(of)]
+    rows, none = [], "none of the weights" if any(of.weights for of in asked) else "none"
     for number, answer in found.items():
         n, below = answer.n_layers, answer.n_below_zero
         trails = number == "lead" and below >= THIRD * n > 0
@@ -134,7 +131,7 @@ def verdict_table(found: Mapping[str, Answer], removed: Sequence[Condition]) -> 
             }
         )
     table = pd.DataFrame(rows)
-    return table if any(map(is_carrier, removed)) else table.drop(columns="carried by")
+    return table if asked else table.drop(columns="carried by")
 
 
 def maker_text(maker: Maker, number: str) -> str:
@@ -299,7 +296,19 @@ def pattern_section(run: Run) -> Section:
         SUM if names else PATTERN,
         flat=flat,
     )
-    return replace(section, table=terms)
+    return replace(section, table=terms, columns=declared("ablate"))
+
+
+def with_marked_layer(section: Section, run: Run) -> Section:
+    """Return a section of numbers by layer with a line at the layer whose maps are shown."""
+    shown = of_figure(run)
+
+    def draw() -> go.Figure:
+        figure = section.drawn() or go.Figure()
+        figure.update_layout(meta={"marked": shown["layers"]})
+        return figure.add_vline(x=shown["layer"], line=GUIDE, name="layer")
+
+    return replace(section, figure=draw)
 
 
 def maps_section(
@@ -384,13 +393,14 @@ def flat_layers(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
     return flat
 
 
-def head_section(table: pd.DataFrame, columns: Columns) -> Section:
-    """Return the section of each head's values, given `head_pattern.csv`."""
+def head_section(run: Run) -> Section:
+    """Return the section of each head's values without each source."""
+    table = run.tables["head_pattern"]
     return Section(
         title="Heads without each source",
         figure=partial(head_values, table),
         caption="Each point is a head; touch it for numbers and intervals. On the diagonal nothing "
         "is lost without the source, on the zero line all is.",
         table=table,
-        columns=columns,
+        columns=declared("ablate"),
     )

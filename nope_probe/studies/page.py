@@ -41,7 +41,7 @@ def of_run(run: Run) -> dict[str, go.Figure]:
         >>> from nope_probe import figures, run_ablations
         >>> run = run_ablations("nope-tiny", layers=2, n_seqs=8, folds=4, remove="sources")
         >>> next(iter(figures.of_run(run)))
-        'The three numbers in every layer'
+        'The pattern, and what each source makes'
     """
     study = import_module(f"nope_probe.studies.{run.manifest.kind}")
     drawn = {section.title: section.drawn() for section in study.report(run).sections}

@@ -35,7 +35,7 @@ def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_lin
     folded = {"caption": "c", "figure": figure, "folded": True}
     sections = [Section(title=name, **folded) for name in ("by hand", "by link", "never")]
     script = """<script>
-      const inMain = [...document.querySelectorAll("main .fold")];
+      const inMain = [...document.querySelectorAll("main [id^=section-] .fold")];
       const widths = () => inMain.map((fold) => {
         const svg = fold.querySelector(".plot .main-svg");
         return svg ? svg.clientWidth - fold.clientWidth : "none";
@@ -48,5 +48,5 @@ def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_lin
     shown = Report(title="title", headline=Headline(sentence="headline"), sections=sections)
     html = shown.html(Manifest()).replace("</body>", script)
     elements = opened(html, tmp_path, draw_all=False)
-    assert 'data-before="none none none none"' in elements
-    assert 'data-after="0 0 none none"' in elements
+    assert 'data-before="none none none"' in elements
+    assert 'data-after="0 0 none"' in elements

@@ -7,7 +7,7 @@ from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
 from nope_probe.analyses.parameter_free.simulation import Estimate
-from nope_probe.figures.maps import score_maps, term_maps
+from nope_probe.figures.maps import score_maps, term_maps, unfold_layers
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import diagonal_normalised
@@ -61,24 +61,30 @@ def test_positions_count_from_zero_and_pooled_cells_are_at_their_blocks_middle()
     assert np.isnan(pooled.z[np.triu_indices(3, k=1)]).all(), "above the diagonal it stays blank"
 
 
-def test_leads_are_a_column_of_their_own_on_their_own_scale() -> None:
+def test_leads_are_a_strip_with_a_colour_bar_of_its_own() -> None:
     maps = triangle(2, 11)
     maps[:, :, 0] *= 100  # the first column holds leads
     figure = term_maps({"intact": RowMaps(values=maps, skip_keys=1)}, title="t")
     for layer, (trace, column) in enumerate(zip(figure.data[::2], figure.data[1::2], strict=True)):
         top = figure.layout.meta["scales"][layer][1]
         assert top == pytest.approx(np.nanmax(np.abs(maps[layer, :, 1:])), rel=0.1)
-        np.testing.assert_array_equal(column.customdata[:, 0], maps[layer, :, 0])
+        np.testing.assert_array_equal(column.z[:, 0], maps[layer, :, 0])
         assert np.isnan(trace.z[:, 0]).all(), "the first key has no cells in the map"
         np.testing.assert_array_equal(trace.z[:, 1:], maps[layer, :, 1:])
-        assert np.nanmax(np.abs(column.z)) == pytest.approx(top)
-        assert column.x0 + column.dx / 2 < 0.5, "a gap sets the column apart"
-        assert "customdata" in column.hovertemplate
-        divisor = np.nanmax(np.abs(maps[layer, :, 0])) / top
-        unit = figure.layout.sliders[0].steps[layer].args[1]["coloraxis.colorbar.title.text"]
-        assert unit == f"nats; first key ÷ {divisor:.2g}"
+        assert column.x0 + column.dx / 2 < 0.5, "a gap sets the strip apart"
+        assert (trace.coloraxis, column.coloraxis) == ("coloraxis", "coloraxis2")
+        largest = np.nanmax(np.abs(maps[layer, :, 0]))
+        limits = figure.layout.sliders[0].steps[layer].args[1]
+        assert limits["coloraxis2.cmax"] == -limits["coloraxis2.cmin"] == pytest.approx(largest)
+        assert figure.layout.meta["leads"][layer] == pytest.approx(largest)
         visible = figure.layout.sliders[0].steps[layer].args[0]["visible"]
         assert visible == [shown == layer for shown in (0, 1) for _ in "ab"]
+    assert figure.layout.coloraxis2.colorbar.title.text == "first key's lead, nats"
+    unfolded = unfold_layers(figure)
+    assert [unfolded.layout[trace.coloraxis].cmax for trace in unfolded.data[1::2]] == list(
+        figure.layout.meta["leads"]
+    )
+    assert "first key's lead to ±" in unfolded.layout.coloraxis.colorbar.title.text
     [plain, _] = term_maps({"intact": maps}, title="t").data
     np.testing.assert_array_equal(plain.z, maps[0])
 

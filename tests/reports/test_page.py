@@ -129,7 +129,7 @@ def test_maps_are_drawn_as_they_are_given(html: str) -> None:
     for layer, (cells, leads) in enumerate(zip(drawn[::2][:2], drawn[1::2], strict=False)):
         values = np.frombuffer(b64decode(cells["z"]["bdata"]), cells["z"]["dtype"])
         np.testing.assert_array_equal(values.reshape(11, 11)[:, 1:], given[layer, :, 1:])
-        first = np.frombuffer(b64decode(leads["customdata"]["bdata"]), leads["z"]["dtype"])
+        first = np.frombuffer(b64decode(leads["z"]["bdata"]), leads["z"]["dtype"])
         np.testing.assert_array_equal(first, given[layer, :, 0])
 
 

@@ -252,8 +252,11 @@ def test_the_page_shows_the_pattern_of_the_model_without_each_part(case: str, tm
     manifest, conditions = run.manifest, run.manifest.results["conditions"]
     assert conditions[:4] == ["intact", "mask", "rope", "mask+rope"]
     figure = figures.of_run(run)["The pattern without each part"]
-    drawn = [np.array(x.z, float) for x in figure.data if x.customdata is None]
-    leads = [np.array(x.customdata)[:, 0] for x in figure.data if x.customdata is not None]
+    drawn, strips = (
+        [np.array(x.z, float) for x in figure.data if x.coloraxis == f"coloraxis{of}"]
+        for of in ("", 2)
+    )
+    leads = [strip[:, 0] for strip in strips]
     assert len(drawn) == len(leads) == 2 * len(conditions)
     tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
     model = load("rope-tiny", n_layers=2).model

@@ -123,14 +123,14 @@ def test_each_number_stands_at_the_layer_where_it_is_largest() -> None:
             "0.50±0.01",
         ],
     ]
-    assert "Cost: the rise of the loss from 3.00 nats a token" in result.caption
+    assert "Cost: rise of the loss (3.00)" in result.caption
 
 
 def test_a_word_stands_below_the_values_of_few_texts_in_a_half() -> None:
     values = VALUES | {"written": VALUES["intact"]}
     few, many = (lead(tables(values), fold_sizes=(n, n + 1) * 4).then for n in (11, 12))
-    assert "Without written position: less that of the null" in many.caption
-    assert "Written position is the mean of 44 texts a half: take 48 or more." in few.caption
+    assert "(3.00), of written position less the null's." in many.caption
+    assert "Few texts: 44 a half; take 48." in few.caption
     assert "texts a half" not in many.caption
 
 
