@@ -68,7 +68,7 @@ def validate_kaleido() -> None:
         UserError: saying what to install.
     """
     if find_spec("kaleido") is None:
-        raise UserError("images need kaleido: pip install 'nope-probe[export]'")
+        raise UserError("images need kaleido: pip install kaleido")
     from choreographer.browsers.chromium import Chromium  # kaleido's way to find a browser
 
     browser = Chromium.find_browser(skip_local=False)

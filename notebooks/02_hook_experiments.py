@@ -17,13 +17,14 @@
 # next to it, and any TransformerLens model of yours can take the place of the shipped one.
 
 # %%
-# Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
+# Where nope_probe is missing, this installs it from the clone that the notebook is in. On Colab,
+# clone the repository first, and go to its folder: %cd nope_probe/notebooks
 import subprocess
 import sys
 from importlib.util import find_spec
 
 if find_spec("nope_probe") is None:
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "nope-probe"], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", ".."], check=True)
 
 # %%
 import pandas as pd

@@ -18,13 +18,14 @@
 # A third takes out what the mask does to position, and leaves the model causal.
 
 # %%
-# Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
+# Where nope_probe is missing, this installs it from the clone that the notebook is in. On Colab,
+# clone the repository first, and go to its folder: %cd nope_probe/notebooks
 import subprocess
 import sys
 from importlib.util import find_spec
 
 if find_spec("nope_probe") is None:
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "nope-probe"], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", ".."], check=True)
 
 # %%
 from pathlib import Path
@@ -152,15 +153,15 @@ for removed in ([], ["mask"], ["written"], ["written_null"]):
 pd.DataFrame(numbers).T.astype(float).round(2)
 
 # %% [markdown]
-# All of the pattern is written, and text costs about 0.8 nats more without it. The first key
-# trails even further: the first token keeps what is written there, and the others lose it.
+# All of the pattern is written, and text costs 0.8 nats more without it than in the null. The first
+# key trails even further: the first token keeps what is written there, and the others lose it.
 #
 # **Exercise.** Take the first token's mark too (`Ablation(remove=["written"], kept_positions=0)`).
 # Does the first key still trail?
 #
 # <details><summary>Answer</summary>
 #
-# No: its lead is 0.2 nats, no more than noise, and text costs another 0.4 nats. What the first key
+# No: its lead is 0.2 nats, no more than noise, and text costs another 0.3 nats. What the first key
 # had against it was the position that blocks write at the first token.
 #
 # </details>

@@ -254,7 +254,7 @@ def _header(path: Path) -> GGUFReader:
 @lru_cache(maxsize=1)  # parsing a vocabulary takes seconds, and a model is loaded in several steps
 def _header_unchanged(path: Path, modified: int) -> GGUFReader:
     if find_spec("gguf") is None:
-        raise UserError(f"{path} needs the package gguf: pip install 'nope-probe[gguf]'")
+        raise UserError(f"{path} needs the package gguf: pip install gguf")
     from gguf import GGUFReader
 
     with path.open("rb") as file:

@@ -226,8 +226,7 @@ def merge_adapter(
         return model, None, set()
     if find_spec("peft") is None:
         raise UserError(
-            f"{source} has an adapter ({ADAPTER}), which needs the package peft: "
-            "pip install 'nope-probe[adapters]'"
+            f"{source} has an adapter ({ADAPTER}), which needs the package peft: pip install peft"
         )
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
     from peft import set_peft_model_state_dict as set_weights
