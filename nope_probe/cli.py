@@ -95,6 +95,9 @@ def parse(
         hidden, hints = tyro.conf.Suppress, hints_of(declared)
         shown = [*(name for name in hints if hidden not in get_args(hints[name])), *showing]
         near = get_close_matches(unknown[0], map(flag_of, shown), n=1)
+        layer = re.match(r"--layer[ =]L?(\d+)", " ".join(unknown))
+        if layer and near == ["--layers"]:  # of which a number is how many
+            near = [f"--layers {layer[1]}:{int(layer[1]) + 1}"]
         meant = f"; did you mean {near[0]}?" if near else ""
         if not unknown[0].startswith("-"):
             meant = "; a value follows its flag, as --model NAME does"

@@ -93,7 +93,9 @@ def path_of(name: str) -> Path | None:
 
 def _what_it_is(path: Path, name: str) -> str:
     if os.path.isfile(path):
-        return f"{name} is a file, and a model is the folder that holds it: name {path.parent}"
+        if any((path.parent / config).is_file() for config in ("config.json", ADAPTER)):
+            return f"{name} is a file, and a model is the folder that holds it: name {path.parent}"
+        return f"{name} is no model: name a folder with a config.json, or a GGUF file"
     return f"there is no folder or file {name}: {path} does not exist"
 
 

@@ -224,6 +224,8 @@ def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
     for name, value in values.items():
         if name not in hints:
             near = get_close_matches(name, hints, n=1)
+            if (name, near) == ("layer", ["layers"]) and isinstance(value, int):
+                near = [f"layers='{value}:{value + 1}'"]
             instead = (
                 f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(hints))}"
             )

@@ -128,7 +128,10 @@ def unlike(base: Manifest, other: Manifest) -> Mistakes:
         ("rows (--query-rows)", base.settings.get("query_rows"), other.settings.get("query_rows")),
         ("blocks (--layer)", base.settings.get("layer"), other.settings.get("layer")),
     ):
-        yield one != two, f"the runs have unlike {what}: {one} and {two}"
+        yield (
+            one != two,
+            f"the runs have unlike {what}: {one} and {two}; repeat one run with the other's",
+        )
 
 
 def report(run: Run) -> Report:

@@ -102,6 +102,8 @@ WAYS_OUT = [  # what a line was meant to be is what it says to type
     ("ablate --remove mask,rope", "spaces separate components, a union has none"),
     ("ablate --remove mask + rope", "spaces separate components, a union has none"),
     ("circuit --layers 2", "did you mean --layer?"),
+    ("ablate --layer 2", "did you mean --layers 2:3?"),
+    ("trace --layer=L0", "did you mean --layers 0:1?"),
     ("ablate --n-seqs many", "--n-seqs: expected a whole number, got 'many'"),
     ("attention --layers L2", "a range (7:9 is L7 and L8), all or auto"),
     ("trace --layers 3:3", "a range (7:9 is L7 and L8), all or auto"),

@@ -298,6 +298,9 @@ def test_files_that_are_none_are_named_with_what_they_are(tmp_path: Path) -> Non
     file = folder / "model.safetensors"
     with pytest.raises(UserError, match=f"is a file, and a model is the folder .*: name {folder}"):
         load(file)
+    (tmp_path / "README.md").write_text("of no model")
+    with pytest.raises(UserError, match=r"README\.md is no model: name a folder with a config"):
+        load(tmp_path / "README.md")
     pointer = folder / "tokenizer.json"
     saved = pointer.read_bytes()
     pointer.write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n")

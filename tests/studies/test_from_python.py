@@ -215,6 +215,8 @@ def test_mistakes_are_one_line_before_anything_is_run(
     function = getattr(nope_probe, name)
     with pytest.raises(UserError, match=r"^unknown option 'nseqs'; did you mean n_seqs\?$"):
         function("rope-tiny", nseqs=4)
+    with pytest.raises(UserError, match=r"^unknown option 'layer'; did you mean layers='2:3'\?$"):
+        nope_probe.run_ablations("nope-tiny", layer=2)
     with pytest.raises(UserError, match=r"unknown option 'zzz'; there are .*, folds, .*, windows"):
         function("rope-tiny", zzz=4)
     with pytest.raises(UserError, match="n_seqs has no effect next to given inputs"):

@@ -157,7 +157,7 @@ def chosen_rows(maps: ScoreMaps, rows: list[int]) -> ScoreMaps:
 def test_runs_that_no_difference_can_be_taken_of_are_refused(runs: dict[str, Path]) -> None:
     run = read_run(runs["rope"])
     for change, message in (
-        ({"kind": "trace"}, "unlike commands: ablate and trace"),
+        ({"kind": "trace"}, "unlike commands: ablate and trace; repeat one run with the other's"),
         ({"kind": "heads"}, "a run is of heads: runs of ablate, attention, .* can be compared"),
         ({"skip_keys": 0}, r"unlike numbers of skipped keys \(--skip-keys\): 1 and 0"),
         ({"settings": {"seq_len": 11}}, r"unlike lengths of sequences \(--seq-len\): 13 and 11"),
