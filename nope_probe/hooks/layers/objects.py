@@ -61,7 +61,7 @@ TAKEN = (
 _WRAPPED = ("_module", "_model", "module", "model")
 NOT_ABLATED = (
     "this model is not ablated here: call the model that `ablated` yields (`as model`), or its "
-    "`model.original_model`, a transformers model of the same weights"
+    "`model.original_model`, a transformers model of the same weights, run eagerly (uncompiled)"
 )
 CHANGED = (
     "the model has changed since it was loaded ({path}: a hook, a module, a setting or an "
