@@ -23,6 +23,7 @@ VENV := $(VENV)-$(notdir $(PYTHON))
 endif
 BIN := $(VENV)/bin
 # What decides in which order sums are taken; variables of one run are joined by commas.
+# MKL reads MKL_ENABLE_INSTRUCTIONS on Intel alone; `default` also changes the last digits of randn.
 KERNELS := MKL_CBWR=COMPATIBLE,ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=2
 NUMERICAL := tests/hooks tests/maps tests/analyses
