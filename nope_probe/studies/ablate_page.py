@@ -38,17 +38,13 @@ from nope_probe.figures.words import (
     with_readers,
 )
 from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
-from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.studies.tidy import (
-    KEYS,
     above_noise,
     brief,
     declared,
-    preferred_keys,
     row_maps,
-    shown_layer,
     strongest_row,
 )
 
@@ -226,20 +222,16 @@ def half_width_text(row: Mapping[Any, Any], name: str) -> str:
 
 
 def headline_of_intact(run: Run) -> Headline:
-    """Return the layer with the strongest pattern, and the strongest layers with their keys."""
-    manifest, pattern = run.manifest, run.tables["pattern"]
-    best = strongest_row(pattern, manifest.fold_sizes)
-    if best is None:
+    """Return the layers with the largest patterns, and which keys they prefer."""
+    pattern = run.tables["pattern"]
+    above = pattern[above_noise(pattern, run.manifest.fold_sizes)]
+    if above.empty:
         return no_pattern(run)
-    above = pattern[above_noise(pattern, manifest.fold_sizes)].nlargest(MOST_ROWS, "amplitude")
-    lead = best["lead"]
-    leads = f"the first key {'leads' if lead > 0 else 'trails'} by {abs(lead):.2g}, the others'"
+    shown = above.nlargest(MOST_ROWS, "amplitude").sort_values("layer")
     return Headline(
-        sentence=f"In {manifest.model_name} ({notes.layers_of_run(manifest)}), L"
-        f"{best['layer']:.0f} is strongest: {leads if lead == lead else 'its'} pattern is "
-        f"{best['amplitude']:.2g} nats, for {KEYS[preferred_keys(interval_of(best, 'locality'))]}.",
-        table=brief(above.sort_values("layer"), "layer", SHOWN, MEASURES),
-        caption=f"Pattern: RMS among the other keys. {MEASURES['locality'].meaning}",
+        sentence="",
+        table=brief(shown, "layer", SHOWN, MEASURES),
+        caption=f"Amplitude: RMS among the other keys. {MEASURES['locality'].meaning}",
     )
 
 
@@ -257,8 +249,9 @@ def pooled(
 def of_figure(run: Run) -> dict[str, Any]:
     """Return what figures of maps have in common: the shown layer, all layers, the maps' noise."""
     rows = intact_rows(run.tables["pattern"])
-    layers, shown = rows["layer"].tolist(), shown_layer(rows, run.manifest.fold_sizes)
-    drawn: dict[str, Any] = {"layer": layers[0] if shown is None else shown, "layers": layers}
+    layers, shown = rows["layer"].tolist(), strongest_row(rows, run.manifest.fold_sizes)
+    first = layers[0] if shown is None else int(shown["layer"])
+    drawn: dict[str, Any] = {"layer": first, "layers": layers}
     if (errors := run.arrays.get("maps", {}).get("se/intact")) is not None:
         drawn["noise"] = [float(np.sqrt(np.nanmean(of_layer**2))) for of_layer in errors]
     return drawn

@@ -230,6 +230,6 @@ def _maps(runs: Mapping[str, Run]) -> Iterator[Section]:
         yield Section(
             title="The intact pattern in both runs",
             figure=lambda: term_maps(maps, title="The positional pattern", layers=layers),
-            caption="Both maps have the colours of one scale. The column on the left is the first "
-            "key's lead over the others.",
+            caption="Both maps have the colours of one scale. The strip on the left is the first "
+            "key's lead, in its colours.",
         )

@@ -235,7 +235,7 @@ class TraceOptions(RunOptions, total=False):
     """Rows of the maps: evenly spread queries; all up to 2,048 tokens, 512 above. [None]"""
     reader: str | None
     """The layer (L2) or head (L2H1) that the headline, the maps and --confirm are about [the one
-    with the largest lead and pattern]; a head turns --per-head on. [None]"""
+    with the largest lead]; a head turns --per-head on. [None]"""
     writers: Literal["heads", "layers"]
     """Whether heads write one by one, or each block's attention as a whole. ['heads']"""
     per_head: bool

@@ -156,29 +156,24 @@ def above_noise(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series
 
 
 def strongest_row(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series | None:
-    """Return the row with the largest lead and pattern together, if a pattern exceeds the noise.
+    """Return the row that pages show first, of all commands: the one with the largest lead.
 
-    See `above_noise`. Rows without a lead are compared by their patterns.
+    Only rows whose pattern exceeds the noise count (see `above_noise`); where no key is first, the
+    row with the largest pattern is returned.
+
+    Args:
+        rows: `lead` and `amplitude` (nats) with their bounds, of the intact model.
+        fold_sizes: sequences per fold.
+
+    Returns:
+        None if no pattern exceeds the noise.
     """
     above = rows[above_noise(rows, fold_sizes)]
     if above.empty:
         return None
-    sizes = above["amplitude"] + (above["lead"].abs().fillna(0.0) if "lead" in above else 0.0)
+    has_lead = "lead" in above and above["lead"].notna().any()
+    sizes = above["lead"].abs().fillna(0.0) if has_lead else above["amplitude"]
     return above.iloc[int(sizes.argmax())]
-
-
-def shown_layer(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> int | None:
-    """Return the layer that pages and terminals show first, of all commands.
-
-    It is the layer whose lead (its size) and amplitude together are largest, of the layers whose
-    pattern exceeds the noise; None if no pattern does.
-
-    Args:
-        rows: the intact model's `layer`, `lead` and `amplitude` (nats) with their bounds.
-        fold_sizes: sequences per fold.
-    """
-    row = strongest_row(rows, fold_sizes)
-    return None if row is None else int(row["layer"])
 
 
 def preferred_keys(locality: ValueAndBounds) -> str:

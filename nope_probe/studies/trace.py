@@ -126,7 +126,7 @@ class Settings(RunSettings):
 
     Attributes:
         reader: The layer (L2) or head (L2H1) that the headline, the maps and --confirm are about
-            [the one with the largest lead and pattern]; a head turns --per-head on.
+            [the one with the largest lead]; a head turns --per-head on.
         writers: Whether heads write one by one, or each block's attention as a whole.
         per_head: Trace what each head reads, instead of each layer.
         confirm: How many heads lose their position, one at a time and after each earlier attention
@@ -353,7 +353,8 @@ def headline(run: Run) -> Headline:
     if any(against.values()):
         clauses.append("Where a part pushes back, the others can exceed the whole")
     table, n_left_out = _table(f"{reader} at {length}, nats", made)
-    rule = f"{reader} has the largest lead and pattern of {notes.layers_of_run(manifest)}."
+    number = "lead" if manifest.skip_keys else "pattern"
+    rule = f"{reader} has the largest {number} of {notes.layers_of_run(manifest)}."
     parts = [
         "" if manifest.settings.get("reader") else rule,
         OF_HEADS if any(name.startswith(INDENT) for name in table.iloc[:, 0]) else "",

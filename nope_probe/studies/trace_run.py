@@ -109,7 +109,7 @@ run = partial(run_study, TracePosition)
 
 
 def strongest_reader(terms: pd.DataFrame, fold_sizes: Sequence[int]) -> str | None:
-    """Return the reader with the largest lead and pattern together, by the rule of all pages.
+    """Return the reader with the largest lead, by the rule of all pages.
 
     Args:
         terms: `terms.csv`.

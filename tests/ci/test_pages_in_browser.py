@@ -50,3 +50,33 @@ def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_lin
     elements = opened(html, tmp_path, draw_all=False)
     assert 'data-before="none none none"' in elements
     assert 'data-after="0 0 none"' in elements
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", ["rope", "circuit", "behaviour"])
+def test_on_a_narrow_screen_panels_stand_below_each_other_and_nothing_is_wider(
+    name: str, finished: Callable[[str], Finished], tmp_path: Path
+) -> None:
+    script = """<script>
+      for (const fold of document.querySelectorAll(".fold")) fold.open = true;
+      dispatchEvent(new Event("beforeprint"));
+      setInterval(() => {
+        const panels = [...document.querySelectorAll(".plot")].map((plot) => {
+          const layout = plot.layout || {};
+          const domains = Object.keys(layout).filter((key) => /^yaxis/.test(key))
+            .map((key) => layout[key].domain);
+          const sorted = domains.sort((one, other) => one[0] - other[0]);
+          const apart = sorted.every((one, at) => at === 0 || one[0] >= sorted[at - 1][1]);
+          const widths = Object.keys(layout).filter((key) => /^xaxis/.test(key))
+            .map((key) => layout[key].domain[1] - layout[key].domain[0]);
+          return domains.length && apart && widths.every((width) => width > 0.9);
+        });
+        document.body.dataset.stacked = panels.every(Boolean) + " " + panels.length;
+        const root = document.documentElement;
+        document.body.dataset.wider = root.scrollWidth - root.clientWidth;
+      }, 100);
+    </script></body>"""
+    html = finished(LINES[name]).page
+    elements = opened(html.replace("</body>", script), tmp_path, width=500, draw_all=False)
+    assert f'data-stacked="true {html.count("<figure>")}"' in elements
+    assert 'data-wider="0"' in elements

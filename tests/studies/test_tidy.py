@@ -10,7 +10,7 @@ import pytest
 
 from nope_probe.figures.intervals import bound_columns, numbers_as_text
 from nope_probe.figures.style import DIVERGING
-from nope_probe.figures.views import draw
+from nope_probe.figures.views import draw, in_words
 from nope_probe.figures.words import NO_PATTERN, SHARE, WITHIN, Column, View
 from nope_probe.studies.tidy import brief, sections
 
@@ -101,6 +101,53 @@ def test_lines_name_a_removed_weight_by_what_replaces_it():
         "without the causal mask",
         "with constant queries (W_Q)",
     ]
+
+
+def test_lines_have_intervals_and_are_hollow_within_noise_and_a_button_shows_the_rest():
+    rows = table(
+        {
+            "lead": [1.0, 0.2, -1.0, -0.4],
+            "rms": [1.0, 0.2, 0.5, -0.3],
+        },  # from 1/4 below to 1/2 above
+        layer=[4, 5, 4, 5],
+        removed=["intact", "intact", "w_q", "w_q"],
+        replacement=["none", "none", "mean", "mean"],
+    )
+    of_weights = {"later": "removed != 'intact'", "button": "weights"}
+    by = ("removed", "replacement")
+    view = View(table="", title="", y=("lead", "rms"), by=by, kind="lines", **of_weights)
+    figure = draw(view, rows, COLUMNS)
+    lines = by_name(figure)
+    constant = "with constant queries (W_Q)"
+    assert lines["intact", "y"].marker.symbol == ("circle", "circle-open")
+    assert lines[constant, "y"].marker.symbol == ("triangle-up", "triangle-up-open")
+    assert lines[constant, "y"].error_y.arrayminus.tolist() == pytest.approx([0.25, 0.25])
+    assert lines[constant, "y2"].marker.symbol == ("triangle-up", "triangle-up-open")
+    assert lines[constant, "y2"].y.tolist() == [0.5, 0.0], "no size is below 0"
+    assert [name for (name, _), line in lines.items() if line.visible is False] == [constant] * 2
+    [button] = figure.layout.updatemenus[0].buttons
+    later = [place for place, trace in enumerate(figure.data) if trace.visible is False]
+    assert (button.label, *button.args) == ("weights", {"visible": True}, tuple(later))
+    assert button.args2 == ({"visible": False}, tuple(later))
+    assert not draw(replace(view, later="", button=""), rows, COLUMNS).layout.updatemenus
+
+
+def test_tables_of_a_page_are_in_its_words():
+    rows = table(
+        {"lead": [1.0, 2.0]},
+        layer=[3, 3],
+        of=["lead", "pattern"],
+        term=["mask_x_rope", "without_sources"],
+        removed=["mask+rope", "w_k"],
+        replacement=["none", "mean"],
+    )
+    assert in_words(rows, {}).to_dict("list") == {
+        "layer": ["L3", "L3"],
+        "of": ["first key's lead", "order of other keys"],
+        "term": ["mask × RoPE", "without any source"],
+        "removed": ["without mask + RoPE", "with constant keys (W_K)"],
+        "lead": ["1 [0.75, 1.5]", "2 [1.75, 2.5]"],
+    }
 
 
 def test_rows_of_a_long_table_take_title_and_unit_from_the_measure():

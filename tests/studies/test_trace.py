@@ -158,7 +158,7 @@ def test_the_answer_names_the_main_writers_and_nothing_of_another_reader() -> No
 
 
 def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
-    """The layer is the one with the largest lead, of either sign, and pattern together."""
+    """The layer is the one with the largest lead, of either sign."""
     rotation = traced.terms_table("rope")
     lead = traced.terms_table().assign(of="lead")
     lead.loc[lead["term"] == "all", ["size", "size_low", "size_high"]] *= -1
@@ -198,7 +198,7 @@ def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
             float(text) for name, text in table[column].items() if not name.startswith("·")
         )
         assert sum(parts) == pytest.approx(whole, abs=0.03), "heads are in their attention"
-    assert found.caption.startswith("L2 has the largest lead and pattern of L1 to L3 of 4. A head")
+    assert found.caption.startswith("L2 has the largest lead of L1 to L3 of 4. A head")
 
 
 def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None:

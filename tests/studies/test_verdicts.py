@@ -78,10 +78,11 @@ def test_a_bound_above_zero_is_asked_of_all_layers_that_were_looked_at_together(
     assert not exceeds_noise(0.0, 0.0, 1)
 
 
-def test_the_strongest_layer_is_that_of_lead_and_pattern_together() -> None:
+def test_the_shown_layer_has_the_largest_lead_of_those_with_a_pattern() -> None:
     rows = amplitudes((0, 0, around(1.2)), (1, 0, around(0.9)), (2, 0, around(0.0)))
     assert strongest_row(rows.assign(lead=[0.1, 6.2, 9.0]))["layer"] == 1, "L2 has no pattern"
     assert strongest_row(rows.assign(lead=[0.1, -6.2, 9.0]))["layer"] == 1, "whichever way it leads"
+    assert strongest_row(rows.assign(lead=[2.0, 2.1, 0.0]))["layer"] == 1, "whatever its pattern"
     assert strongest_row(rows.assign(lead=np.nan))["layer"] == 0
 
 
