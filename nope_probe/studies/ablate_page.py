@@ -321,7 +321,8 @@ def condition_section(run: Run) -> Section:
         run,
         "The pattern without each part",
         partial(condition_maps, run),
-        "A part is removed in every layer. All maps of a layer are on one scale.",
+        "A part is removed in every layer, or in the heads that are named. All maps of a layer are "
+        "on one scale.",
     )
 
 

@@ -244,7 +244,8 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
         for key, n in pass_.sizes(session.processes).items():
             # A block is run to its attention's output, and then to its end.
             n_runs = 2 if condition.of_blocks and key != pass_.key else 1
-            rows[key] = pass_.kind or pass_.key, key, condition.name, n_runs * n * n_pos
+            removed = (pass_.ablation or Ablation()).named.name
+            rows[key] = pass_.kind or pass_.key, key, removed, n_runs * n * n_pos
     table = pd.DataFrame(rows.values(), columns=["kind", "pass", "removed", "tokens"])
     sizes = table.groupby("kind")["tokens"].sum().sort_values(ascending=False)
     first = {pass_.kind or pass_.key: pass_ for pass_ in reversed(passes)}
