@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from socket import create_connection
 from typing import TypeVar
 
 import torch
@@ -21,7 +22,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from nope_probe.errors import MachineError, UserError
 from nope_probe.hooks.reading.streaming import batches_of
-from nope_probe.run.processes import HEAD_START, PeerEndedError, process_count
+from nope_probe.run.processes import (
+    HEAD_START,
+    PeerEndedError,
+    Signals,
+    is_first_process,
+    process_count,
+)
 
 JOIN_TIMEOUT = timedelta(minutes=5)  # in which all processes have to start
 # The longest wait for the first process, which may stream a data set or write a large run.
@@ -37,13 +44,34 @@ def connect() -> tuple[Store, int, int]:
             answer, or the other processes do not connect.
     """
     try:
-        return next(rendezvous("env://", timeout=JOIN_TIMEOUT))
-    except (DistError, ValueError) as error:
+        with Signals.end_at_once():
+            if not is_first_process():
+                _find_first_process()
+            return next(rendezvous("env://", timeout=JOIN_TIMEOUT))
+    except (DistError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")[:200]
         raise MachineError(
             f"{process_count()} processes did not connect within {JOIN_TIMEOUT.seconds} s "
             f"({reason}): start all of them with torchrun, or unset WORLD_SIZE"
         ) from error
+
+
+def _find_first_process() -> None:
+    """Wait until the first process listens: torch waits for twice as long as it is told.
+
+    Raises:
+        OSError: if it does not in time.
+    """
+    address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    end = time.monotonic() + JOIN_TIMEOUT.total_seconds()
+    while address and port.isdigit():  # else torch says what is missing
+        try:
+            create_connection((address, int(port)), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +145,8 @@ def _device() -> torch.device:
 @contextmanager
 def _waiting() -> Iterator[None]:
     try:
-        yield
+        with Signals.end_at_once():
+            yield
     except RuntimeError as error:  # torch's only class for a closed connection
         time.sleep(2 * HEAD_START)  # meanwhile torchrun ends this process, and prints why
         raise PeerEndedError(

@@ -198,6 +198,26 @@ class Signals:
         if self.received is not None:
             raise Interrupted(self.received, self.message)
 
+    @staticmethod
+    @contextmanager
+    def end_at_once() -> Iterator[None]:
+        """End the process on a signal while it waits for others, in C++, in which no handler runs.
+
+        What is not saved by then is computed again. Outside of the main thread, nothing happens.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        pipe, woken = os.pipe()
+        os.set_blocking(woken, False)
+        threading.Thread(target=_end_on_signal, args=(pipe,), daemon=True).start()
+        before = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(woken)
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         at_once = not self._is_deferred or self.received is not None
         self.received = signum
@@ -205,3 +225,16 @@ class Signals:
             self.raise_if_received()
         if signum == signal.SIGINT and is_first_process():
             os.write(2, _STOPPING)  # a handler may not use Python's buffered streams
+
+
+def _end_on_signal(pipe: int) -> None:
+    """End the process on the first number in a pipe that is of a signal which ends the run."""
+    with os.fdopen(pipe, "rb", buffering=0) as numbers:
+        while number := numbers.read(1):
+            handler = signal.getsignal(number[0])
+            signals = getattr(handler, "__self__", None)
+            if isinstance(signals, Signals):  # not a handler of the caller
+                if is_first_of_machine():
+                    said = ": ".join(filter(None, ["interrupted", signals.message]))
+                    os.write(2, f"{said}\n".encode())
+                os._exit(128 + number[0])

@@ -2,6 +2,10 @@
 
 import os
 import signal
+import socket
+import subprocess
+import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -85,3 +89,49 @@ def receive_at_the_end(signals: Signals) -> None:
     with signals.deferred():
         os.kill(os.getpid(), signal.SIGTERM)
     raise AssertionError("not reached")
+
+
+WAITS = """
+from nope_probe.run.process_group import connect
+from nope_probe.cli import one_line_errors
+with one_line_errors():
+    print("waits", flush=True)
+    connect()
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_process_that_waits_for_others_and_no_handler_runs_meanwhile(
+    rank: int, signum: int
+) -> None:
+    """torch waits in C++, for minutes: longer than the time that `communicate` is given."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    variables = {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": "0", **address}
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", WAITS],
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert waiting.stdout is not None
+    waiting.stdout.readline()
+    time.sleep(0.5)  # until it is in C++; before, the handler ends it as well
+    waiting.send_signal(signum)
+    _, printed = waiting.communicate(timeout=60)
+    assert waiting.returncode == 128 + signum
+    assert printed == "interrupted\n"
+
+
+def test_what_a_caller_does_on_a_signal_is_left_to_the_caller() -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: got.append(signum))
+    with Signals.end_at_once():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+    signal.signal(signal.SIGTERM, before)
+    assert got == [signal.SIGTERM]
+    assert signal.set_wakeup_fd(-1) == -1
