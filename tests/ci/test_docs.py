@@ -143,9 +143,9 @@ def test_the_links_and_images_of_a_page_exist(page: str):
     assert [link for link in local if not (folder / link).exists()] == []
 
 
-OF_LIBRARIES = {  # of TransformerLens, and of datasets
+OF_LIBRARIES = {  # of TransformerLens, datasets and transformers
     *("hook_q", "hook_k", "hook_v", "hook_cos", "hook_sin", "run_with_hooks"),
-    *("from_pretrained_no_processing", "save_to_disk"),
+    *("from_pretrained_no_processing", "save_to_disk", "pipeline"),
 }
 
 
