@@ -156,8 +156,7 @@ def means_of(
 
 
 def intervals_of(split: AttentionSplit) -> dict[str, Interval]:
-    parts = {name: split.interval(name) for name in PARTS}
-    return parts | {name: getattr(split, name) for name in SHARES}
+    return {name: getattr(split, name) for name in (*PARTS, *SHARES)}
 
 
 def truth(maps: dict[str, Tensor], visible: Tensor) -> dict[str, float]:

@@ -25,6 +25,7 @@ from nope_probe import (
     attribute,
     capture_attention,
     capture_scores,
+    capture_stages,
     difference,
     figures,
     load,
@@ -126,7 +127,10 @@ def test_numbers_of_any_kind_and_functions_of_two_arguments_are_taken() -> None:
 
 LAYERS = r"expected the numbers of layers, such as \[0, 1\], got "
 FOLDS = r"expected maps of `capture_scores`, or fold means \[fold, layer, row, key_pos\], got "
-MEANS = r"expected maps of `capture_scores`, or mean scores \[layer, row, key_pos\], got "
+MEANS = (
+    r"expected maps of `capture_scores` or `capture_attention`, or mean scores "
+    r"\[layer, row, key_pos\], got "
+)
 PLACE = "a replacement is called with a weight and its place: write it as `lambda weight, place: "
 HEADS = r"expected heads by layer, such as {0: \[1, 3\]}, got "
 
@@ -150,8 +154,8 @@ HEADS = r"expected heads by layer, such as {0: \[1, 3\]}, got "
         ),
         ({"seed": "3"}, "seed '3': expected a whole number"),
         ({"remove": ["mask"], "prefix": "3"}, "prefix '3': expected a whole number"),
-        ({"remove": 5}, "expected the names of components to remove, got 5"),
-        ({"remove": ["mask", 5]}, "expected the names of components to remove, got 5"),
+        ({"remove": 5}, "expected the names of components to remove, .*got 5"),
+        ({"remove": ["mask", 5]}, "expected the names of components to remove, .*got 5"),
     ],
 )
 def test_an_ablation_of_other_kinds_is_refused_in_a_line(
@@ -186,6 +190,14 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
     "difference": (lambda m, t, maps: difference(maps, maps), "expected runs, .* got ScoreMaps"),
     "score_maps": (lambda m, t, maps: figures.score_maps(maps.per_head), MEANS + "Tensor"),
     "score_maps of one": (lambda m, t, maps: figures.score_maps(maps.mean[0]), MEANS + "Tensor"),
+    "score_maps of stages": (
+        lambda m, t, maps: figures.score_maps(capture_stages(m, t)),
+        MEANS + "StageMaps",
+    ),
+    "score_maps of unlike maps": (
+        lambda m, t, maps: figures.score_maps({"one": maps, "other": capture_scores(m, t[:, 2:])}),
+        "the maps differ in their layers or positions: {'one': ",
+    ),
     "score_maps of None": (lambda m, t, maps: figures.score_maps(None), MEANS + "None"),
     "term_maps": (
         lambda m, t, maps: figures.term_maps({"mask": maps.per_head}, title="t"),

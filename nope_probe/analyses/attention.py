@@ -13,6 +13,7 @@ jackknife's estimate, which lies between them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,7 +21,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, share
+from nope_probe.analyses.jackknife import (
+    MIN_FOLDS,
+    UNDEFINED,
+    ByLayer,
+    Interval,
+    jackknife,
+    share,
+)
 from nope_probe.analyses.pattern import MIN_KEYS
 from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.estimates import Estimates, fold_weights, weights_of_means
@@ -30,7 +38,7 @@ from nope_probe.maps.rows import BLOCK_BYTES
 LARGEST_GAP = 0.5  # of the bounds of a share that is given
 LOWERED = 1 / 8  # of the gap: how far the lower end of an interval is lowered
 GAP_TO_REACH = 0.25  # with the number of sequences that a note asks for
-PARTS = (  # the estimates of an `AttentionSplit`
+PARTS = (  # of an `AttentionSplit`, in nats, and the weight
     "information",
     "first_position",
     "first_content",
@@ -55,67 +63,78 @@ class AttentionSplit:
         first_content: whether to look at the first key, differing from text to text.
         others_position: where to look among the other keys, the same in every text.
         others_content: where to look among the other keys, differing from text to text.
+        positional_share: the share of position in the information, 0 to 1; undefined if its bounds
+            differ by more than 50 points.
+        others_share: the same share among the other keys alone.
         first_weight: the mean weight of the first key, 0 to 1.
         unexplained: `others_position` that the softmax of the mean scores misses: the divergence
             of the mean weights from it; NaN if the maps have no scores.
+        pattern_missed: the share of it in `others_position`; undefined if that does not exceed its
+            noise.
         first_gap, others_gap: how far the upper bound of `first_position` and of `others_position`
             exceeds the lower bound.
+        positional_share_gap, others_share_gap: the upper less the lower bound of these shares, 0.5
+            for 50 points.
     """
 
-    information: Estimates
-    first_position: Estimates
-    first_content: Estimates
-    others_position: Estimates
-    others_content: Estimates
-    first_weight: Estimates
-    unexplained: Estimates
+    information: Interval
+    first_position: Interval
+    first_content: Interval
+    others_position: Interval
+    others_content: Interval
+    positional_share: Interval
+    others_share: Interval
+    first_weight: Interval
+    unexplained: Interval
+    pattern_missed: Interval
     first_gap: float
     others_gap: float
+    positional_share_gap: float
+    others_share_gap: float
+
+    @classmethod
+    def of(
+        cls, parts: Mapping[str, Estimates], *, first_gap: float, others_gap: float
+    ) -> AttentionSplit:
+        """Return the split whose parts, by the names of `PARTS`, have these estimates."""
+        information, others = parts["information"], parts["others_position"]
+        among = others + parts["others_content"]
+        gap = float((first_gap + others_gap) / information.values[0])
+        among_gap = float(others_gap / among.values[0])
+        gaps = {"first": first_gap, "others": others_gap}
+        return cls(
+            **{name: _widened(name, jackknife(part), gaps) for name, part in parts.items()},
+            positional_share=_between_bounds(
+                share(parts["first_position"] + others, information), gap
+            ),
+            others_share=_between_bounds(share(others, among), among_gap),
+            pattern_missed=share(parts["unexplained"], others),
+            first_gap=first_gap,
+            others_gap=others_gap,
+            positional_share_gap=gap,
+            others_share_gap=among_gap,
+        )
 
     @property
-    def positional_share(self) -> Interval:
-        """The share of position in the information, 0 to 1.
+    def estimates(self) -> Float[Tensor, "part one_plus_folds"]:
+        """The estimates of `PARTS` on all folds, then without each."""
+        parts = [getattr(self, name).replicates for name in PARTS]
+        return torch.stack([part.values for part in parts])
 
-        Undefined if its bounds differ by more than 50 points.
-        """
-        position = self.first_position + self.others_position
-        return _between_bounds(share(position, self.information), self.positional_share_gap)
+    def rows(self) -> Iterable[tuple[dict[str, str], Mapping[str, Interval]]]:
+        """Yield the one row of a table, of which the layer and head are all that name it."""
+        values = {name: of for name, of in vars(self).items() if isinstance(of, Interval)}
+        values.pop("unexplained")
+        yield {}, values
 
-    @property
-    def others_share(self) -> Interval:
-        """The same share among the other keys alone."""
-        interval = share(self.others_position, self.others_position + self.others_content)
-        return _between_bounds(interval, self.others_share_gap)
 
-    @property
-    def positional_share_gap(self) -> float:
-        """The upper less the lower bound of `positional_share`, 0.5 for 50 points."""
-        return float((self.first_gap + self.others_gap) / self.information.values[0])
-
-    @property
-    def others_share_gap(self) -> float:
-        """The upper less the lower bound of `others_share`."""
-        among = self.others_position + self.others_content
-        return float(self.others_gap / among.values[0])
-
-    def interval(self, name: str) -> Interval:
-        """Return the 95% interval of a part (nats) or a share, widened by the gap of its bounds."""
-        part, (key, _, kind) = getattr(self, name), name.partition("_")
-        if isinstance(part, Interval):  # a share
-            return part
-        interval = jackknife(part)
-        gap = LOWERED * {"first": self.first_gap, "others": self.others_gap}.get(key, 0.0)
-        if kind == "position":
-            return replace(interval, low=interval.low - gap)
-        return replace(interval, high=interval.high + gap) if kind == "content" else interval
-
-    @property
-    def pattern_missed(self) -> Interval:
-        """The share of `others_position` that the softmax of the mean scores misses.
-
-        Undefined if `others_position` does not exceed its noise.
-        """
-        return share(self.unexplained, self.others_position)
+def _widened(name: str, interval: Interval, gaps: Mapping[str, float]) -> Interval:
+    """Return the interval of a part, widened by the gap of its bounds."""
+    key, _, kind = name.partition("_")
+    gap = LOWERED * gaps.get(key, 0.0)
+    if kind == "position":
+        return replace(interval, low=interval.low - gap)
+    return replace(interval, high=interval.high + gap) if kind == "content" else interval
 
 
 def _between_bounds(interval: Interval, gap: float) -> Interval:
@@ -185,11 +204,11 @@ def relative_entropy(
     return _xlogx(weights.double()) - (weights.double() * logarithms).sum(-1)
 
 
-def split_attention(maps: AttentionMaps) -> dict[tuple[int, int], AttentionSplit]:
+def split_attention(maps: AttentionMaps) -> ByLayer[tuple[int, int], AttentionSplit]:
     """Return the four parts of each head's attention by layer and head.
 
     Raises:
-        UserError: for fewer than 3 folds, or what are no maps of `capture_attention`.
+        UserError: for fewer than 4 folds, or what are no maps of `capture_attention`.
 
     Example:
         >>> from nope_probe import capture_attention, load, sequences
@@ -201,11 +220,13 @@ def split_attention(maps: AttentionMaps) -> dict[tuple[int, int], AttentionSplit
     """
     if not isinstance(maps, AttentionMaps):
         raise UserError(f"expected maps of `capture_attention`, got {kind_of(maps)}")
-    return {
-        (layer, head): split_head(maps, place, head)
-        for place, layer in enumerate(maps.layers)
-        for head in range(maps.weights.shape[2])
-    }
+    return ByLayer(
+        {
+            (layer, head): split_head(maps, place, index)
+            for place, layer in enumerate(maps.layers)
+            for index, head in enumerate(maps.heads)
+        }
+    )
 
 
 def positional_parts(
@@ -236,11 +257,11 @@ def split_head(maps: AttentionMaps, place: int, head: int) -> AttentionSplit:
     """Return the four parts of the attention of one head, in the layer at a place of the maps.
 
     Raises:
-        UserError: for fewer than 3 folds.
+        UserError: for fewer than 4 folds.
     """
     n_folds, share_of = len(maps.counts), fold_weights(len(maps.counts), maps.counts)
-    if n_folds < 3:
-        raise UserError(f"expected at least 3 folds to leave two out, got {n_folds}")
+    if n_folds < MIN_FOLDS:
+        raise UserError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
     weights, visible, skip_keys = maps.weights[:, place, head], maps.visible[place], maps.skip_keys
     kept, of_means = visible.sum(-1) >= MIN_KEYS, weights_of_means(share_of)
     size = max(1, BLOCK_BYTES // (8 * len(of_means) * visible.shape[-1]))
@@ -269,17 +290,16 @@ def split_head(maps: AttentionMaps, place: int, head: int) -> AttentionSplit:
         return Estimates.of_means(folds[:, kept].double().mean(1), share_of)
 
     whole, among = (mean_of(x[:, place, head]) for x in (maps.information, maps.others))
-    return AttentionSplit(
-        information=whole,
-        first_position=first_position,
-        first_content=whole - among - first_position,
-        others_position=others_position,
-        others_content=among - others_position,
-        first_weight=mean_of(weights[..., :skip_keys].sum(-1)),
-        unexplained=unexplained,
-        first_gap=float(gap[0]),
-        others_gap=float(gap[1]),
-    )
+    found = {
+        "information": whole,
+        "first_position": first_position,
+        "first_content": whole - among - first_position,
+        "others_position": others_position,
+        "others_content": among - others_position,
+        "first_weight": mean_of(weights[..., :skip_keys].sum(-1)),
+        "unexplained": unexplained,
+    }
+    return AttentionSplit.of(found, first_gap=float(gap[0]), others_gap=float(gap[1]))
 
 
 def _lower_bounds(

@@ -21,6 +21,7 @@ Place = TypeVar("Place", int, tuple[int, int])  # a layer, or a layer and a head
 Of = TypeVar("Of", bound="HasIntervals")
 MIN_FOLDS = 4
 ELLIPSE_POINTS = 721
+MOST_ROWS = 40  # that are shown of a table
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -89,7 +90,8 @@ class ByLayer(dict[Place, Of]):
         return pd.DataFrame(rows)
 
     def _shown(self) -> pd.DataFrame:
-        known = import_module("nope_probe.figures.words").MEASURES  # those of `attribute` are nats
+        words = import_module("nope_probe.figures.words")
+        known = words.MEASURES | words.INFORMATION  # the values of `attribute` are nats
         return pd.DataFrame(
             names
             | {f"{x}, {known[x].unit if x in known else 'nats'}": i for x, i in values.items()}
@@ -97,10 +99,10 @@ class ByLayer(dict[Place, Of]):
         )
 
     def __repr__(self) -> str:
-        return self._shown().to_string(index=False)
+        return self._shown().to_string(index=False, max_rows=MOST_ROWS)
 
     def _repr_html_(self) -> str:
-        return self._shown().to_html(index=False, border=0)
+        return self._shown().to_html(index=False, border=0, max_rows=MOST_ROWS)
 
 
 def jackknife(estimates: Estimates) -> Interval:

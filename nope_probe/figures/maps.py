@@ -55,17 +55,18 @@ from nope_probe.figures.words import CLIPPED, WITHIN
 from nope_probe.files import NO_BROWSER, local_path, validate_image_name, validate_kaleido
 
 if TYPE_CHECKING:
-    from nope_probe.maps.maps import ScoreMaps
+    from nope_probe.maps.maps import AttentionMaps, ScoreMaps
 
-MapStack: TypeAlias = Float[Any, "layer row key_pos"]
+    Maps: TypeAlias = Float[Any, "layer row key_pos"] | ScoreMaps | AttentionMaps | RowMaps | Pooled
+TAKEN = "maps of `capture_scores` or `capture_attention`, or mean scores [layer, row, key_pos]"
 MAX_MULTIPLES = 4
 WIDTH, SCALE = 1200, 2  # px, and a PNG's pixels per px
 
 
 def score_maps(
-    maps: MapStack | ScoreMaps | RowMaps | Pooled,
+    maps: Maps | Mapping[str, Maps],
     *,
-    title: str = "Mean attention score of each query for each key",
+    title: str = "",
     layer: int | None = None,
     layers: Sequence[int] | None = None,
     max_positions: int = MAX_POSITIONS,
@@ -74,16 +75,18 @@ def score_maps(
     noise: Sequence[float] = (),
     high: float | None = None,
 ) -> go.Figure:
-    """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
+    """Draw the scores, or attention weights, of each layer: side by side, or with a layer slider.
 
-    Every map has its own scale, because the level of scores, which softmax ignores, differs between
-    layers. The scale leaves out the keys that count as first, whose scores would hide all others:
-    `skip_keys` of captured maps and of `RowMaps`. A map whose cells differ by no more than their
-    errors is drawn flat.
+    Every layer has its own scale, because the level of scores, which softmax ignores, differs
+    between layers. Several maps by name, such as those with and without the mask, share it. The
+    scale leaves out the keys that count as first, whose scores would hide all others: `skip_keys`
+    of captured maps and of `RowMaps`. A map whose cells differ by no more than their errors is
+    drawn flat.
 
     Args:
-        maps: the result of `capture_scores`, a simulation's estimate, or mean scores in nats,
-            pooled or not; of chosen queries' rows, as `RowMaps`.
+        maps: the result of `capture_scores` or `capture_attention` (means over heads, or
+            `maps.head(3, 4)` of one head), a simulation's estimate, or mean scores in nats, pooled
+            or not; of chosen queries' rows, as `RowMaps`; or several of these by name.
         title: the figure's title.
         layer: the number of the layer that a slider shows first; the first by default.
         layers: the layers' numbers; by default those of captured maps, else from 0.
@@ -100,33 +103,46 @@ def score_maps(
         >>> [panel.name for panel in figures.score_maps(maps).data]
         ['L0', 'L1']
     """
-    pooled = _pooled(maps, max_positions)
-    shown = pooled.values[..., -(-pooled.skip_keys // pooled.block) :]
+    named = maps if isinstance(maps, Mapping) else {"": maps}
+    pooled, first = _all_pooled(named, max_positions)
+    by_layer, unit = np.stack([of.values for of in pooled], axis=1), _unit(first)
+    what = "attention score" if unit == "nats" else unit
+    title = title or f"Mean {what} of each query for each key"
+    shown = by_layer[..., -(-pooled[0].skip_keys // pooled[0].block) :]
     limits = []
     for values, error in zip(shown, noise or [0.0] * len(shown), strict=True):
         bottom, top = percentiles(values, (clipped, 100 - clipped)).tolist()
         fitted = widened(bottom, top, max(NOISE_NATS, NOISE_ERRORS * error))
         limits.append(fitted if high is None else (0.0, high, False))
-    numbers = _numbers(maps, layers, len(limits))
+    numbers = _numbers(first, layers, len(limits))
+    names = [plain(name) for name in named]
     if len(limits) > multiples:
         scales = np.array([(low, high) for low, high, _ in limits])
-        titles = [[""]] * len(limits)
-        return _layered([pooled], [""], titles, title, SEQUENTIAL, scales, numbers, layer)
-    panels = [
-        Panel(
-            name=f"L{number}{FLAT_WORDS if is_flat else ''}",
-            values=values,
-            low=low,
-            high=high,
-            positions=pooled.block * len(values),
-        )
-        for number, values, (low, high, is_flat) in zip(numbers, pooled.values, limits, strict=True)
+        titles = [names] * len(limits)
+        return _layered(pooled, names, titles, title, SEQUENTIAL, scales, numbers, layer, unit=unit)
+    labels = [f"L{number}" for number in numbers]
+    if layers is None:
+        labels = getattr(first, "names", labels)
+    groups = [
+        [
+            Panel(
+                name=f"{label}{', ' * bool(name)}{name}{FLAT_WORDS * is_flat}",
+                values=values,
+                low=low,
+                high=high,
+                unit=unit,
+                positions=pooled[0].block * len(values),
+            )
+            for name, values in zip(names, of_layer, strict=True)
+        ]
+        for label, of_layer, (low, high, is_flat) in zip(labels, by_layer, limits, strict=True)
     ]
-    return panel_groups([panels], title=title)
+    in_a_row = [[panel for group in groups for panel in group]]
+    return panel_groups(groups if len(named) > 1 else in_a_row, title=title)
 
 
 def term_maps(
-    terms: Mapping[str, MapStack | ScoreMaps | RowMaps | Pooled],
+    terms: Mapping[str, Maps],
     *,
     title: str,
     layer: int | None = None,
@@ -162,13 +178,11 @@ def term_maps(
         >>> len(figures.term_maps(maps, title="Sources").data)
         6
     """
-    if not isinstance(terms, Mapping) or not terms:
-        raise UserError(f"expected maps by name, such as {{'mask': maps}}, got {kind_of(terms)}")
-    pooled = [_pooled(maps, max_positions, pool_with_leads) for maps in terms.values()]
+    pooled, first = _all_pooled(terms, max_positions, pool_with_leads)
     by_layer = np.stack([maps.values for maps in pooled], axis=1)
     floors = [max(NOISE_NATS, PALE * error) for error in noise or [0.0] * len(by_layer)]
     tops = [symmetric(values, floor) for values, floor in zip(by_layer, floors, strict=True)]
-    numbers = _numbers(next(iter(terms.values())), layers, len(tops))
+    numbers = _numbers(first, layers, len(tops))
     flat = flat or {}
     flat_first = flat.get(next(iter(terms)), ())
     limits = flattened(tops, [i for i, number in enumerate(numbers) if number in flat_first])
@@ -187,26 +201,43 @@ def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Seque
     return [int(layer) for layer in known]
 
 
+def _unit(maps: object) -> str:
+    """Return what the cells of maps are: nats of scores, or weights."""
+    return "attention weight" if hasattr(maps, "mean_over_heads") else "nats"
+
+
+def _all_pooled(
+    maps: Mapping[str, Maps], max_positions: int, pooling: Callable[[RowMaps, int], Pooled] = pool
+) -> tuple[list[Pooled], Maps]:
+    """Return pooled maps by their names' order, and the first of the maps.
+
+    Raises:
+        UserError: for what are no maps by name, or for maps of unlike sizes.
+    """
+    if not isinstance(maps, Mapping) or not maps:
+        raise UserError(f"expected maps by name, such as {{'mask': maps}}, got {kind_of(maps)}")
+    pooled = [_pooled(of_name, max_positions, pooling) for of_name in maps.values()]
+    sizes = {name: [*of.values.shape] for name, of in zip(maps, pooled, strict=True)}
+    if any(size != [*pooled[0].values.shape] for size in sizes.values()):
+        raise UserError(f"the maps differ in their layers or positions: {sizes}")
+    return pooled, next(iter(maps.values()))
+
+
 def _pooled(
-    maps: MapStack | ScoreMaps | RowMaps | Pooled,
-    max_positions: int,
-    pooling: Callable[[RowMaps, int], Pooled] = pool,
+    maps: Maps, max_positions: int, pooling: Callable[[RowMaps, int], Pooled] = pool
 ) -> Pooled:
     """Return pooled maps of layers; for captured or simulated maps, of their mean."""
     if isinstance(maps, Pooled):
         return maps
     if isinstance(maps, RowMaps):
         return pooling(maps, max_positions)
-    if hasattr(maps, "query_positions"):
+    if hasattr(maps, "of_head"):
+        values = np.asarray(getattr(maps, "mean_over_heads", maps.mean))
         queries, skip_keys = maps.query_positions.numpy(), maps.skip_keys
-        rows = RowMaps(values=np.asarray(maps.mean), queries=queries, skip_keys=skip_keys)
-        return pooling(rows, max_positions)
+        return pooling(RowMaps(values=values, queries=queries, skip_keys=skip_keys), max_positions)
     cells = np.asarray(maps.mean if hasattr(maps, "folds") else maps)
     if cells.ndim != 3 or cells.dtype == object:
-        raise UserError(
-            "expected maps of `capture_scores`, or mean scores [layer, row, key_pos], got "
-            f"{kind_of(maps)}"
-        )
+        raise UserError(f"expected {TAKEN}, got {kind_of(maps)}")
     return pooling(RowMaps(values=cells), max_positions)
 
 
@@ -220,6 +251,7 @@ def _layered(
     layers: Sequence[int],
     layer: int | None,
     rows: int = 1,
+    unit: str = "nats",
 ) -> go.Figure:
     """Return a figure whose slider shows a layer of all maps, with that layer's colour limits.
 
@@ -236,6 +268,7 @@ def _layered(
                 float(maps.block),
                 panel,
                 name=name or f"L{number}",
+                value=f"%{{z:.3g}} {unit}",
                 visible=place == first,
                 leads=None if maps.leads is None else maps.leads[place],
             )
@@ -249,7 +282,7 @@ def _layered(
         {f"annotations[{i}].text": t for i, t in enumerate(of_layer)} for of_layer in titles
     ]
     below = -(BAR_DROP + AXES) / plot_height(figure)
-    bar = colour_bar("nats", (0.53, 0.83) if has_leads else (0.35, 0.65), below)
+    bar = colour_bar(unit, (0.53, 0.83) if has_leads else (0.35, 0.65), below)
     axis = {"colorbar": {**bar, "nticks": 6}, "colorscale": colours}
     figure.update_layout(coloraxis=axis | colour_limits(limits[first]))
     if has_leads:

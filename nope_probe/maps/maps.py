@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -22,8 +24,33 @@ NO_HEADS = "the maps have no heads: capture_scores(..., per_head=True) keeps the
 SHOWN = 64  # positions of the figure at the end of a notebook's cell
 
 
+class LayerRecord(TensorRecord):
+    """Maps of some layers by their numbers, or of one head."""
+
+    layers: tuple[int, ...]
+    of_head: int | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the layers, or of the head: `L3`, or `L3H4`."""
+        head = "" if self.of_head is None else f"H{self.of_head}"
+        return tuple(f"L{layer}{head}" for layer in self.layers)
+
+    def _place(self, layer: int, head: int, heads: Sequence[int]) -> tuple[slice, slice]:
+        """Return where the maps of a head are among the layers and their heads.
+
+        Raises:
+            UserError: for a head that is not there.
+        """
+        if layer not in self.layers or head not in heads:
+            first, last = (f"L{self.layers[end]}H{heads[end]}" for end in (0, -1))
+            raise UserError(f"no L{layer}H{head}; there are {first} to {last}")
+        place, index = self.layers.index(layer), heads.index(head)
+        return slice(place, place + 1), slice(index, index + 1)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ScoreMaps(TensorRecord):
+class ScoreMaps(LayerRecord):
     """Mean attention scores, in nats.
 
     Attributes:
@@ -37,6 +64,7 @@ class ScoreMaps(TensorRecord):
         query_positions: the queries of the rows.
         across_halves: whether something was estimated on the texts of each half of the folds; see
             `LayerMaps`.
+        of_head: the head, if the maps are of one head alone; None for means over heads.
     """
 
     folds: Float[Tensor, "fold layer row key_pos"]
@@ -48,6 +76,7 @@ class ScoreMaps(TensorRecord):
     skip_keys: int = 0
     query_positions: Int[Tensor, " row"]
     across_halves: bool = False
+    of_head: int | None = None
 
     @property
     def where(self) -> MapRows:
@@ -58,12 +87,12 @@ class ScoreMaps(TensorRecord):
         """Return sizes, and the strength of each layer's positional pattern."""
         n_layers, n_rows, n = self.folds.shape[1:]
         strength = pattern_rms(self.mean, self.skip_keys, self.where).tolist()
-        shown = ", ".join(
-            f"L{layer} {value:.3g}" for layer, value in zip(self.layers, strength, strict=True)
-        )
+        named = zip(self.names, strength, strict=True)
+        shown = ", ".join(f"{name} {value:.3g}" for name, value in named)
         heads = "" if self.per_head is None else f", {self.per_head.shape[2]} heads each"
+        of = f"{n_layers} layers{heads}" if self.of_head is None else self.names[0]
         return (
-            f"ScoreMaps: {n_layers} layers{heads}, {n_rows} queries × {n} keys, in nats\n"
+            f"ScoreMaps: {of}, {n_rows} queries × {n} keys, in nats\n"
             f"{_data(self)}\n"
             f"RMS of the positional pattern, nats, noise included: {shown}"
         )
@@ -78,7 +107,8 @@ class ScoreMaps(TensorRecord):
             skip_keys=self.skip_keys,
         )
         shown = {"title": "Positional pattern", "layers": self.layers, "max_positions": SHOWN}
-        figure = figures.term_maps({"": rows}, **shown)
+        name = "" if self.of_head is None else self.names[0]
+        figure = figures.term_maps({name: rows}, **shown)
         html = figure.to_html(full_html=False, include_plotlyjs="cdn")  # for nbconvert
         return {**figure._repr_mimebundle_(), "text/html": html, "text/plain": repr(self)}
 
@@ -98,17 +128,28 @@ class ScoreMaps(TensorRecord):
             raise UserError(NO_HEADS)
         return pooled(self.per_head, self.counts)
 
-    def head(self, layer: int, head: int) -> Float[Tensor, "row key_pos"]:
-        """Return the mean over all sequences of a head, L3H4 being `head(3, 4)`.
+    def head(self, layer: int, head: int) -> ScoreMaps:
+        """Return the maps of one head, which keep its name: `head(3, 4)` is L3H4.
 
         Raises:
             UserError: for maps that were captured without heads, or that have no such head.
         """
-        maps = heads_of(self.by_layer)
-        if (layer, head) not in maps:
-            (first, _), (last, top) = min(maps), max(maps)
-            raise UserError(f"no L{layer}H{head}; there are L{first}H0 to L{last}H{top}")
-        return maps[layer, head].mean()
+        if self.per_head is None:
+            raise UserError(NO_HEADS)
+        place, index = self._place(layer, head, range(self.per_head.shape[2]))
+        return replace(
+            self,
+            folds=self.per_head[:, place, index].squeeze(2),
+            visible=self.visible[place],
+            layers=(layer,),
+            per_head=None,
+            of_head=head,
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each layer (or the head), query and visible key: the score, nats."""
+        heads = () if self.of_head is None else (self.of_head,)
+        return cells_frame("score", self.mean, **axes_of(self, heads))
 
     @property
     def by_layer(self) -> Layers:
@@ -253,6 +294,12 @@ class StageMaps(TensorRecord):
             f"{_data(self)}"
         )
 
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each stage and two positions that it has a number of: the number."""
+        means = torch.stack([self.mean(letter) for letter in self.folds])
+        axes = {"row": self.query_positions.tolist(), "column": range(means.shape[-1])}
+        return cells_frame("value", means, stage=[*self.folds], **axes)
+
     def mean(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
         """Return the mean over all sequences of one stage's map."""
         return pooled(self.folds[letter], self.counts)
@@ -268,7 +315,7 @@ class StageMaps(TensorRecord):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class AttentionMaps(TensorRecord):
+class AttentionMaps(LayerRecord):
     """The mean attention weights and scores of every head, and its mean information, in nats.
 
     Attributes:
@@ -284,6 +331,7 @@ class AttentionMaps(TensorRecord):
             them out.
         sinks: fold means of what each head's learned sink takes of a query's attention, a part of
             1; None without sinks. The weights are those of the keys without it, and add up to 1.
+        of_head: the head, if the maps are of one head alone.
     """
 
     weights: Float[Tensor, "fold layer head row key_pos"]
@@ -296,12 +344,14 @@ class AttentionMaps(TensorRecord):
     query_positions: Int[Tensor, " row"]
     scores: Float[Tensor, "fold layer head row key_pos"] | None = None
     sinks: Float[Tensor, "fold layer head"] | None = None
+    of_head: int | None = None
 
     def __repr__(self) -> str:
         """Return sizes, and how much data the means are taken over."""
         n_layers, n_heads, n_rows, n = self.weights.shape[1:]
+        of = f"{n_layers} layers of {n_heads} heads" if self.of_head is None else self.names[0]
         return (
-            f"AttentionMaps: {n_layers} layers of {n_heads} heads, {n_rows} queries × {n} keys\n"
+            f"AttentionMaps: {of}, {n_rows} queries × {n} keys\n"
             f"means over {int(self.counts.sum())} sequences in {len(self.counts)} folds"
         )
 
@@ -309,6 +359,62 @@ class AttentionMaps(TensorRecord):
     def mean(self) -> Float[Tensor, "layer head row key_pos"]:
         """The mean weights over all sequences; 0 where the model masks."""
         return pooled(self.weights, self.counts)
+
+    @property
+    def mean_over_heads(self) -> Float[Tensor, "layer row key_pos"]:
+        """The mean weights over all sequences and heads; NaN where the model masks."""
+        return self.mean.mean(1).masked_fill(~self.visible, torch.nan)
+
+    @property
+    def heads(self) -> Sequence[int]:
+        """The numbers of each layer's heads."""
+        return range(self.weights.shape[2]) if self.of_head is None else (self.of_head,)
+
+    def head(self, layer: int, head: int) -> AttentionMaps:
+        """Return the maps of one head, which keep its name: `head(3, 4)` is L3H4.
+
+        Raises:
+            UserError: for maps that have no such head.
+        """
+        place, index = self._place(layer, head, self.heads)
+        return replace(
+            self,
+            weights=self.weights[:, place, index],
+            information=self.information[:, place, index],
+            others=self.others[:, place, index],
+            visible=self.visible[place],
+            layers=(layer,),
+            scores=None if self.scores is None else self.scores[:, place, index],
+            sinks=None if self.sinks is None else self.sinks[:, place, index],
+            of_head=head,
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each layer, head, query and visible key: the weight."""
+        weights = self.mean.masked_fill(~self.visible[:, None], torch.nan)
+        return cells_frame("weight", weights, **axes_of(self, self.heads))
+
+
+def axes_of(maps: ScoreMaps | AttentionMaps, heads: Sequence[int]) -> dict[str, Iterable[Hashable]]:
+    """Return the numbers of layers, any heads, queries and keys of maps, by their columns."""
+    of_heads = {"head": heads} if heads else {}
+    queries, keys = maps.query_positions.tolist(), range(maps.visible.shape[-1])
+    return {"layer": maps.layers, **of_heads, "query": queries, "key": keys}
+
+
+def cells_frame(
+    column: str, values: Float[Tensor, "*axes"], /, **axes: Iterable[Hashable]
+) -> pd.DataFrame:
+    """Return a row for each cell that holds a number, with its place on each axis.
+
+    Example:
+        >>> cells_frame("score", torch.tensor([[1.0, torch.nan]]), layer=[3], key=[0, 1])
+           layer  key  score
+        0      3    0    1.0
+    """
+    index = pd.MultiIndex.from_product([*axes.values()], names=[*axes])
+    cells = pd.Series(values.double().flatten().numpy(), index, name=column)
+    return cells.dropna().reset_index()
 
 
 def _data(maps: ScoreMaps | StageMaps) -> str:

@@ -188,7 +188,7 @@ def read_heads(
     if not compared:
         return state
     heads, of_head = split_attention(maps).values(), maps.weights.shape[1:3]
-    splits = [torch.stack([getattr(head, part).values for part in PARTS]) for head in heads]
+    splits = [head.estimates for head in heads]
     gaps = [[head.first_gap, head.others_gap] for head in heads]
     if text is not None:
         expected = maps.mean[..., : text.shape[1], : text.shape[1]]
@@ -218,7 +218,7 @@ def splits_of(
                 part: Estimates(values=x, weights=weights)
                 for part, x in zip(PARTS, values, strict=True)
             }
-            splits[layer, head] = AttentionSplit(**parts, first_gap=first, others_gap=others)
+            splits[layer, head] = AttentionSplit.of(parts, first_gap=first, others_gap=others)
     return splits
 
 

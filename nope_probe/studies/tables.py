@@ -120,7 +120,7 @@ def attention_table(
         {
             "layer": layer,
             "head": head,
-            **interval_columns(**{name: split.interval(name) for name in names}),
+            **columns_of(split, names),
             **{name: getattr(split, name) for name in GAPS},
         }
         for (layer, head), split in splits.items()

@@ -15,6 +15,7 @@ from nope_probe.analyses.attention import (
     split_head,
 )
 from nope_probe.analyses.jackknife import Interval, jackknife, share
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import sum_parts
 from nope_probe.maps.maps import AttentionMaps
 
@@ -60,6 +61,13 @@ def split(scores: Tensor, fold_of: Tensor, skip_keys: int = 1) -> AttentionSplit
     return split_head(maps_of(means, fold_of.bincount(), skip_keys), place=0, head=0)
 
 
+def estimates(found: AttentionSplit, name: str) -> Estimates:
+    """Return the estimates of a part on all folds, then without each."""
+    kept = getattr(found, name).replicates
+    assert isinstance(kept, Estimates)
+    return kept
+
+
 def maps_of(means: dict[str, Tensor], counts: Tensor, skip_keys: int = 1) -> AttentionMaps:
     """Return the maps of one head from its fold means."""
     return AttentionMaps(
@@ -101,9 +109,9 @@ def test_the_four_parts_add_up_to_the_information(scores: Tensor) -> None:
         if i >= FIRST_ROW
     ]
     expected = sum(by_hand) / len(by_hand)
-    assert float(found.information.values[0]) == pytest.approx(expected, abs=1e-9)
-    added = sum(getattr(found, part).values for part in PARTS)
-    assert (added - found.information.values).abs().max() < 1e-9
+    assert found.information.value == pytest.approx(expected, abs=1e-9)
+    added = sum(estimates(found, part).values for part in PARTS)
+    assert (added - estimates(found, "information").values).abs().max() < 1e-9
 
 
 def test_position_is_the_information_of_the_mean_weights_less_its_bias(scores: Tensor) -> None:
@@ -132,8 +140,8 @@ def test_position_is_the_information_of_the_mean_weights_less_its_bias(scores: T
     for place, left_out in enumerate([None, *range(N_FOLDS)]):
         kept = torch.ones(37).bool() if left_out is None else fold_of != left_out
         expected = unbiased(weights[kept], fold_of[kept])
-        assert float(found.first_position.values[place]) == pytest.approx(float(expected[0]))
-        assert float(found.others_position.values[place]) == pytest.approx(float(expected[1]))
+        for name, value in zip(("first_position", "others_position"), expected, strict=True):
+            assert float(estimates(found, name).values[place]) == pytest.approx(float(value))
 
 
 def test_the_positional_parts_of_heads_are_those_of_each_split_head() -> None:
@@ -156,8 +164,11 @@ def test_the_positional_parts_of_heads_are_those_of_each_split_head() -> None:
     first, others = positional_parts(maps)
     for (layer, head), found in split_attention(maps).items():
         place = (maps.layers.index(layer), head)
-        assert float(first[place]) == pytest.approx(float(found.first_position.values[0]))
-        assert float(others[place]) == pytest.approx(float(found.others_position.values[0]))
+        assert float(first[place]) == pytest.approx(found.first_position.value)
+        assert float(others[place]) == pytest.approx(found.others_position.value)
+    of_head = split_attention(maps.head(7, 1))
+    assert [*of_head] == [(7, 1)]
+    assert repr(of_head[7, 1]) == repr(split_attention(maps)[7, 1])
 
 
 def contains(interval: Interval, value: float, slack: float = 0) -> bool:
@@ -170,8 +181,8 @@ def test_attention_that_ignores_the_text_is_positional() -> None:
     for interval in (found.positional_share, found.others_share):
         assert contains(interval, 1, slack=1e-9)
     assert abs(found.positional_share_gap) < 1e-9
-    assert abs(jackknife(found.first_content).value) < 1e-9
-    assert abs(jackknife(found.others_content).value) < 1e-9
+    assert abs(found.first_content.value) < 1e-9
+    assert abs(found.others_content.value) < 1e-9
 
 
 def test_the_bounds_are_the_mean_weights_and_each_folds_weights_read_with_the_others(
@@ -199,20 +210,18 @@ def test_the_bounds_are_the_mean_weights_and_each_folds_weights_read_with_the_ot
     expected = (gaps / (N - FIRST_ROW)).tolist()
     assert [found.first_gap, found.others_gap] == pytest.approx(expected, abs=1e-12)
     assert min(expected) > 0
-    whole = float(found.information.values[0])
+    whole = found.information.value
     assert found.positional_share_gap == pytest.approx(sum(expected) / whole)
-    plain = share(found.first_position + found.others_position, found.information)
+    names = ("first_position", "others_position", "others_content", "information")
+    at_first, position, content, information = (estimates(found, name) for name in names)
+    plain = share(at_first + position, information)
     assert found.positional_share.high == plain.high
     lowered = plain.low - found.positional_share_gap / 8
     assert found.positional_share.low == pytest.approx(lowered)
-    position, content = (jackknife(getattr(found, name)) for name in PARTS[2:])
-    assert found.interval("others_position").low == pytest.approx(
-        position.low - found.others_gap / 8
-    )
-    assert found.interval("others_content").high == pytest.approx(
-        content.high + found.others_gap / 8
-    )
-    assert found.interval("information") == jackknife(found.information)
+    lowest, highest = jackknife(position).low, jackknife(content).high
+    assert found.others_position.low == pytest.approx(lowest - found.others_gap / 8)
+    assert found.others_content.high == pytest.approx(highest + found.others_gap / 8)
+    assert found.information == jackknife(information)
 
 
 def one_key_a_text(n_texts: int, seed: int) -> Tensor:
@@ -265,20 +274,20 @@ def test_weights_that_mean_scores_do_not_show_are_missed() -> None:
     signs = torch.tensor([1.0, -1.0]).repeat(30).double()
     scores = (4 * key * signs[:, None])[:, None].expand(-1, N, -1)
     found = split(scores, torch.arange(60) // 2 % N_FOLDS)
-    assert found.others_position.values[0] > 0.01
+    assert found.others_position.value > 0.01
     assert found.pattern_missed.value == pytest.approx(1, abs=1e-9)
 
 
 def test_without_a_first_key_all_information_is_among_the_other_keys(scores: Tensor) -> None:
     found = split(scores, torch.arange(37) % N_FOLDS, skip_keys=0)
     for part in ("first_position", "first_content", "first_weight"):
-        assert getattr(found, part).values.abs().max() < 1e-9
-    among = found.others_position + found.others_content
-    assert torch.allclose(among.values, found.information.values)
+        assert estimates(found, part).values.abs().max() < 1e-9
+    among = estimates(found, "others_position") + estimates(found, "others_content")
+    assert torch.allclose(among.values, estimates(found, "information").values)
 
 
-def test_fewer_than_3_folds_are_refused() -> None:
+def test_fewer_than_4_folds_are_refused() -> None:
     means = dict.fromkeys(("information", "others"), torch.zeros(2, N).double())
     of_two = maps_of(means | {"weights": torch.ones(2, N, N).double()}, torch.ones(2).long())
-    with pytest.raises(ValueError, match="at least 3 folds"):
+    with pytest.raises(ValueError, match="at least 4 folds, got 2"):
         split_head(of_two, place=0, head=0)

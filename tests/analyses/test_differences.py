@@ -85,14 +85,14 @@ def head(folds: Tensor, others_gap: float) -> AttentionSplit:
     """Return a head whose every number is a mean over sequences, with a gap of its bounds."""
     rest = ("first_weight", "unexplained")
     parts = dict.fromkeys((*PARTS, *rest), Estimates.of_means(folds))
-    return AttentionSplit(**parts, first_gap=0.0, others_gap=others_gap)
+    return AttentionSplit.of(parts, first_gap=0.0, others_gap=others_gap)
 
 
 def test_unlike_gaps_of_bounds_widen_the_change_of_their_parts_toward_more_content() -> None:
     base, wide, gap = head(noise(0), 0.1), head(noise(0), 0.9), (0.9 - 0.1) / 8
     ends = {"others_position": (0, -gap, 0), "others_content": (0, 0, gap)}
     for part in PARTS:
-        of_heads = [of_head.interval(part) for of_head in (base, wide)]
+        of_heads = [getattr(of_head, part) for of_head in (base, wide)]
         found = compare_numbers(*of_heads, paired=True)
         assert found.interval.ends == pytest.approx(ends.get(part, (0, 0, 0)), abs=1e-12)
         assert found.p == 1
@@ -102,7 +102,7 @@ def test_a_change_within_the_gaps_is_none() -> None:
     less = noise(0) - 0.05  # position among the other keys: by less than an eighth of the gap
     for gaps, differs in (((0.0, 0.0), True), ((0.0, 0.8), True), ((0.8, 0.0), False)):
         heads = [head(folds, gap) for folds, gap in zip((noise(0), less), gaps, strict=True)]
-        found = compare_numbers(*(h.interval("others_position") for h in heads), paired=True)
+        found = compare_numbers(*(h.others_position for h in heads), paired=True)
         assert (found.p <= LEVEL) is differs
 
 

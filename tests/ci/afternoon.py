@@ -52,7 +52,7 @@ maps = capture_scores(loaded, data, per_head=True)
 weights = capture_attention(loaded, data).mean
 print(maps)
 assert maps.heads.shape == (n_layers, n_heads, 24, 24)
-assert torch.equal(maps.head(1, 3).nan_to_num(), maps.by_layer[1].heads[3].mean().nan_to_num())
+assert torch.equal(maps.head(1, 3).mean.nan_to_num(), maps.heads[1:2, 3].nan_to_num())
 expected = torch.as_tensor(cache["pattern", 1][:, 3]).mean(0)
 torch.testing.assert_close(weights[1, 3], expected, rtol=1e-4, atol=1e-5, check_dtype=False)
 

@@ -99,10 +99,10 @@ def test_heads_have_the_known_positional_shares(real: LoadedModel) -> None:
         shares = [100 * heads[layer, head].others_share.value for head in range(9)]
         assert shares == pytest.approx(expected, abs=1.5)
     split = heads[3, 0]
-    information = float(split.information.values[0])
+    information = split.information.value
     assert information == pytest.approx(2.58, abs=0.01)
     names = ("first_position", "first_content", "others_position", "others_content")
-    parts = [100 * float(getattr(split, name).values[0]) / information for name in names]
+    parts = [100 * getattr(split, name).value / information for name in names]
     assert parts == pytest.approx([49, 9, 5, 37], abs=1.5)
     assert 100 * split.positional_share.value == pytest.approx(49 + 5, abs=1.5), "both rows"
 

@@ -1,17 +1,19 @@
 """Score maps and term maps: what they are drawn from, which cells they show, on which scale."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from support.maps import N_LAYERS, text_of, triangle
 
-from nope_probe import figures, load
+from nope_probe import ablated, capture_attention, figures, load, sequences
 from nope_probe.analyses.parameter_free.simulation import Estimate
 from nope_probe.figures.maps import score_maps, term_maps, unfold_layers
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import diagonal_normalised
-from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.maps import AttentionMaps, ScoreMaps, StageMaps
 
 
 def test_few_layers_are_side_by_side_each_on_its_own_scale() -> None:
@@ -34,6 +36,61 @@ def test_a_slider_shows_one_layer_with_its_own_limits() -> None:
     assert scale["coloraxis.cmax"] > 5 * figure.layout.coloraxis.cmax
     assert figure.layout.coloraxis.cmin == -figure.layout.coloraxis.cmax
     assert figure.layout.coloraxis.colorscale[-1][1] == "#67001f", "the largest value is red"
+
+
+@pytest.fixture(scope="module")
+def attention() -> AttentionMaps:
+    loaded = load("rope-tiny")
+    return capture_attention(loaded, sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=11))
+
+
+def test_attention_is_drawn_as_weights_of_the_mean_over_heads_or_of_a_named_head(
+    attention: AttentionMaps,
+) -> None:
+    figure = score_maps(attention)
+    assert text_of(figure) == ["L0", "L1", "L2", "L3"]
+    assert "attention weight" in figure.layout.title.text
+    head = score_maps(attention.head(2, 3))
+    assert text_of(head) == ["L2H3"]
+    below = np.tril(np.ones((11, 11), bool))
+    means = attention.mean.numpy()
+    drawn = (figure.data[2].z, means[2].mean(0)), (head.data[0].z, means[2, 3])
+    for (cells, weights), of in zip(drawn, (figure, head), strict=True):
+        np.testing.assert_allclose(cells[below], weights[below], rtol=1e-6)
+        assert np.isnan(cells[~below]).all()
+        assert of.layout.coloraxis.colorbar.title.text == "attention weight"
+        assert "attention weight" in of.data[0].hovertemplate
+    five = replace(
+        attention,
+        **{
+            name: torch.cat([x, x[:, :1]], 1)
+            for name, x in (("weights", attention.weights), ("information", attention.information))
+        },
+        visible=torch.cat([attention.visible, attention.visible[:1]]),
+        layers=(0, 1, 2, 3, 7),
+    )
+    with_slider = score_maps(five)
+    assert with_slider.layout.coloraxis.colorbar.title.text == "attention weight"
+    assert [step.label for step in with_slider.layout.sliders[0].steps] == [*"01237"]
+
+
+def test_maps_by_name_are_side_by_side_on_the_scale_of_their_layer() -> None:
+    loaded = load("rope-tiny", n_layers=2)
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=11)
+    maps = capture_scores(loaded, data, per_head=True)
+    with ablated(loaded, "mask") as model:
+        without = capture_scores(model, data, per_head=True)
+    heads = {"intact": maps.head(1, 3), "mask": without.head(1, 3)}
+    figure = score_maps(heads)
+    assert text_of(figure) == ["L1H3, intact", "L1H3, mask"]
+    limits = [figure.layout[name] for name in ("coloraxis", "coloraxis2")]
+    assert limits[0].cmin == limits[1].cmin
+    assert limits[0].cmax == limits[1].cmax
+    assert [bool(axis.showscale) for axis in limits] == [True, False]
+    for trace, of_head in zip(figure.data, heads.values(), strict=True):
+        np.testing.assert_allclose(trace.z, of_head.mean[0].numpy(), rtol=1e-6)
+    layers = score_maps({"intact": maps, "mask": without})
+    assert text_of(layers) == [f"L{n}, {name}" for n in (0, 1) for name in ("intact", "mask")]
 
 
 def test_maps_name_query_down_key_right_and_nats() -> None:

@@ -11,9 +11,19 @@ import pytest
 import torch
 from support.rounding import MEASURE
 
-from nope_probe import Ablation, capture_need, gaussian, load, sequences
+from nope_probe import (
+    Ablation,
+    calibrate,
+    capture_attention,
+    capture_need,
+    gaussian,
+    load,
+    sequences,
+    simulate_scores,
+    split_attention,
+)
 from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.pattern import measure
+from nope_probe.analyses.pattern import measure, measure_heads
 from nope_probe.errors import UserError
 from nope_probe.figures.maps import score_maps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
@@ -88,7 +98,10 @@ def test_the_map_of_a_head_is_found_by_the_numbers_of_its_layer_and_head(
     counts = [6, 6, 6, 5]  # 23 sequences in turn
     for head in range(4):
         by_hand = sum(n * maps.per_head[fold, 0, head] for fold, n in enumerate(counts)) / 23
-        torch.testing.assert_close(maps.head(1, head), by_hand, equal_nan=True, check_dtype=False)
+        of_head = maps.head(1, head)
+        assert of_head.names == (f"L1H{head}",)
+        torch.testing.assert_close(of_head.mean[0], by_hand, equal_nan=True, check_dtype=False)
+        assert repr(measure(of_head)[1]) == repr(measure_heads(maps)[1, head])
         torch.testing.assert_close(maps.heads[0, head], by_hand, equal_nan=True)
     torch.testing.assert_close(
         maps.heads.mean(1).double(), maps.mean.double(), equal_nan=True, rtol=MEASURE, atol=1e-5
@@ -99,6 +112,58 @@ def test_the_map_of_a_head_is_found_by_the_numbers_of_its_layer_and_head(
     for ask in (lambda: without.heads, lambda: without.head(0, 2)):
         with pytest.raises(UserError, match=r"no heads: capture_scores\(..., per_head=True\)"):
             ask()
+
+
+def test_the_attention_of_a_head_keeps_its_name_and_all_that_is_known_of_it(
+    loaded: Any, begun: torch.Tensor
+) -> None:
+    maps = capture_attention(loaded, begun, n_folds=4)
+    head = maps.head(1, 3)
+    assert (head.names, [*head.heads]) == (("L1H3",), [3])
+    assert repr(head).startswith("AttentionMaps: L1H3, 11 queries × 11 keys\n")
+    for name in ("weights", "information", "others", "scores"):
+        whole, of_head = (getattr(of, name) for of in (maps, head))
+        torch.testing.assert_close(of_head[:, 0, 0], whole[:, 1, 3], equal_nan=True)
+    again = head.head(1, 3)
+    torch.testing.assert_close(again.weights, head.weights)
+    for of, others in ((maps, "L0H0 to L1H3"), (head, "L1H3 to L1H3")):
+        with pytest.raises(UserError, match=f"^no L1H4; there are {others}$"):
+            of.head(1, 4)
+
+
+def test_a_result_is_a_table_of_its_cells_and_a_few_short_lines(
+    loaded: Any, tokens: torch.Tensor, begun: torch.Tensor
+) -> None:
+    maps = capture_scores(loaded, begun, n_folds=4, per_head=True, query_rows=5)
+    attention = capture_attention(loaded, begun, n_folds=4)
+    stages, needs = capture_stages(loaded, begun, n_folds=4), capture_need(loaded, begun, "mask")
+    vectors = load("parameter-free").model
+    simulated = simulate_scores(vectors, alpha=0.3, seq_len=7, n_samples=256).best
+    results = (maps, maps.head(1, 2), attention, attention.head(1, 2), stages, needs, simulated)
+    for result in (*results, split_attention(attention), measure(maps)):
+        lines = repr(result).splitlines()
+        assert len(lines) <= 10, lines
+        assert "tensor" not in repr(result)
+    assert len(repr(calibrate(loaded, begun))) < 300
+    frame = maps.to_frame()
+    assert [*frame] == ["layer", "query", "key", "score"]
+    rows = maps.query_positions.tolist()
+    assert len(frame) == 2 * sum(row + 1 for row in rows)
+    cell = frame.query(f"layer == 1 and query == {rows[2]} and key == 1")["score"].item()
+    assert cell == pytest.approx(float(maps.mean[1, 2, 1]))
+    of_head = maps.head(1, 2).to_frame()
+    assert of_head[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [[1, 2]]
+    assert of_head["score"].iloc[-1] == pytest.approx(float(maps.heads[1, 2, -1, rows[-1]]))
+    weights = attention.to_frame().set_index(["layer", "head", "query", "key"])["weight"]
+    assert weights[1, 3, 7, 2] == pytest.approx(float(attention.mean[1, 3, 7, 2]))
+    assert len(weights) == 2 * 4 * 66, "visible cells alone"
+    assert weights.groupby(level=[0, 1, 2]).sum().to_numpy() == pytest.approx(1, abs=MEASURE)
+    need = needs.to_frame().set_index(["layer", "head"])["need"]
+    assert need[1, 2] == pytest.approx(float(needs.mean[1, 2]))
+    of_stages = stages.to_frame().set_index(["stage", "row", "column"])["value"]
+    assert of_stages["c", 7, 2] == pytest.approx(float(stages.mean("c")[7, 2]))
+    score = simulated.to_frame().set_index(["layer", "query", "key"])["score"]
+    assert score[2, 5, 3] == pytest.approx(float(simulated.mean[2, 5, 3]))
 
 
 def test_what_stands_at_the_end_of_a_cell_is_a_figure_or_one_or_two_lines(
@@ -115,7 +180,7 @@ def test_what_stands_at_the_end_of_a_cell_is_a_figure_or_one_or_two_lines(
     score_maps(maps)._ipython_display_()
     assert {"application/vnd.plotly.v1+json", "text/html"} <= {*displayed[-1]}
     figure = shown["application/vnd.plotly.v1+json"]
-    drawn = [trace for trace in figure["data"] if trace.get("customdata") is None]
+    drawn = [trace for trace in figure["data"] if trace["coloraxis"] == "coloraxis"]
     assert len(drawn) == 2
     for trace, pattern in zip(drawn, row_centred(maps.mean, 1), strict=True):
         cells = np.tril(np.ones((11, 11), bool), -1)

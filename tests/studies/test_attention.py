@@ -22,7 +22,6 @@ from nope_probe import (
     sequences,
     split_attention,
 )
-from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.verdicts import kinds_of
 from nope_probe.figures.attention import KINDS, REST, attention_heads
 from nope_probe.figures.intervals import bound_columns
@@ -47,13 +46,14 @@ def test_the_table_has_the_split_of_every_head(table: pd.DataFrame) -> None:
     assert [*zip(table["layer"], table["head"], strict=True)] == [*heads]
     for row, split in zip(table.to_dict("records"), heads.values(), strict=True):
         for name in ("information", *PARTS, "first_weight", *SHARES, "pattern_missed"):
-            part = getattr(split, name)
-            interval = part if isinstance(part, Interval) else split.interval(name)
-            expected = (interval.value, interval.low, interval.high)
             found = [row[column] for column in (name, *bound_columns(name))]
-            assert found == pytest.approx(expected, nan_ok=True)
+            assert found == pytest.approx(getattr(split, name).ends, nan_ok=True)
         for name in SHARES:
             assert row[f"{name}_gap"] == pytest.approx(getattr(split, f"{name}_gap"))
+    frame = heads.to_frame()
+    np.testing.assert_allclose(frame, table[[*frame]], rtol=1e-6, atol=1e-7)
+    assert {"layer", "head", *PARTS, *SHARES, "information", "others_share_low"} <= {*frame}
+    assert 8 <= len(repr(heads).splitlines()) <= 42
     added = table[list(PARTS)].sum(axis=1)
     np.testing.assert_allclose(added, table["information"], rtol=0, atol=3e-7)  # 8 digits
 

@@ -20,6 +20,7 @@ from functools import partial
 from math import ceil
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -43,6 +44,7 @@ from nope_probe.maps.folds import (
     fold_products,
     pooled,
 )
+from nope_probe.maps.maps import cells_frame
 from nope_probe.stages import Norm, ParameterFreeSpec
 
 BLOCK = 64  # samples that one seed draws
@@ -75,6 +77,11 @@ class Estimate:
     def mean(self) -> Float[Tensor, "layer query_pos key_pos"]:
         """The mean over all samples."""
         return pooled(self.folds, self.counts)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each layer, query and visible key: the score, nats."""
+        layers, _, n = self.mean.shape
+        return cells_frame("score", self.mean, layer=range(layers), query=range(n), key=range(n))
 
     @property
     def se(self) -> Float[Tensor, "layer query_pos key_pos"]:

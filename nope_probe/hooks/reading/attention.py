@@ -118,6 +118,7 @@ def attention_maps(sums: Sequence[AttentionAccumulator]) -> AttentionMaps:
         layers=tuple(of_layer.layer.index for of_layer in sums),
         skip_keys=cut.skip_keys,
         query_positions=rows_of(visible.shape[-2], cut.queries),
+        of_head=None,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -35,6 +36,7 @@ from nope_probe.hooks.removing.block_ablation import ABLATED, BlockAblation
 from nope_probe.hooks.removing.components import Target, components
 from nope_probe.hooks.removing.removals import CONSTANT_OUTPUTS, Ablation
 from nope_probe.maps.folds import TensorRecord, folds_of, pooled, sum_parts
+from nope_probe.maps.maps import cells_frame
 from nope_probe.maps.rows import GROUP_ROWS, RowGroup
 from nope_probe.removal import validate_components
 
@@ -71,6 +73,10 @@ class Needs(TensorRecord):
     def mean(self) -> Float[Tensor, "layer head"]:
         """The mean over all sequences."""
         return pooled(self.folds, self.counts)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each layer and head: the need, nats."""
+        return cells_frame("need", self.mean, layer=self.layers, head=range(self.folds.shape[-1]))
 
 
 def capture_need(

@@ -32,7 +32,7 @@ GivenReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Calibration(TensorRecord):
     """The measurements of `calibrate` on the run's tokens in the intact model.
 
@@ -59,6 +59,11 @@ class Calibration(TensorRecord):
     positions: Mapping[str, WrittenPosition] = field(default_factory=dict)
     patterns: Mapping[int, MeanPattern] = field(default_factory=dict)
     written: Mapping[str, BlockPositions] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return the names of what was measured."""
+        held = {name: of for name, of in vars(self).items() if isinstance(of, Mapping) and of}
+        return f"Calibration({', '.join(f'{name}={[*of]}' for name, of in held.items())})"
 
     def mean(self, name: str, layer: int) -> Float[Tensor, " width"]:
         """Return the mean output of a block's projection, or of `z`, in the block's width."""
