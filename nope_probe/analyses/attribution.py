@@ -95,7 +95,8 @@ def attribute(
             of vectors and for bare fold means, which have no lead.
 
     Raises:
-        UserError: without maps of the intact model, or for a name that does not exist.
+        UserError: without maps of the intact model, for a name that does not exist, or for maps on
+            other sequences or of another model.
         ValueError: for a non-finite cell below the diagonal.
 
     Example:
@@ -200,7 +201,7 @@ def layers_by_condition(
 
     Raises:
         UserError: for a name that does not exist, two names of one condition, no maps, or maps on
-            other sequences.
+            other sequences or of another model.
     """
     if not isinstance(maps, Mapping):
         raise UserError(
@@ -216,7 +217,30 @@ def layers_by_condition(
     counts = [layer.counts for layers in conditions.values() for layer in layers.values()]
     if any(not torch.equal(count, counts[0]) for count in counts):
         raise UserError("maps have folds of different sizes: capture them on the same sequences")
+    if any(layers.keys() != conditions[INTACT].keys() for layers in conditions.values()):
+        raise UserError("maps have different layers: capture the same layers in every condition")
+    _validate_same_source(maps)
     return conditions
+
+
+def _validate_same_source(maps: Mapping[Removed, object]) -> None:
+    """Check that all captured maps are of the same sequences and the same model.
+
+    Raises:
+        UserError: naming the maps that are not.
+    """
+    captured = [(n, x) for n, x in maps.items() if isinstance(x, ScoreMaps) and x.checksums]
+    for name, layers in captured:
+        first, reference = captured[0]
+        (inputs, *blocks), (expected, *others) = layers.checksums, reference.checksums
+        known = dict(zip(reference.layers, others, strict=True))
+        is_other = any(known.get(n, x) != x for n, x in zip(layers.layers, blocks, strict=True))
+        if is_other or inputs != expected:
+            what = "of another model" if is_other else "on other sequences"
+            raise UserError(
+                f"the maps of {name!r} were captured {what} than those of {first!r}: capture one "
+                "model on the same sequences, intact and in `ablated`"
+            )
 
 
 def sources_of(conditions: Iterable[Condition]) -> tuple[Component, ...]:

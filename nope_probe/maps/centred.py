@@ -65,6 +65,8 @@ class KeptCells:
         if where is None:
             where = MapRows(torch.arange(len(first_visible)), len(first_visible))
         n = where.n
+        if skip_keys in (0, 1) and n < 3 + skip_keys:
+            raise UserError(f"expected sequences of {3 + skip_keys} positions or more, got {n}")
         if not 0 <= skip_keys <= n - 3:
             raise UserError(
                 f"expected from 0 to {n - 3} skipped keys at {n} positions, got {skip_keys}"

@@ -65,6 +65,7 @@ class ScoreMaps(LayerRecord):
         across_halves: whether something was estimated on the texts of each half of the folds; see
             `LayerMaps`.
         of_head: the head, if the maps are of one head alone; None for means over heads.
+        checksums: of the inputs, then of each layer's block; none of maps that were not captured.
     """
 
     folds: Float[Tensor, "fold layer row key_pos"]
@@ -77,6 +78,7 @@ class ScoreMaps(LayerRecord):
     query_positions: Int[Tensor, " row"]
     across_halves: bool = False
     of_head: int | None = None
+    checksums: tuple[int, ...] = ()
 
     @property
     def where(self) -> MapRows:
@@ -144,6 +146,7 @@ class ScoreMaps(LayerRecord):
             layers=(layer,),
             per_head=None,
             of_head=head,
+            checksums=(*self.checksums[:1], *self.checksums[1:][place]),
         )
 
     def to_frame(self) -> pd.DataFrame:

@@ -9,6 +9,7 @@ import torch
 from support.dense_patterns import leads, other_keys, patterns
 from torch import Tensor
 
+from nope_probe import ablated, capture_scores, load, sequences
 from nope_probe.analyses.attribution import (
     attribute,
     attribute_heads,
@@ -207,3 +208,24 @@ def test_a_condition_that_is_unknown_missing_or_given_twice_is_named(
 ) -> None:
     with pytest.raises(UserError, match=message):
         attribute(dict.fromkeys(conditions, MAPS[BOTH]))
+
+
+def test_maps_of_other_sequences_or_of_another_model_are_refused() -> None:
+    loaded = load("nope-tiny", n_layers=2)
+    tokens = sequences("random", tokenizer=loaded.tokenizer, n_seqs=8, seq_len=11).inputs
+    with ablated(loaded, ("mask", "w_k"), tokens=tokens):
+        without = capture_scores(loaded, tokens)
+    intact = capture_scores(load("nope-tiny", n_layers=3), tokens)  # whose first layers are these
+    removed = ("mask", "w_k")
+    with pytest.raises(UserError, match="different layers: capture the same layers in every con"):
+        attribute({(): intact, removed: without})
+    first = capture_scores(load("nope-tiny"), tokens, layers=[0, 1], per_head=True)
+    assert set(attribute({(): first, removed: without})) == {0, 1}
+    assert set(attribute({(): first.head(1, 2), removed: first.head(1, 3)})) == {1}
+    for given, tokens_of, what in (
+        ("nope-tiny", tokens.flip(0), "on other sequences"),
+        ("rope-tiny", tokens, "of another model"),
+    ):
+        other = capture_scores(load(given, n_layers=2), tokens_of)
+        with pytest.raises(UserError, match=rf"\('mask', 'w_k'\) were captured {what} than thos"):
+            attribute({(): other, removed: without})

@@ -10,6 +10,7 @@ from nope_probe.analyses.pattern import (
     measure,
     measure_estimates,
 )
+from nope_probe.errors import UserError
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import (
     diagonal_normalised,
@@ -39,6 +40,13 @@ def test_only_a_non_finite_cell_below_the_diagonal_and_too_many_skipped_keys_are
     for skip in (-1, 5):
         with pytest.raises(ValueError, match="from 0 to 4 skipped keys at 7 positions"):
             kept_cells(7, skip)
+
+
+@pytest.mark.parametrize(("n", "skip"), [(1, 1), (2, 1), (3, 1), (2, 0)])
+def test_sequences_that_are_too_short_are_named_by_their_length(n: int, skip: int) -> None:
+    least = rf"expected sequences of {3 + skip} positions or more, got {n}"
+    with pytest.raises(UserError, match=least):
+        measure(torch.zeros(5, 2, n, n, dtype=torch.float64), skip)
 
 
 @pytest.mark.parametrize("skip", [0, 2])
