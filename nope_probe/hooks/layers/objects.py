@@ -418,6 +418,18 @@ def _copy(original: PreTrainedModel) -> PreTrainedModel:
     return copied
 
 
+def refuse_gradient(gradient: Tensor) -> None:
+    """Refuse a gradient that would reach an adapter.
+
+    Raises:
+        UserError: saying where adapters get gradients.
+    """
+    raise UserError(
+        "adapters are merged into copies of the weights, and get no gradients: train the caller's "
+        "model outside of `ablated`, or merge the adapter first (merge_and_unload)"
+    )
+
+
 def merge_adapters(model: Any) -> None:
     """Put the matrices that adapters change, with the changes, in the places of peft's modules.
 
@@ -447,4 +459,7 @@ def merge_adapters(model: Any) -> None:
             elif not tuner.disable_adapters and not tuner.merged:
                 tuner.merge(safe_merge=True)
                 base = tuner.get_base_layer()
+        if any(weight.requires_grad for weight in tuner.parameters()):
+            for weight in base.parameters(recurse=False):
+                weight.requires_grad_().register_hook(refuse_gradient)
         model.set_submodule(path, base)

@@ -224,6 +224,20 @@ def test_what_is_done_to_the_yielded_model_acts(name: str, tmp_path: Path) -> No
             assert distance(found[path], slope) <= NETWORK
 
 
+def test_a_gradient_that_would_reach_an_adapter_is_refused(tiny: ByName) -> None:
+    model = adapted(deepcopy(tiny("llama").hf))
+    with ablated(model, "mask") as yielded:
+        total = yielded(TOKENS).sum()
+        with pytest.raises(UserError, match="get no gradients: train the caller's model outside"):
+            total.backward()
+    for weight in model.parameters():
+        weight.requires_grad_(False)
+    model.get_base_model().lm_head.weight.requires_grad_()
+    with ablated(model, "mask") as yielded:
+        yielded(TOKENS).sum().backward()
+    assert model.get_base_model().lm_head.weight.grad.any()
+
+
 def test_the_yielded_model_is_in_the_mode_of_the_callers(tiny: ByName) -> None:
     for is_training in (True, False):
         with ablated(deepcopy(tiny("llama").hf).train(is_training), "mask") as model:
