@@ -20,7 +20,7 @@ from nope_probe.analyses.jackknife import UNDEFINED, Interval, along, jackknife,
 from nope_probe.analyses.pattern_rows import beyond_rounding, non_relative
 from nope_probe.analyses.reader import PARTS, FoldVectors, Reader, ScoreRows, Side, Size
 from nope_probe.maps.estimates import Estimates
-from nope_probe.maps.folds import pooled
+from nope_probe.maps.folds import pooled, pooled_by_half
 from nope_probe.maps.positions import PositionSums
 from nope_probe.removal import Writer
 
@@ -177,11 +177,11 @@ def direct_part(reader: Reader, writer: Writer) -> Interval:
 def scores_without(reader: Reader, writer: Writer) -> ScoreRows:
     """Return fold means of the scores, nats, of queries and keys without a writer's position.
 
-    The norms' scales of every token stay as they are, and all folds lose the same vectors, as in a
-    forward pass. Scores are before a soft cap; ALiBi's bias is in them.
+    The norms' scales of every token stay as they are, and the folds of a half lose the same
+    vectors, as in a forward pass. Scores are before a soft cap; ALiBi's bias is in them.
     """
     q, k = reader.sums.q, reader.sums.k
-    query, key = (pooled(x.double(), reader.counts) for x in written_by(reader, writer))
+    query, key = (pooled_by_half(x.double(), reader.counts) for x in written_by(reader, writer))
 
     def products(queries: FoldVectors, keys: FoldVectors) -> ScoreRows:
         left, right = reader.factors(queries, keys)

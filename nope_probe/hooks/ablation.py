@@ -136,7 +136,8 @@ def directly_ablated(
         ablation=Ablation(remove=[writer.removal]),
         calibration=written,
         heads={reader: None},
-        groups=[without_position(model, writer, written, reader)],
+        groups=[*without_position(model, writer, written, reader)],
+        halves=[written.halves],
     )
     with _in_place(model, active):
         yield model
@@ -157,11 +158,14 @@ def _active(
     of_blocks = len(ablation.condition) > len(writers)
     lost = {block.layer.index: block.heads for block in blocks} if of_blocks else {}
     written = dict.fromkeys(writer.block for writer in writers)
+    known = calibration or Calibration()
+    halves = [known.positions[name].halves for name in writers]
     return ActiveAblation(
         ablation=ablation,
         calibration=calibration,
         heads=written | dict.fromkeys(lone_mlps(model, ablation)) | lost,
         groups=groups,
+        halves=halves + [of.halves for of in known.written.values()],
     )
 
 

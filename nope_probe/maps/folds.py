@@ -211,6 +211,15 @@ def pooled(
     return torch.einsum("f,f...->...", weights, folds)
 
 
+def pooled_by_half(
+    folds: Float[Tensor, "fold *rest"], counts: Int[Tensor, " fold"]
+) -> Float[Tensor, "fold *rest"]:
+    """Return for each fold the mean over all sequences of its half."""
+    half = halves_of(torch.arange(len(folds)))
+    weights = counts.to(folds.dtype) * (half[:, None] == half)
+    return torch.einsum("fg,g...->f...", weights / weights.sum(1, keepdim=True), folds)
+
+
 def interleaved_folds(n_seqs: int, n_folds: int, first: int = 0) -> Int[Tensor, " seq"]:
     """Return the fold s % n_folds of each sequence s, counted from `first`.
 

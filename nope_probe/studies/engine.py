@@ -136,6 +136,7 @@ class Engine:
             writers=sorted({name for ablation in needing for name in ablation.condition.writers}),
             heads=content_heads(self.model, needing),
             kept_positions=self.kept_positions,
+            fold_of=self.fold_of,
         )
         tensors = self.load_or_compute(
             key, lambda _, stream: measure(checkpoint=stream).to_tensors()
@@ -278,6 +279,7 @@ def written(engine: Engine, stream: StreamCheckpoint | None, *, writer: Writer) 
         engine.model,
         engine.inputs,
         [writer],
+        fold_of=engine.fold_of,
         kept_positions=engine.kept_positions,
         batch_size=engine.batch_size,
         checkpoint=stream,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import pandas as pd
+import torch
 
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
@@ -173,7 +174,8 @@ def measure_effects(
     heads = sorted(name for name in names if name.head is not None and name.whole in matter)
     if heads and n_heads:
         of_heads = _without_positions(engine, "heads", heads)
-        sizes = {name: of.vectors.norm() for name, of in positions_of(of_heads).items()}
+        of_all = torch.tensor([-1])  # a text of both halves
+        sizes = {name: of.of_texts(of_all).norm() for name, of in positions_of(of_heads).items()}
         heads.sort(key=lambda head: (-direct.get(head, 0.0), -float(sizes[head])))
         rows += _effects(of_heads, place, read, intact, heads[:n_heads])
     rows.sort(key=lambda row: (row["of"], row["writer"].order))
@@ -246,10 +248,9 @@ def losses(
         reader: its mean queries and keys.
         writer: the writer.
     """
-    linear, fixed = (
-        LayerMaps.of(scores, reader.counts, reader.sums.query_positions, reader.skip_keys)
-        for scores in (reader.scores, scores_without(reader, writer))
-    )
+    about = reader.counts, reader.sums.query_positions, reader.skip_keys
+    linear = LayerMaps.of(reader.scores, *about)
+    fixed = LayerMaps.of(scores_without(reader, writer), *about, across_halves=True)
     maps = {"intact": intact, "direct": direct, "total": total, "linear": linear, "held": fixed}
     patterns = shared_patterns([*maps.values()])
     grams = contrast_grams(dict(zip(maps, patterns, strict=True)))

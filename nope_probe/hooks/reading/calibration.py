@@ -23,6 +23,7 @@ from nope_probe.hooks.layers.model import (
     as_inputs,
     block_point,
     blocks_of,
+    documents_of,
     kept_positions_of,
     layers_of,
 )
@@ -35,6 +36,7 @@ from nope_probe.hooks.reading.writers import (
     learned_positions,
     written_by_blocks,
 )
+from nope_probe.hooks.reading.written import fingerprints_of
 from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.hooks.removing.removals import STAND_INS, WITH_GAIN, Replacement
 from nope_probe.hooks.removing.replacements import (
@@ -44,7 +46,7 @@ from nope_probe.hooks.removing.replacements import (
     ReplacedWeight,
     WrittenPosition,
 )
-from nope_probe.maps.folds import State
+from nope_probe.maps.folds import State, folds_of, halves_of, sum_parts
 from nope_probe.maps.rows import MapRows
 from nope_probe.removal import WEIGHTS, Projection, Writer
 
@@ -60,6 +62,7 @@ def calibrate(
     writers: Sequence[str] = (),
     heads: Mapping[int, Sequence[int]] | None = None,
     kept_positions: int | None = None,
+    fold_of: Int[Tensor, " seq"] | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> Calibration:
     """Measure the gains `output` and mean outputs of all projections in one pass.
@@ -79,6 +82,8 @@ def calibrate(
             take 384 texts or more.
         kept_positions: how many first positions keep the writers' output, and stay out of its mean
             over positions; by default 1 if all sequences begin with the same token, else 0.
+        fold_of: the fold of each sequence, which decides its half: the writers' position in a text
+            is that of its half. By default the folds of `capture_scores`.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
@@ -93,20 +98,22 @@ def calibrate(
         ...     logits = model(tokens)
     """
     model = model_of(model)
-    inputs = as_inputs(model, inputs)
+    documents, inputs = documents_of(inputs, None), as_inputs(model, inputs)
     if model in ABLATED:
         raise UserError("the model is ablated: calibrate it before `ablated`, while it is intact")
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers_of(model)]
-    cut = _one_fold(inputs, kept_positions)
+    if fold_of is None:
+        fold_of = folds_of(len(inputs), None, documents)
+    cut = _halves(inputs, fold_of, kept_positions)
     written = _position_accumulators(model, inputs, writers, cut)
     layers = {layer.index: layer for layer in layers_of(model)}
     patterns = {
         number: _PatternAccumulator(layers[number], torch.tensor(of_layer), inputs.shape[1])
         for number, of_layer in (heads or {}).items()
     }
-    one_fold = torch.zeros(len(inputs), dtype=torch.long)
     read = [*accumulators, *written, *patterns.values()]
-    stream(model, inputs, read, one_fold, batch_size, checkpoint)
+    stream(model, inputs, read, halves_of(fold_of), batch_size, checkpoint)
+    texts = fingerprints_of(model, inputs, batch_size) if writers else fold_of
     measured = {accumulator.layer.index: accumulator for accumulator in accumulators}
     blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
     means = {
@@ -124,7 +131,7 @@ def calibrate(
         },
         seed=seed,
         means={name: pad_sequence(rows, True, nan) for name, rows in means.items()},
-        positions=_positions(written),
+        positions=_positions(written, texts, halves_of(fold_of)),
         patterns={number: sums.mean(len(inputs)) for number, sums in patterns.items()},
     )
 
@@ -134,6 +141,7 @@ def capture_written(
     inputs: Inputs,
     writers: Sequence[str],
     *,
+    fold_of: Int[Tensor, " seq"] | None = None,
     kept_positions: int | None = None,
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
@@ -142,11 +150,12 @@ def capture_written(
 
     Inside `ablated`, it is their output in the ablated model.
     """
-    cut = _one_fold(inputs, kept_positions)
+    if fold_of is None:
+        fold_of = folds_of(len(inputs), None, None)
+    cut, halves = _halves(inputs, fold_of, kept_positions), halves_of(fold_of)
     accumulators = _position_accumulators(model, inputs, writers, cut)
-    one_fold = torch.zeros(len(inputs), dtype=torch.long)
-    stream(model, inputs, accumulators, one_fold, batch_size, checkpoint)
-    return _positions(accumulators)
+    stream(model, inputs, accumulators, halves, batch_size, checkpoint)
+    return _positions(accumulators, fingerprints_of(model, inputs, batch_size), halves)
 
 
 def blocks_that_write(
@@ -219,9 +228,9 @@ def tensor_checksum(tensor: Tensor) -> str:
     return sha256(about + torch.cat(sums).cpu().numpy().tobytes()).hexdigest()
 
 
-def _one_fold(inputs: Inputs, kept_positions: int | None) -> Cut:
+def _halves(inputs: Inputs, fold_of: Int[Tensor, " seq"], kept_positions: int | None) -> Cut:
     first = kept_positions_of(inputs) if kept_positions is None else kept_positions
-    return Cut(counts=torch.tensor([len(inputs)]), kept_positions=first)
+    return Cut(counts=halves_of(fold_of).bincount(minlength=2), kept_positions=first)
 
 
 def _position_accumulators(
@@ -236,21 +245,23 @@ def _position_accumulators(
 
 def _positions(
     accumulators: Sequence[_PositionAccumulator],
+    texts: Int[Tensor, " text"],
+    halves: Int[Tensor, " text"],
 ) -> dict[str, WrittenPosition]:
     return {
-        writer: accumulator.written(writer)
+        writer: accumulator.written(writer, texts, halves)
         for accumulator in accumulators
         for writer in accumulator.writers
     }
 
 
 class _PositionAccumulator(Accumulator):
-    """Sums the outputs of one block's components to the residual stream at each position.
+    """Sums the outputs of one block's components to the residual stream in each half of the texts.
 
     Args:
         residual: keeps the outputs of that block alone; embeddings belong to the first block.
         writers: the components.
-        cut: the number of sequences, and how many first positions keep the outputs.
+        cut: the sequences of each half, and how many first positions keep the outputs.
     """
 
     def __init__(self, residual: Residual, writers: Sequence[Writer], cut: Cut) -> None:
@@ -278,11 +289,12 @@ class _PositionAccumulator(Accumulator):
 
     def update(self, after: Vectors, hook: HookPoint) -> None:
         """Add the sums of the components' outputs over a batch."""
-        self.add(**{name: [(0, self._sum(name, after))] for name in self.writers})
+        outputs = {name: self._output(name, after).double() for name in self.writers}
+        self.add(**{name: sum_parts(of, self.fold_of, 2) for name, of in outputs.items()})
         self.reset()
 
-    def _sum(self, writer: Writer, after: Vectors) -> Float[Tensor, "pos width"]:
-        """Return the sum of a component's output over a batch; for a head, of its z."""
+    def _output(self, writer: Writer, after: Vectors) -> Float[Tensor, "batch pos width"]:
+        """Return a component's output in a batch; of a head, its z."""
         block, kept = self.block, self.residual.kept
         x, positions = kept[block.index, "x"], kept.get((0, "pos"))
         if writer.head is not None:
@@ -297,20 +309,23 @@ class _PositionAccumulator(Accumulator):
             output = after - x
         else:
             output = kept[block.index, writer.kind.lower()] * block.factor
-        return output.sum(0, dtype=torch.float64)
+        return output
 
-    def written(self, writer: Writer) -> WrittenPosition:
+    def written(
+        self, writer: Writer, texts: Int[Tensor, " text"], halves: Int[Tensor, " text"]
+    ) -> WrittenPosition:
         """Return a component's mean output at each position, less its mean over positions."""
         block, skip = self.block, self.cut.kept_positions
-        mean = self.totals[writer][0].cpu() / self.cut.counts[0]
+        mean = self.totals[writer].cpu() / self.cut.counts.clamp(min=1)[:, None, None]
         if writer.head is not None:
             assert block.w_o is not None
             w_o = block.w_o[writer.head].to(mean)
             mean = block.post_norm.linear(mean @ w_o) * block.factor
-        vectors = mean - mean[skip:].mean(0)
-        vectors[:skip] = 0
-        is_output = writer.kind in ("HEAD", "ATTN", "MLP")
-        return WrittenPosition(vectors=vectors, factor=block.factor if is_output else 1.0)
+        vectors = mean - mean[:, skip:].mean(1, keepdim=True)
+        vectors[:, :skip] = 0
+        factor = block.factor if writer.kind in ("HEAD", "ATTN", "MLP") else 1.0
+        known = {"texts": texts.clone(), "halves": halves.clone()}  # stored with each writer
+        return WrittenPosition(vectors=vectors, factor=factor, **known)
 
 
 class _PatternAccumulator(Accumulator):

@@ -94,7 +94,7 @@ def capture_block_positions(
         n_outputs=n_outputs_of(model, inputs[:1]),
         positions=BlockPositions(
             outputs={},
-            texts=torch.zeros(len(inputs), dtype=torch.long),
+            texts=fingerprints_of(model, inputs, batch_size),
             halves=halves,
             kept_positions=kept,
             order=None if null_seed is None else null_order(len(inputs), n, kept, null_seed),
@@ -104,6 +104,21 @@ def capture_block_positions(
         for block in blocks:
             measuring.measure(block, is_last=block is blocks[-1])
     return measuring.positions
+
+
+def fingerprints_of(model: HookedModel, inputs: Inputs, batch_size: int) -> Int[Tensor, " text"]:
+    """Return the `fingerprints` of texts, in every process those of all texts."""
+    found = list[Tensor]()
+
+    def keep(residual: Vectors, hook: HookPoint) -> None:
+        found.append(fingerprints(residual).cpu())
+        raise StopForward
+
+    entry = block_point(model, 0, "hook_resid_pre")
+    with torch.inference_mode(), tapped(model), hooks_attached([(entry, keep)]):
+        for batch in inputs.split(batch_size):
+            run_forward(model, batch)
+    return torch.cat(found)
 
 
 def null_seed_of(removal: Component, seed: int) -> int | None:
@@ -132,8 +147,6 @@ class _Measuring:
             is_end = writer == block.names[-1]
             goes_on = is_end and number < self.latest and not is_last
             outputs = self._outputs(writer, number, to_end=goes_on)
-            if number == 0 and writer == block.names[0]:
-                self.checkpoint.all_reduce([self.positions.texts])
             measured = {**self.positions.outputs, str(writer): self._mean(outputs)}
             self.positions = replace(self.positions, outputs=measured)
             if goes_on:
@@ -151,7 +164,7 @@ class _Measuring:
         """Return a component's output in every batch; keep the residual stream after a block."""
         model, entry = self.model, min(number, self.latest)
         place = next(blocks_of(model)[entry].parameters()).device
-        texts, kept = Texts(self.positions), dict[str, Tensor]()
+        texts, kept = Texts(self.positions.texts), dict[str, Tensor]()
         known = [name for name in self.positions.outputs if Writer(name).block >= entry]
         groups = [*without_written(model, self.positions, known, texts)]
         is_block = writer.kind == "BLOCK"  # what it adds is known at its end
@@ -163,8 +176,6 @@ class _Measuring:
             begin = Entry(residuals=residuals, n_outputs=self.n_outputs)
             with entered(model, begin, entry), hooks_in_place(groups), hooks_attached(hooks):
                 run_forward(model, self.inputs[start:stop])
-            if not self.positions.outputs:
-                self.positions.texts[start:stop] = fingerprints(kept["before"])
             outputs[start] = kept["after"] - kept["before"] if is_block else kept["output"]
             if to_end:
                 self.residuals[start] = kept["after"]

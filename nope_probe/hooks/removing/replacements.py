@@ -258,12 +258,28 @@ class WrittenPosition(TensorRecord):
     """A component's mean output at each position, less its mean over the kept positions.
 
     Attributes:
-        vectors: in the residual stream; 0 at positions that are not kept.
+        vectors: of the texts of each half, in the residual stream; 0 at positions that are not
+            kept.
+        texts: the `fingerprints` of the texts.
+        halves: the half of each text, 0 or 1; see `maps.folds.halves_of`.
         factor: multiplies the component's output before it is added.
     """
 
-    vectors: Float[Tensor, "pos d_model"]
+    vectors: Float[Tensor, "half pos d_model"]
+    texts: Int[Tensor, " text"]
+    halves: Int[Tensor, " text"]
     factor: float = 1.0
+
+    def of_texts(self, text: Int[Tensor, " batch"]) -> Float[Tensor, "batch pos d_model"]:
+        """Return the position that is written into each text: that of its half.
+
+        Args:
+            text: the numbers of the texts; a negative number belongs to none, and to both halves.
+        """
+        shares = self.halves.bincount(minlength=2).double() / len(self.halves)
+        both = torch.einsum("h,hpd->pd", shares, self.vectors)
+        rows = torch.cat((self.vectors, both[None]))
+        return rows[self.halves[text.cpu()].where(text.cpu() >= 0, 2)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -45,13 +45,13 @@ class Position(Removal):
     ) -> Iterator[HookGroup]:
         for writer in ablation.condition.writers:
             assert calibration is not None
-            yield without_position(model, writer, calibration.positions[writer])
+            yield from without_position(model, writer, calibration.positions[writer])
 
 
 def without_position(
     model: HookedModel, writer: Writer, written: WrittenPosition, reader: int | None = None
-) -> HookGroup:
-    """Return the hook that takes a component's position out of the residual stream.
+) -> Iterator[HookGroup]:
+    """Yield the hooks that take a component's position out of the residual stream.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
@@ -61,15 +61,19 @@ def without_position(
             loses it, and so do all later blocks.
     """
     name = "hook_resid_pre" if reader is not None else POINTS.get(writer.kind, "hook_resid_pre")
-    number, n = writer.block if reader is None else reader, len(written.vectors)
-    vectors = written.vectors / (1.0 if reader is not None else written.factor)
+    number, n = writer.block if reader is None else reader, written.vectors.shape[1]
+    factor, texts = 1.0 if reader is not None else written.factor, Texts(written.texts)
+    entry, point = (block_point(model, *of) for of in ((0, "hook_resid_pre"), (number, name)))
 
     def subtract(tensor: Vectors, hook: HookPoint) -> Vectors:
         check_length(tensor, n, f"the position of {writer}")
-        return tensor - vectors.to(tensor)
+        if point is entry:
+            texts.recognise(tensor, hook)
+        return tensor - (written.of_texts(texts.get()) / factor).to(tensor)
 
-    block, point = blocks_of(model)[number], block_point(model, number, name)
-    return HookGroup(block, [first(point, subtract)])
+    yield HookGroup(blocks_of(model)[number], [first(point, subtract)])
+    if point is not entry:
+        yield HookGroup(blocks_of(model)[0], [last(entry, texts.recognise)])
 
 
 def check_length(tensor: Vectors, n: int, what: str) -> None:
@@ -98,26 +102,26 @@ class WrittenPositions(Removal):
             if name.kind == cls.kind:
                 assert calibration is not None
                 positions = calibration.written[name]
-                recognised = Texts(positions)
+                recognised = Texts(positions.texts)
                 point = block_point(model, 0, "hook_resid_pre")
                 yield HookGroup(blocks_of(model)[0], [last(point, recognised.recognise)])
                 yield from without_written(model, positions, positions.outputs, recognised)
 
 
 class Texts:
-    """The numbers of the texts of a pass among those that the means are of.
+    """The numbers of the texts of a pass among those that means are of.
 
     Args:
-        positions: the means.
+        known: the `fingerprints` of these texts.
     """
 
-    def __init__(self, positions: BlockPositions) -> None:
-        self.positions = positions
+    def __init__(self, known: Int[Tensor, " text"]) -> None:
+        self.known = known
         self.of_thread: dict[int, Int[Tensor, " batch"]] = {}
 
     def recognise(self, tensor: Vectors, hook: HookPoint) -> None:
         """Find the texts of a pass by the residual stream before the first block."""
-        known = self.positions.texts.to(tensor.device)
+        known = self.known.to(tensor.device)
         is_same = fingerprints(tensor)[:, None] == known
         found = is_same.int().argmax(1) if len(known) else known.new_zeros(len(tensor))
         self.set(torch.where(is_same.any(1), found, -1))

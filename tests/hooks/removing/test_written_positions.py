@@ -15,10 +15,11 @@ from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
 from nope_probe import load
-from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.ablation import ablated, directly_ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.removal import Writer
 
 SPECS = [
     *("bridge:llama", "bridge:phi3", "bridge:gpt2", "bridge:gemma2", "bridge:neox"),
@@ -81,10 +82,11 @@ def output_less(module: Any, vectors: torch.Tensor) -> Iterator[None]:
 
 
 def about_mean(outputs: torch.Tensor, skip: int) -> torch.Tensor:
-    """Return the mean output at each position, less its mean over those that are not skipped."""
-    mean = outputs.double().expand(-1, N_POS, -1).mean(0)
-    vectors = mean - mean[skip:].mean(0)
-    vectors[:skip] = 0
+    """Return what each text loses: the mean output of its half, less that over later positions."""
+    whole, half = outputs.double().expand(-1, N_POS, -1), torch.arange(len(outputs)) % 2
+    mean = torch.stack([whole[half == of].mean(0) for of in half.tolist()])
+    vectors = mean - mean[:, skip:].mean(1, keepdim=True)
+    vectors[:, :skip] = 0
     return vectors.float()
 
 
@@ -100,13 +102,19 @@ def test_a_model_equals_plain_transformers_whose_outputs_lose_the_same_vectors(
 ) -> None:
     model, name = model_of(spec)
     hf, text = tiny(name).hf, tokens(13, seed=7)
-    before = hooked_run(model, text)
+    before, new = hooked_run(model, text), tokens(3, seed=8)
     writers = [*WRITERS, "pos_embed"] if name == "gpt2" else WRITERS
     calibration = calibrate(model, text, batch_size=5, writers=writers, kept_positions=2)
     for writer in writers:
         with ablated(model, Ablation(remove=[f"position[{writer}]"]), calibration):
-            run = hooked_run(model, text)
+            run, of_new, some = (hooked_run(model, x) for x in (text, new, text[5:7]))
         assert largest_error(run, edited_run(hf, writer, text, skip=2)) <= NETWORK, writer
+        assert distance(some.logits, run.logits[5:7]) <= NETWORK, "in any batch"
+        mean = outputs_of(hf, writer, text).expand(-1, N_POS, -1).double().mean(0, keepdim=True)
+        with output_less(writing_module(hf, writer), about_mean(mean, 2)):
+            assert largest_error(of_new, plain_run(hf, new)) <= NETWORK, (
+                "a new text has both halves"
+            )
         assert distance(run.logits, before.logits) > 1e-3, writer
     assert all(map(torch.equal, hooked_run(model, text), before))
     assert not hooks_left(model)
@@ -185,3 +193,17 @@ def test_it_combines_with_other_removals(bridge: ByName, tiny: ByName) -> None:
     removed = Ablation(remove=["mask", "rope", "position[L0H0]", "position[L0H3]"])
     with ablated(model, removed, calibration):
         assert largest_error(hooked_run(model, text), expected) <= NETWORK
+
+
+def test_maps_without_a_position_of_their_texts_are_multiplied_across_the_halves(
+    bridge: ByName,
+) -> None:
+    model, text = bridge("llama"), tokens(13, seed=7)
+    calibration = calibrate(model, text, writers=["MLP0"])
+    written = calibration.positions["MLP0"]
+    assert not capture_scores(model, text).across_halves
+    with ablated(model, "position[MLP0]", calibration):
+        assert capture_scores(model, text).across_halves
+        assert not capture_scores(model, text[:8]).across_halves, "other texts"
+    with directly_ablated(model, Writer("MLP0"), written, 1):
+        assert capture_scores(model, text).across_halves
