@@ -180,8 +180,10 @@ def truth(population: Population) -> dict[str, float]:
     found = {"amplitude": float(means[INTACT].square().mean().sqrt())}
     alike = as_map(means[INTACT], population).expand(4, -1, -1)  # folds of the whole population
     found["locality"] = float(locality(alike, population).values[0])
-    intact, unmasked = (non_relative(means[c], population).square().mean() for c in (INTACT, MASK))
-    found["non-relative by the mask"] = float(intact.sqrt() - unmasked.sqrt())
+    intact, unmasked = (
+        not_by_distance(means[c], population).square().mean() for c in (INTACT, MASK)
+    )
+    found["not by distance, by the mask"] = float(intact.sqrt() - unmasked.sqrt())
     for condition in population.conditions[1:]:
         kept = (means[condition] * means[INTACT]).mean() / means[INTACT].square().mean().sqrt()
         found[f"kept without {condition.name}"] = float(kept)
@@ -202,12 +204,12 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     found = {"amplitude": gram.size({INTACT: 1.0})}
     found["locality"] = jackknife(locality(intact, population, counts))
     rows = [population.conditions.index(condition) for condition in (INTACT, MASK)]
-    rest = non_relative(folds[rows], population)
+    rest = not_by_distance(folds[rows], population)
     squares = products(rest, gram.weights).diagonal(dim1=1, dim2=2).T
     one, other = (Estimates(values=values, weights=gram.weights) for values in squares)
-    found["non-relative by the mask"] = rms_difference(one, other)
+    found["not by distance, by the mask"] = rms_difference(one, other)
     for condition in population.conditions[1:]:
-        kept = gram.kept(condition, INTACT)
+        kept = gram.order(condition, INTACT)
         name = f"kept without {condition.name}"
         found[name] = UNDEFINED if kept is None else jackknife(kept)
     return found
@@ -249,12 +251,12 @@ def locality(
     return measure_estimates(pattern)["locality"]
 
 
-def non_relative(
+def not_by_distance(
     cells: Float[Tensor, "*batch cell"], population: Population
 ) -> Float[Tensor, "*batch cell"]:
     """Return the kept cells of patterns less their relative part."""
     maps = as_map(cells.reshape(-1, cells.shape[-1]), population)
-    rest = pattern_rows.non_relative(LayerMaps.of(maps).pattern)
+    rest = pattern_rows.not_by_distance(LayerMaps.of(maps).pattern)
     return rest[:, kept_cells(population.n_pos, population.skip_keys)].reshape(cells.shape)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nope_probe.analyses.attention import information_parts
 from nope_probe.analyses.pattern import MIN_KEYS, measure
-from nope_probe.analyses.pattern_rows import non_relative
+from nope_probe.analyses.pattern_rows import not_by_distance
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.layers import LayerMaps
 
@@ -27,7 +27,7 @@ def main() -> None:
     rows = 1.5 * torch.sin(i / 1.7)
     edge = near + 1.2 * (j < 2)
     bent = row_centred(edge)
-    rest = non_relative(LayerMaps.of(bent[None]).pattern)[0].where(bent.isfinite(), torch.nan)
+    rest = not_by_distance(LayerMaps.of(bent[None]).pattern)[0].where(bent.isfinite(), torch.nan)
     pictures = {
         "pattern": {
             "score map": lower(near + rows),
@@ -38,12 +38,12 @@ def main() -> None:
         "relative": {
             "relative": row_centred(near),
             "with an edge": bent,
-            "its non-relative part": rest,
+            "its part not by distance": rest,
         },
         "edge": {
             "score map": lower(edge + rows / 2),
             "diagonal-normalised": diagonal_normalised(lower(edge + rows / 2)),
-            "non-relative part": rest,
+            "part not by distance": rest,
         },
         "sources": sources(i, j),
         "removed": removals(near),

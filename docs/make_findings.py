@@ -104,11 +104,11 @@ COMMANDS = {
     },
 }
 # What is stored of a run: a table, the columns that name a row of it, and its estimates.
-VALUES = ("pattern", ("removed", "replacement"), ("lead", "kept"))
+VALUES = ("pattern", ("removed", "replacement"), ("lead", "order"))
 NUMBERS = {
     "lead": "first key's lead",
-    "kept": "order of the other keys",
-    "non_relative": "not a function of distance",
+    "order": "order of the other keys",
+    "not_by_distance": "not by distance",
 }
 COUNTS = ("layers", "below_half")
 MEANS = (*NUMBERS, *(f"{name}_{count}" for name in NUMBERS for count in COUNTS), "cost", "loss")
@@ -377,7 +377,7 @@ def constant_keys(run: str) -> pd.DataFrame:
             intact, folds=intact.folds[:, at], visible=intact.visible[at], layers=removed.layers
         )
         values = attribute({(): before, "w_k": removed})
-        return [values[layer].conditions["w_k"].kept.value for layer in removed.layers]
+        return [values[layer].conditions["w_k"].order.value for layer in removed.layers]
 
     def without(remove: str, layers: list[int] | None = None) -> list[float]:
         with ablated(loaded, Ablation(remove=remove, layers=layers), calibration):
@@ -385,7 +385,7 @@ def constant_keys(run: str) -> pd.DataFrame:
 
     whole = attribute({(): intact})
     orders = {
-        "intact": [whole[layer].conditions["intact"].kept.value for layer in intact.layers],
+        "intact": [whole[layer].conditions["intact"].order.value for layer in intact.layers],
         "w_k": without("w_k"),
         "w_k here": [value for layer in intact.layers for value in without("w_k", [layer])],
         "w_q+w_k": without("w_q+w_k"),
@@ -399,7 +399,7 @@ def constant_keys(run: str) -> pd.DataFrame:
             orders["norms"] = order(capture_scores(loaded, texts))
     values = [np.nanmean(of_layers) for of_layers in orders.values()]
     rows = pd.DataFrame({"run": run, "name": [*orders], "value": values})
-    return rows.assign(layer=pd.NA, measure="kept", low=np.nan, high=np.nan)
+    return rows.assign(layer=pd.NA, measure="order", low=np.nan, high=np.nan)
 
 
 def finished(folder: Path, command: str) -> Run:
@@ -531,9 +531,9 @@ def tables(stored: pd.DataFrame) -> list[str]:
         *(over_layers(of(stored, run=run), MODELS[run][0]) for run in SHORTER),
         keys_alone(stored),
         by_text(stored),
-        *(of_models(stored, number) for number in ("kept", "lead")),
+        *(of_models(stored, number) for number in ("order", "lead")),
         compact(smaller(stored)),
-        non_relative(stored),
+        not_by_distance(stored),
         without_written(stored),
         worth(stored),
         written(of(stored, run="trace")),
@@ -561,7 +561,7 @@ def compact(table: str) -> str:
 def families(stored: pd.DataFrame) -> str:
     """Return the README's table: the three numbers, and the cost of removal, in two families."""
     shown = {run: of(stored, run=run) for run in SHORTER}
-    short = {"lead": "lead", "kept": "order", "non_relative": "non-relative", "cost": "cost"}
+    short = {"lead": "lead", "order": "order", "not_by_distance": "not by distance", "cost": "cost"}
     lines = {
         label: [
             number_or_nothing(
@@ -611,7 +611,7 @@ def keys_alone(stored: pd.DataFrame) -> str:
     }
     lines = {
         f"{model}, {KEYS[run]} texts": [
-            number_or_nothing(of(stored, run=run, name=name), "kept") for name in columns
+            number_or_nothing(of(stored, run=run, name=name), "order") for name in columns
         ]
         for run, model in zip(KEYS, ("SmolLM2", "Gemma 3"), strict=True)
     }
@@ -624,7 +624,7 @@ def by_text(stored: pd.DataFrame) -> str:
         label: [
             ", ".join(
                 number_or_nothing(of(stored, run=run, name=name), number)
-                for number in ("lead", "kept")
+                for number in ("lead", "order")
             ).strip(", ")
             for run in TEXTS
         ]
@@ -653,27 +653,29 @@ def of_models(stored: pd.DataFrame, number: str) -> str:
 def smaller(stored: pd.DataFrame) -> str:
     """Return the README's table of the models that are made or trained here, a layer of each."""
     shown = {run: of(of(stored, run=run), layer=MODELS[run][1]) for run in ("free", *TWINS)}
-    columns = [("free", "kept"), *product(TWINS, ("lead", "kept"))]
+    columns = [("free", "order"), *product(TWINS, ("lead", "order"))]
     lines = {
         label: [number_or_nothing(of(shown[run], name=name), number) for run, number in columns]
         for name, label in CONDITIONS.items()
         if name not in BOTH
     }
-    words = {"kept": "order", "lead": "lead"}
+    words = {"order": "order", "lead": "lead"}
     return markdown(
         "nats", [f"{MODELS[run][0]}: {words[number]}" for run, number in columns], lines
     )
 
 
-def non_relative(stored: pd.DataFrame) -> str:
+def not_by_distance(stored: pd.DataFrame) -> str:
     """Return the table of the part that is no function of distance, over all layers."""
     names = ["intact none", "mask none", "rope none", "written none"]
     lines = {
-        WRITTEN[run]: [estimate(of(stored, run=run, name=name), "non_relative") for name in names]
+        WRITTEN[run]: [
+            estimate(of(stored, run=run, name=name), "not_by_distance") for name in names
+        ]
         for run in ("code", "prose", "gemma", "rope-tiny")
     }
     columns = [CONDITIONS[name] for name in names]
-    return markdown("not a function of distance, nats, mean of all layers", columns, lines)
+    return markdown("not by distance, nats, mean of all layers", columns, lines)
 
 
 def without_written(stored: pd.DataFrame) -> str:
@@ -683,7 +685,7 @@ def without_written(stored: pd.DataFrame) -> str:
         rows, no_mark = (of(stored, run=name) for name in (run, f"no mark {run}"))
         lines[label] = [
             number_or_nothing(of(rows[rows["layer"].isna()], name=name), number)
-            for number in ("kept", "non_relative", "lead")
+            for number in ("order", "not_by_distance", "lead")
             for name in ("intact none", "written none", "its null")
         ] + [number_or_nothing(of(no_mark, name="written none"), "lead")]
     columns = [

@@ -71,7 +71,7 @@ figures.of_run(study)["The three numbers in every layer"]
 
 # %%
 table = study.tables["pattern"].query("layer == 3").set_index(["removed", "replacement"])
-table[["lead", "kept", "amplitude"]].round(2)
+table[["lead", "order", "amplitude"]].round(2)
 
 # %% [markdown]
 # The four runs of the sources also split the map exactly, into mask, RoPE and mask × RoPE (what the
@@ -118,7 +118,7 @@ layers = attribute({(): intact, "mask": without})
 pd.DataFrame(
     {
         (name, removed): [getattr(layer.conditions[removed], name) for layer in layers.values()]
-        for name in ("lead", "kept")
+        for name in ("lead", "order")
         for removed in ("intact", "mask")
     },
     index=[f"L{layer}" for layer in layers],

@@ -44,14 +44,14 @@ class Values:
         lead: the score of the first key less the mean of the other earlier keys, a mean over
             queries. Undefined where no key is first, or no query has a lead.
         amplitude: the RMS of the pattern.
-        kept: how much of the intact model's pattern P is there, <P(c), P> / sqrt(<P, P>): the
+        order: how much of the intact model's pattern P is there, <P(c), P> / sqrt(<P, P>): the
             amplitude for the intact model, 0 where nothing like it is there, negative where it is
             reversed. Undefined where <P, P> does not exceed its noise.
     """
 
     lead: Interval
     amplitude: Interval
-    kept: Interval
+    order: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def attribute(
     *,
     skip_keys: int | Literal["auto"] = "auto",
 ) -> ByLayer[int, LayerValues]:
-    """Return each layer's lead and pattern in every condition, and what is kept of the pattern.
+    """Return each layer's lead and pattern in every condition, and the order.
 
     `run_ablations` also captures the conditions, and returns tables.
 
@@ -107,7 +107,7 @@ def attribute(
         >>> with ablated(model.model, Ablation(remove=["mask"])):
         ...     without = capture_scores(model.model, tokens)
         >>> layer = attribute({(): intact, "mask": without})[2]
-        >>> layer.conditions["intact"].kept.value > 10 * abs(layer.conditions["mask"].kept.value)
+        >>> layer.conditions["intact"].order.value > 10 * abs(layer.conditions["mask"].order.value)
         True
     """
     validate_types({"skip_keys": int | Literal["auto"]}, {"skip_keys": skip_keys})
@@ -142,7 +142,7 @@ def attribute_heads(
         >>> with ablated(model.model, "mask"):
         ...     without = capture_scores(model.model, tokens, per_head=True)
         >>> head = attribute_heads({(): intact, "mask": without})[2, 1]
-        >>> head.conditions["intact"].kept.value > 10 * abs(head.conditions["mask"].kept.value)
+        >>> head.conditions["intact"].order.value > 10 * abs(head.conditions["mask"].order.value)
         True
     """
     conditions = layers_by_condition(maps).items()
@@ -168,11 +168,11 @@ def values_of_layer(grams: Grams[Condition], layer: int, head: int | None = None
 
 def values_in(grams: Grams[Named], name: Named, intact: Named) -> Values:
     """Return the values in one condition, from the inner products of a layer's conditions."""
-    lead, kept = grams.get("lead"), grams["pattern"].kept(name, intact)
+    lead, order = grams.get("lead"), grams["pattern"].order(name, intact)
     return Values(
         lead=UNDEFINED if lead is None else lead.size({name: 1.0}),
         amplitude=grams["pattern"].size({name: 1.0}),
-        kept=UNDEFINED if kept is None else jackknife(kept),
+        order=UNDEFINED if order is None else jackknife(order),
     )
 
 

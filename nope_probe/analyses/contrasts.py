@@ -112,7 +112,7 @@ class ContrastGram(Generic[Name]):
             return rms(self._square(contrast))
         return jackknife(self.mean(contrast))
 
-    def kept(self, name: Name, intact: Name) -> Estimates | None:
+    def order(self, name: Name, intact: Name) -> Estimates | None:
         """Return <P(c), P> / sqrt(<P, P>), how much of the intact pattern is there, nats.
 
         It is the amplitude of the intact pattern itself, 0 where nothing like it is there, and

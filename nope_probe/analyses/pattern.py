@@ -53,7 +53,7 @@ class Measures:
             locality towards 0, and monotonicity towards 1/2.
         monotonicity: share of pairs with P[i, j+8] > P[i, j]; 1/2 is no trend.
         relative_r2: share of <P, P> that has the form a(i) + f(i-j); 1 for ALiBi.
-        non_relative: RMS of the rest, nats.
+        not_by_distance: RMS of the rest, nats.
     """
 
     lead: Interval
@@ -61,7 +61,7 @@ class Measures:
     locality: Interval
     monotonicity: Interval
     relative_r2: Interval
-    non_relative: Interval
+    not_by_distance: Interval
 
     def rows(self) -> Iterable[tuple[dict[str, str], Mapping[str, Interval]]]:
         """Yield the one row of a table, of which the layer or head is all that names it."""
@@ -166,7 +166,7 @@ def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[s
     )
     estimates = {
         "amplitude_squared": squares,
-        "non_relative_squared": rest_squares,
+        "not_by_distance_squared": rest_squares,
         **trends.estimates(),
     }
     if leads:

@@ -51,7 +51,7 @@ def score_distance_sums(pattern: Pattern) -> Float[Tensor, "fold distance"]:
 
 
 class PatternSums:
-    """Inner products of patterns and of their non-relative parts, added up over blocks of rows.
+    """Inner products of patterns, and of their parts not by distance, added up over blocks of rows.
 
     A pattern has rows of mean 0, so its product with the projection of another pattern on
     a(i) + f(i - j) needs only f and the pattern's sums over each distance.
@@ -75,13 +75,13 @@ class PatternSums:
 
     @property
     def grams(self) -> tuple[Float[Tensor, "map map2"], Float[Tensor, "map map2"]]:
-        """The inner products of patterns, and of their non-relative parts, as sums over cells."""
+        """The inner products of patterns, and of their rests (not by distance), over cells."""
         _, f = relative_fit(self.by_distance, self.cells)
         return self.gram, self.gram - f @ self.by_distance.T
 
 
-def non_relative(pattern: Pattern) -> Float[Tensor, "fold row key_pos"]:
-    """Return the non-relative parts of a layer's fold patterns, 0 outside the kept cells."""
+def not_by_distance(pattern: Pattern) -> Float[Tensor, "fold row key_pos"]:
+    """Return what is not by distance in a layer's fold patterns, 0 outside the kept cells."""
     a, f = relative_fit(pattern_distance_sums(pattern), pattern.cells)
     blocks: list[Tensor] = []
     for start, _, rows in pattern.blocks():

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, along, jackknife, rms, share
-from nope_probe.analyses.pattern_rows import beyond_rounding, non_relative
+from nope_probe.analyses.pattern_rows import beyond_rounding, not_by_distance
 from nope_probe.analyses.reader import PARTS, FoldVectors, Reader, ScoreRows, Side, Size
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import pooled, pooled_by_half
@@ -37,13 +37,13 @@ class PositionTerm:
             pattern <T, V> / sqrt(<V, V>). Undefined where V does not exceed its noise.
         relative_r2: share of a pattern's square that has the form a(i) + f(i - j); undefined for
             leads.
-        non_relative: RMS of the rest, nats.
+        not_by_distance: RMS of the rest, nats.
     """
 
     size: Interval
     part: Interval
     relative_r2: Interval
-    non_relative: Interval
+    not_by_distance: Interval
 
 
 def position_terms(reader: Reader) -> dict[str, PositionTerm]:
@@ -64,7 +64,7 @@ def position_terms(reader: Reader) -> dict[str, PositionTerm]:
     products["covariance"] = products["all"] - products["mean"]
     without_bias, rest_crossed = reader.sums.scores.double(), None
     if reader.question == "pattern":
-        rest = non_relative(reader.pattern_of(without_bias))
+        rest = not_by_distance(reader.pattern_of(without_bias))
         rest_crossed = reader.products(*pairs["mean"], rest)
     crossed = reader.products(*pairs["mean"], reader.values_of(without_bias))
     sizes["covariance"] = reader.size_of(without_bias).less(sizes["mean"], crossed, rest_crossed)
@@ -79,14 +79,14 @@ def position_terms(reader: Reader) -> dict[str, PositionTerm]:
 
 def _term(reader: Reader, product: Estimates, size: Size) -> PositionTerm:
     size, exceeds_rounding = _beyond_rounding(reader, size)
-    relative_r2 = non_relative = UNDEFINED
+    relative_r2 = not_by_distance = UNDEFINED
     if size.rest is not None:
-        relative_r2, non_relative = share(size.square - size.rest, size.square), rms(size.rest)
+        relative_r2, not_by_distance = share(size.square - size.rest, size.square), rms(size.rest)
     return PositionTerm(
         size=size.nats,
         part=_part(reader, product * exceeds_rounding, size),
         relative_r2=relative_r2,
-        non_relative=non_relative,
+        not_by_distance=not_by_distance,
     )
 
 

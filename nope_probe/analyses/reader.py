@@ -59,7 +59,7 @@ class Size:
     Attributes:
         square: its mean square, squared nats.
         mean: the mean of a lead over queries, nats; None for a pattern.
-        rest: the mean square of a pattern's non-relative part; None for a lead.
+        rest: the mean square of a pattern's part not by distance; None for a lead.
     """
 
     square: Estimates
@@ -79,7 +79,7 @@ class Size:
         Args:
             part: the size of the part.
             crossed: <part, whole>.
-            rest_crossed: the same of the non-relative parts of patterns.
+            rest_crossed: the same of the parts of patterns that are not by distance.
         """
         mean = None if self.mean is None or part.mean is None else self.mean - part.mean
         rest = None

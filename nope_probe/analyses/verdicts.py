@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 ValueAndBounds = tuple[float, float, float]
 Way = Literal["alone", "each needed", "either", "no source", "within noise"]
-NUMBERS = ("lead", "kept", "non_relative")  # of a layer
-SIZES = ("non_relative",)  # of these: roots of squares, which say nothing within their noise
+NUMBERS = ("lead", "order", "not_by_distance")  # of a layer
+SIZES = ("not_by_distance",)  # of these: roots of squares, which say nothing within their noise
 MOST = 0.5  # of the pattern; of the strongest writer's share, too
 HALF = 0.5  # of the intact value
 LEVEL = 0.95  # of the intervals

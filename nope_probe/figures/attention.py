@@ -148,10 +148,10 @@ def head_values(table: pd.DataFrame) -> go.Figure:
     """Draw each head's value without a source against its value in the intact model, nats.
 
     A panel for each source or band of RoPE, and for all sources together, of the lead and of what
-    is kept of the pattern. On the diagonal nothing is lost; on the zero line all is lost.
+    is left of the order. On the diagonal nothing is lost; on the zero line all is lost.
 
     Args:
-        table: `head_pattern.csv`: layer, head, removed, and lead and kept with their bounds, nats.
+        table: `head_pattern.csv`: layer, head, removed, and lead and order with their bounds, nats.
     """
     of_heads = with_readers(table).set_index("reader").groupby("removed", sort=False)
     heads = {str(removed): rows for removed, rows in of_heads}

@@ -50,7 +50,7 @@ BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
 PERCENT = BOUNDS.replace(".3g", ".1%")  # where the axis is in percent
 NOTE = {"bgcolor": BLANK, "showarrow": False, "font": {"size": 11}}
 FLAT_NOTE = {**NOTE, "text": FLAT, "x": 0.5, "y": 0.98, "yanchor": "top"}
-OF = {"lead": QUESTIONS["lead"], "pattern": QUESTIONS["kept"]}  # in tables, what a term is of
+OF = {"lead": QUESTIONS["lead"], "pattern": QUESTIONS["order"]}  # in tables, what a term is of
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x", "cross", "star")
 

@@ -124,11 +124,11 @@ class View:
     scale: Literal["linear", "log"] = "linear"
 
 
-QUESTIONS = {"lead": "first key's lead", "kept": "order of other keys"}
-NUMBERS = {**QUESTIONS, "non_relative": "not by distance"}  # a layer's three numbers
+QUESTIONS = {"lead": "first key's lead", "order": "order of other keys"}
+NUMBERS = {**QUESTIONS, "not_by_distance": "not by distance"}  # a layer's three numbers
 MEASURES = {
     "lead": Column(
-        "lead of the first key",
+        QUESTIONS["lead"],
         "The score of the first key less the mean of the other earlier keys.",
         "nats",
         signed=True,
@@ -158,7 +158,7 @@ MEASURES = {
         SHARE,
         blank=NO_PATTERN,
     ),
-    "non_relative": Column(
+    "not_by_distance": Column(
         "not by distance",
         "RMS of the part of the positional pattern that does not depend on distance alone.",
         "nats",

@@ -14,8 +14,8 @@ UNBALANCED = 1.5  # times the mean fold
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. Noise can take "
-    "the relative share above 100%. Where nothing non-relative is left without the mask, the mask "
-    "may add all of it: both have one upper bound."
+    "the relative share above 100%. Where all is by distance without the mask, "
+    "the mask may add all that is not: both have one upper bound."
 )
 
 
@@ -209,7 +209,7 @@ def measure_note(name: str) -> str:
 
     Example:
         >>> measure_note("lead").split(": ")[0]
-        'Lead of the first key (nats)'
+        "First key's lead (nats)"
     """
     measure = words.MEASURES[name]
     unit = "" if measure.is_share else f" ({measure.unit})"

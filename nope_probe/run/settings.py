@@ -65,7 +65,7 @@ Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 LAYERS_ARG = tyro.conf.arg(metavar="N|FROM:TO|all|auto")
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
-FORMAT = 8
+FORMAT = 9
 FIRST_LAYERS = 4  # that are studied by default
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.
 VECTORS_OF_BLOCK = 16

@@ -83,9 +83,8 @@ COLUMNS = {
     **MEASURES,
     **ATTENTION,
     **INFORMATION,
-    "lead": replace(MEASURES["lead"], label=QUESTIONS["lead"]),
-    "kept": Column(
-        QUESTIONS["kept"],
+    "order": Column(
+        QUESTIONS["order"],
         "How much of the intact model's pattern among the other keys is there; of the intact "
         "model, the pattern's strength.",
         "nats",
@@ -145,11 +144,11 @@ SHAPE = View(
 CONTROL = View(
     table="pattern",
     title="Controls: shuffled tokens, null of written position",
-    y=("lead", "amplitude", "locality", "non_relative", "mask_adds"),
+    y=("lead", "amplitude", "locality", "not_by_distance", "mask_adds"),
     folded=True,
     caption="A pattern that remains on shuffled tokens is not of their order. The null permutes "
     "each text's positions: what it changes is noise. What the mask adds is paired: above zero, "
-    "the non-relative part is larger with the mask.",
+    "more is not by distance with the mask.",
 )
 BY_DISTANCE = View(
     table="offsets",

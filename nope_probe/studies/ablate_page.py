@@ -93,7 +93,7 @@ def headline(run: Run) -> Headline:
         said.append(FEW.format(n=n, least=LEAST))
     caption = "".join([MEANS if shows_means(run) else PLACED, VALUES, *said])
     then = Headline(sentence="", table=value_table(run), caption=caption)
-    if not found["kept"].n_layers:
+    if not found["order"].n_layers:
         then = replace(no_pattern(run), then=then)
     table = verdict_table(found, [Condition.parse(name) for name in run.manifest.removed or ()])
     return Headline(sentence="", table=table, caption=RULE, then=then)
@@ -134,7 +134,7 @@ def maker_text(maker: Maker, number: str) -> str:
     """Return what makes a number, in words.
 
     Example:
-        >>> maker_text(Maker(way="each needed", sources=("mask", "rope")), "non_relative")
+        >>> maker_text(Maker(way="each needed", sources=("mask", "rope")), "not_by_distance")
         'mask and RoPE, each needed'
         >>> maker_text(Maker(way="no source"), "lead")
         'the first token, no source'
@@ -216,7 +216,7 @@ def half_width_text(row: Mapping[Any, Any], name: str) -> str:
         return ""
     if value != value:
         return NO_PATTERN
-    if name == "non_relative" and low <= 0:
+    if name == "not_by_distance" and low <= 0:
         return WITHIN
     return f"{value:z.2f}±{max(value - low, high - value):.2f}"
 

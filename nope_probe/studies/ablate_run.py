@@ -443,8 +443,8 @@ def run_ablations(
         >>> loaded = load("nope-tiny", n_layers=3)
         >>> data = sequences("random", tokenizer=loaded.tokenizer, n_seqs=64, seq_len=16)
         >>> study = run_ablations(loaded, data, remove=["w_k"])
-        >>> kept = study.tables["pattern"].query("layer == 2").set_index("removed")["kept"]
-        >>> bool(kept["intact"] > 10 * abs(kept["w_k"]))
+        >>> order = study.tables["pattern"].query("layer == 2").set_index("removed")["order"]
+        >>> bool(order["intact"] > 10 * abs(order["w_k"]))
         True
         >>> study.maps["term/mask"].shape
         (3, 16, 16)

@@ -166,15 +166,15 @@ def named(row: Row) -> dict[str, str]:
 
 
 def pattern_table(maps: Maps, layer: int, grams: Grams[Row]) -> pd.DataFrame:
-    """Return the measures of a layer's lead and pattern in each row, and what is kept, nats.
+    """Return the measures of a layer's lead and pattern in each row, and the order, nats.
 
-    `mask_adds` of the row without the mask is the non-relative part (RMS) with the mask less that
-    without it, paired (the paper's section 5).
+    `mask_adds` of the row without the mask is the part not by distance (RMS) with the mask, less
+    that without it, paired (the paper's section 5).
 
     Args:
         maps: of each row; with the mask's, the intact model's.
         layer: its number.
-        grams: the inner products of the layer's rows, for what is kept; if empty, `kept` is
+        grams: the inner products of the layer's rows, for the order; if empty, `order` is
             left out.
     """
     measured = {row: measure_pattern(of_row[layer].pattern) for row, of_row in maps.items()}
@@ -183,7 +183,7 @@ def pattern_table(maps: Maps, layer: int, grams: Grams[Row]) -> pd.DataFrame:
             "layer": layer,
             **named(row),
             **interval_columns(**vars(measures)),
-            **(columns_of(values_in(grams, row, INTACT_ROW), ("kept",)) if grams else {}),
+            **(columns_of(values_in(grams, row, INTACT_ROW), ("order",)) if grams else {}),
             **(mask_adds(measured[INTACT_ROW], measures) if row == (MASK, NO_REPLACEMENT) else {}),
         }
         for row, measures in measured.items()
@@ -191,8 +191,8 @@ def pattern_table(maps: Maps, layer: int, grams: Grams[Row]) -> pd.DataFrame:
 
 
 def mask_adds(intact: Measures, unmasked: Measures) -> TableRow:
-    """Return the columns of the difference of a layer's non-relative part, paired."""
-    parts = [of.non_relative.replicates for of in (intact, unmasked)]
+    """Return the columns of the difference of a layer's part that is not by distance, paired."""
+    parts = [of.not_by_distance.replicates for of in (intact, unmasked)]
     with_mask, without = (squared(part) for part in parts if part is not None)
     return interval_columns(mask_adds=rms_difference(with_mask, without))
 
@@ -244,7 +244,7 @@ def terms_table(sources: Sequence[str], layer: int, grams: Grams[Row]) -> pd.Dat
 
 
 def head_pattern_table(maps: Maps, layer: int) -> pd.DataFrame:
-    """Return lead, amplitude and kept of each head of a layer without sources, nats."""
+    """Return lead, amplitude and order of each head of a layer without sources, nats."""
     of_sources = {row: of_row for row, of_row in maps.items() if row[0].are_sources}
     heads = {row: heads_of({layer: of_row[layer]}) for row, of_row in of_sources.items()}
     return pd.DataFrame(
@@ -252,7 +252,7 @@ def head_pattern_table(maps: Maps, layer: int) -> pd.DataFrame:
             "layer": layer,
             "head": head,
             **named(row),
-            **columns_of(values_in(grams, row, INTACT_ROW), ("lead", "amplitude", "kept")),
+            **columns_of(values_in(grams, row, INTACT_ROW), ("lead", "amplitude", "order")),
         }
         for layer, head in heads[INTACT_ROW]
         for grams in [contrast_grams(patterns_of(heads, (layer, head)))]

@@ -41,7 +41,7 @@ COLUMNS = {
         "part", "What a term or a writer makes of the whole lead or pattern.", "nats", signed=True
     ),
     "relative_r2": MEASURES["relative_r2"],
-    "non_relative": MEASURES["non_relative"],
+    "not_by_distance": MEASURES["not_by_distance"],
     "side": Column(
         "side", "Whether the writer's position is read in keys or in queries.", names_rows=True
     ),

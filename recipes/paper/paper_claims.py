@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.parameter_free.theory import second_layer_scores, theory_scores
-from nope_probe.analyses.pattern_rows import mean_squares, non_relative
+from nope_probe.analyses.pattern_rows import mean_squares, not_by_distance
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms, row_centred
 from nope_probe.maps.layers import LayerMaps, Pattern
@@ -226,7 +226,7 @@ def figure10(run: Run) -> Iterator[Claim]:
     """Check that without the mask RoPE's pattern stays relative."""
     masked = theory_scores(torch.tensor([0.0]), 50, 4, ParameterFreeSpec(d_model=64, rope=True))[0]
     scores = simulated_scores(run)[0.0]
-    without, with_mask = (non_relative_sizes(maps)[1:] for maps in (scores, masked))
+    without, with_mask = (not_by_distance_sizes(maps)[1:] for maps in (scores, masked))
     yield Claim(
         paper="without the mask RoPE's pattern stays relative",
         reproduced=bool((without < 0.1 * with_mask).all()),
@@ -258,13 +258,13 @@ def score_claims(run: Run, kinds: tuple[str, ...]) -> Iterator[Claim]:
         return
     yield Claim(
         paper="from layer 2 (L1) on, the pattern has a part that is no function of distance",
-        reproduced=bool((later["non_relative_low"] > 0).all()),
-        evidence=f"its RMS in nats is {layer_values(later, 'non_relative')}",
+        reproduced=bool((later["not_by_distance_low"] > 0).all()),
+        evidence=f"its RMS in nats is {layer_values(later, 'not_by_distance')}",
     )
     yield Claim(
         paper="layer 1 (L0) has none (here: less than every later layer)",
-        reproduced=bool(first["non_relative_high"].item() < later["non_relative_low"].min()),
-        evidence=f"its RMS in nats is {layer_values(first, 'non_relative')}",
+        reproduced=bool(first["not_by_distance_high"].item() < later["not_by_distance_low"].min()),
+        evidence=f"its RMS in nats is {layer_values(first, 'not_by_distance')}",
     )
     contrast = f"the first keys differ from the rest by {layer_values(later, 'edge_contrast')} nats"
     yield Claim(
@@ -288,10 +288,10 @@ def simulated_scores(run: Run) -> dict[float, ModelMaps]:
     }
 
 
-def non_relative_sizes(maps: ModelMaps) -> PerLayer:
+def not_by_distance_sizes(maps: ModelMaps) -> PerLayer:
     """Return each layer's RMS of the non-relative part, the rest of a(i) + f(i - j), nats."""
     pattern = LayerMaps.of(row_centred(maps)).pattern  # a layer in the place of each fold
-    return mean_squares(non_relative(pattern), 0, pattern.cells).sqrt()
+    return mean_squares(not_by_distance(pattern), 0, pattern.cells).sqrt()
 
 
 def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:
@@ -346,7 +346,7 @@ def _fall(row: pd.Series) -> str:
 
 def _distorted(maps: ModelMaps) -> Iterator[Claim]:
     """Check RoPE's pattern and the mask's effect on it."""
-    rest, whole = non_relative_sizes(maps)[1:], pattern_rms(maps)[1:]
+    rest, whole = not_by_distance_sizes(maps)[1:], pattern_rms(maps)[1:]
     relative = 1 - (rest / whole) ** 2
     yield Claim(
         paper="a relative pattern from layer 2 (L1) on, which the mask makes non-relative",

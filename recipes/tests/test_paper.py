@@ -119,7 +119,7 @@ def claims(
     """Check the claims on a run of three layers written by hand, every interval ±0.05 wide."""
     rows = pd.DataFrame({"layer": [0, 1, 2]})
     for name, values in {
-        "non_relative": [first, later, later],
+        "not_by_distance": [first, later, later],
         "edge_contrast": [-9.0, contrast, contrast],
     }.items():
         rows[name] = values

@@ -85,9 +85,9 @@ def test_values_and_terms_are_those_of_loops_over_rows(skip_keys: int) -> None:
         assert seen.lead.value == pytest.approx(lead_of(of_condition))
         assert seen.amplitude.value == pytest.approx(float(cells.square().mean().sqrt()))
         kept = (cells * intact).mean() / intact.square().mean().sqrt()
-        assert seen.kept.value == pytest.approx(float(kept))
+        assert seen.order.value == pytest.approx(float(kept))
     whole = layer.conditions["intact"]
-    assert whole.kept.value == pytest.approx(whole.amplitude.value)
+    assert whole.order.value == pytest.approx(whole.amplitude.value)
     mask = values[Condition({"rope"})] - values[Condition(SOURCES)]
     size = patterns(mask, kept_cells).square().mean().sqrt()
     assert layer.terms["pattern"]["mask"].value == pytest.approx(float(size))
@@ -109,8 +109,8 @@ def test_a_reversed_pattern_is_kept_with_a_sign_and_another_one_is_not() -> None
         square = (centred @ centred).clamp_min(1e-9)
         other[row, :row] = part - (part @ centred) / square * centred
     layer = attribute(as_folds({INTACT: key, MASK: -0.5 * key, Condition({"rope"}): other}))[0]
-    assert layer.conditions["mask"].kept.value == pytest.approx(-amplitude / 2)
-    assert layer.conditions["rope"].kept.value == pytest.approx(0, abs=1e-9)
+    assert layer.conditions["mask"].order.value == pytest.approx(-amplitude / 2)
+    assert layer.conditions["rope"].order.value == pytest.approx(0, abs=1e-9)
     assert layer.conditions["rope"].amplitude.value > 0.1
     assert layer.terms["pattern"] == {}, "the model without both was not run"
     assert math.isnan(layer.conditions["intact"].lead.value), "vectors have no first key"
@@ -120,7 +120,7 @@ def test_a_reversed_pattern_is_kept_with_a_sign_and_another_one_is_not() -> None
 def test_nothing_is_kept_of_a_pattern_within_its_noise() -> None:
     noise = torch.randn(FOLDS, 1, N, N, generator=torch.Generator().manual_seed(2)).double()
     layer = attribute({INTACT: noise - noise.mean(0), MASK: noise})[0]
-    assert all(math.isnan(x.kept.value) for x in layer.conditions.values())
+    assert all(math.isnan(x.order.value) for x in layer.conditions.values())
     assert layer.conditions["mask"].amplitude.value > 0
 
 

@@ -79,7 +79,7 @@ def test_rope_on_constant_vectors_is_rotation_alone_in_closed_form() -> None:
     terms = position_terms(reader)
     assert terms["rotation"].part.value == pytest.approx(terms["all"].size.value, abs=1e-9)
     assert terms["rotation"].relative_r2.value == pytest.approx(1, abs=1e-9)
-    assert terms["rotation"].non_relative.value == 0
+    assert terms["rotation"].not_by_distance.value == 0
     for name in (*TERMS[1:], "covariance"):
         assert terms[name].part.value == pytest.approx(0, abs=1e-9)
     (a, b), (c, d) = ((x[0, 0, 0, :3], x[0, 0, 0, 3:]) for x in (q, k))
@@ -290,7 +290,7 @@ def test_strengths_of_patterns_are_squares_of_different_folds_by_brute_force(
         assert_equal(
             term.relative_r2, share(uneven(squares[name] - rests[name]), uneven(squares[name]))
         )
-        assert_equal(term.non_relative, rms(uneven(rests[name])))
+        assert_equal(term.not_by_distance, rms(uneven(rests[name])))
     maps, parts = term_maps(reader), ("mean", "covariance", *(["alibi"] if has_alibi else []))
     kept = hand.cells
     if window == N_POS:

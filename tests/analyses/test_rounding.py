@@ -59,7 +59,7 @@ def test_equal_scores_and_what_rounding_leaves_of_them_have_no_amplitude_and_no_
     digits = maps(ripple(0.9 * RMS * ROUNDING, skip))
     constant = torch.full_like(digits, score) if isinstance(score, float) else digits
     measures = measure(constant, skip)[0]
-    for name in ("amplitude", "non_relative"):
+    for name in ("amplitude", "not_by_distance"):
         assert is_zero(getattr(measures, name)), name
     for name in ("locality", "monotonicity", "relative_r2"):
         assert is_undefined(getattr(measures, name)), name
@@ -82,7 +82,7 @@ def test_a_source_that_changes_nothing_but_the_last_digits_makes_nothing_and_all
     intact, without_mask = maps(rope, digits), maps(rope)
     layer = attribute({(): intact, "mask": without_mask})[0]
     assert is_zero(layer.terms["pattern"]["mask"])
-    kept = [layer.conditions[name].kept for name in ("intact", "mask")]
+    kept = [layer.conditions[name].order for name in ("intact", "mask")]
     if amplitude:
         assert kept[1].value == pytest.approx(kept[0].value, rel=1e-5)
     else:

@@ -73,7 +73,7 @@ def by_hand(
         "locality": sum(correlations) / len(correlations) if ordered else NAN,
         "monotonicity": float(torch.cat(rises).double().mean()) if rises else NAN,
         "relative_r2": 1 - rest_square / square,
-        "non_relative": signed_root(rest_square),
+        "not_by_distance": signed_root(rest_square),
     }
 
 

@@ -127,7 +127,7 @@ def test_alibi_in_named_heads_equals_a_copy_without_their_slopes() -> None:
 
 def test_alibi_is_the_source_of_the_first_layers_pattern_and_the_mask_is_not() -> None:
     study = run_ablations(model_of("alibi"), tokens(32, 17), remove=["sources"])
-    first = study.tables["pattern"].query("layer == 0").set_index("removed")["kept"]
+    first = study.tables["pattern"].query("layer == 0").set_index("removed")["order"]
     assert list(first.index)[:4] == ["intact", "mask", "alibi", "mask+alibi"]
     assert first["mask"] == pytest.approx(first["intact"], rel=NETWORK)
     assert abs(first["alibi"]) < 0.1 * first["intact"]

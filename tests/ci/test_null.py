@@ -61,9 +61,9 @@ def test_nothing_is_claimed_to_be_kept(studies: Tensor):
     for intact, without in zip(studies, others, strict=True):
         layer = attribute({(): intact, "mask": without})[0]
         claimed["size"] += layer.terms["pattern"]["mask"].low > 0
-        claimed["kept"] += not isnan(layer.conditions["mask"].kept.value)
+        claimed["order"] += not isnan(layer.conditions["mask"].order.value)
     _, high = bounds(0.025)  # one side of a 95% interval
-    for name in ("size", "kept"):
+    for name in ("size", "order"):
         assert claimed[name] <= high, claimed
 
 

@@ -76,7 +76,7 @@ def test_values_of_layers_are_those_of_plain_transformers(real: LoadedModel) -> 
         "w_q+w_k": ((-0.78, 0.69), (-1.12, 1.01)),
         "w_o": ((-0.52, 0.73), (-0.92, 1.01)),
     }
-    table = study.tables["pattern"].set_index(["removed", "layer"])[["lead", "kept"]]
+    table = study.tables["pattern"].set_index(["removed", "layer"])[["lead", "order"]]
     for removed, of_layers in known.items():
         for layer, values in zip((2, 3), of_layers, strict=True):
             assert table.loc[(removed, layer)].to_numpy() == pytest.approx(values, abs=0.1)

@@ -13,7 +13,7 @@ def rows_of(places: list[dict[str, int]], *removed: str, **labels: str) -> pd.Da
     for index, place in enumerate(places):
         for number, name in enumerate(removed):
             row = {**place, "removed": name, **labels}
-            for column, times in (("lead", 10.0), ("kept", 1.0)):
+            for column, times in (("lead", 10.0), ("order", 1.0)):
                 value = times * (index + 1) * (1 - 0.25 * number)
                 value = np.nan if (column, index) == ("lead", 1) else value
                 row |= {column: value, f"{column}_low": value - 0.5, f"{column}_high": value + 1}

@@ -45,7 +45,7 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
     return {
         "terms": table(["size"], *terms),
         "pattern": table(
-            [*MEASURES, "kept"],
+            [*MEASURES, "order"],
             {"removed": "intact", "replacement": "none"},
             {"removed": "mask", "replacement": "none"},
             {"removed": "w_q", "replacement": "mean"},

@@ -131,11 +131,11 @@ def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transform
             rows = [of_layer[:, i, 0] - of_layer[:, i, 1:i].mean(-1) for i in range(9, N)]
             lead = float(sizes @ torch.stack(rows, -1).mean(-1) / sizes.sum())
             assert row["lead"] == pytest.approx(lead, abs=0.02), name
-            if row["kept"] == row["kept"]:
+            if row["order"] == row["order"]:
                 kept = products[name] / products["intact"] ** 0.5
-                assert row["kept"] == pytest.approx(kept, abs=0.02), name
-    assert table.loc[1].loc[list(captured), "kept"].notna().all()
-    assert table.loc[(1, "intact"), "kept"] > 1
+                assert row["order"] == pytest.approx(kept, abs=0.02), name
+    assert table.loc[1].loc[list(captured), "order"].notna().all()
+    assert table.loc[(1, "intact"), "order"] > 1
 
 
 def mean_loss(hf: Any, tokens: Tensor, positions: Tensor | None = None) -> float:
@@ -200,7 +200,7 @@ def test_shuffled_rows_are_the_intact_model_on_the_tokens_of_shuffle(
     run_command(ablate, *SMALL, *chosen)
     expected = pd.read_csv(tmp_path / "run" / "pattern.csv")
     rows = pd.read_csv(default_run / "pattern.csv").query("removed == 'shuffled'")
-    for name in ("lead", "lead_low", "amplitude", "non_relative"):
+    for name in ("lead", "lead_low", "amplitude", "not_by_distance"):
         assert_same(rows[name].to_numpy(), expected[name].to_numpy(), MEASURE)
     intact = pd.read_csv(default_run / "pattern.csv").query("removed == 'intact'")
     assert (intact["lead"].to_numpy() != expected["lead"].to_numpy()).all()
@@ -279,7 +279,7 @@ def test_a_parameter_free_model_takes_gaussian_vectors(tmp_path: Path):
     model = ["--model", "parameter-free", "--data", "gaussian", "--alpha", "0.2", "--layers", "3"]
     run_command(ablate, *SMALL, *model, "--out", str(tmp_path / "run"))
     pattern = pd.read_csv(tmp_path / "run" / "pattern.csv").query("layer == 2")
-    kept = pattern.set_index("removed")["kept"]
+    kept = pattern.set_index("removed")["order"]
     assert kept["intact"] > 0.01
     assert abs(kept["w_k"]) < 1e-6, "without RoPE, constant keys have no order"
     assert pattern["lead"].isna().all(), "vectors have no first key"

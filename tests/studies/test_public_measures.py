@@ -102,13 +102,13 @@ def test_attributed_values_are_found_by_layer_and_head_and_make_a_row_a_conditio
     frame = heads.to_frame().set_index(["layer", "head", "removed"])
     assert len(frame) == 2 * 4
     for (layer, head, removed), row in frame.iterrows():
-        kept = heads[layer, head].conditions[removed].kept
-        found = (row["kept"], row["kept_low"], row["kept_high"])
+        kept = heads[layer, head].conditions[removed].order
+        found = (row["order"], row["order_low"], row["order_high"])
         assert found == pytest.approx(kept.ends, nan_ok=True)
     with pytest.raises(UserError, match=r"^no layer or head \(1, 4\); there are \(1, 0\) to"):
         heads[1, 4]
-    assert "kept, nats" in repr(heads).splitlines()[0]
-    assert "<th>kept, nats</th>" in heads._repr_html_()
+    assert "order, nats" in repr(heads).splitlines()[0]
+    assert "<th>order, nats</th>" in heads._repr_html_()
     assert "locality, -1 to 1" in repr(measure(last)).splitlines()[0]
 
 

@@ -50,7 +50,7 @@ def test_each_band_of_rope_is_a_row_and_all_together_are_rope(
     rows = rows[~rows["removed"].isin(names[4:])].reset_index(drop=True)
     pd.testing.assert_frame_equal(rows, whole.tables["pattern"])
     one = run_ablations(model, inputs, folds=4, remove="rope[0:5]").tables["pattern"]
-    for name in ("lead", "kept"):
+    for name in ("lead", "order"):
         by_source = one.pivot(index="layer", columns="removed", values=name)
         np.testing.assert_allclose(by_source["rope[0:5]"], by_source["rope"], rtol=1e-4, atol=1e-4)
 
@@ -73,7 +73,7 @@ def test_the_values_of_a_head_are_those_of_its_maps_without_each_source_and_band
     heads = attribute_heads(maps)
     for row in table.to_dict("records"):
         values = heads[row["layer"], row["head"]].conditions[row["removed"]]
-        for name in ("lead", "amplitude", "kept"):
+        for name in ("lead", "amplitude", "order"):
             found = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
             expected = getattr(values, name).ends
             assert found == pytest.approx(expected, rel=MEASURE, abs=MEASURE, nan_ok=True)

@@ -60,7 +60,7 @@ def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(
     means = study.tables["over_layers"].set_index(["removed", "replacement"])
     is_control = pattern["removed"].str.contains("null|shuffled")
     groups = pattern[~is_control].groupby(["removed", "replacement"])
-    for name in ("lead", "kept", "non_relative"):
+    for name in ("lead", "order", "not_by_distance"):
         assert_same(means[name], groups[name].mean().loc[means.index], MEASURE)
         counts = {place: [0, 0] for place in means.index}
         for place, rows in groups:
@@ -78,7 +78,7 @@ def test_what_the_mask_adds_beyond_distance_is_the_part_with_it_less_that_withou
     study: Run,
 ) -> None:
     table = study.tables["pattern"].set_index(["removed", "layer"])
-    parts, n_layers = table["non_relative"], len(table.loc["mask"])
+    parts, n_layers = table["not_by_distance"], len(table.loc["mask"])
     for whole, name in (("intact", "mask"), ("shuffled", "mask+shuffled")):
         adds = table.loc[name]
         assert_same(adds["mask_adds"], parts[whole] - parts[name], MEASURE)

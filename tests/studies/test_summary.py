@@ -53,17 +53,17 @@ def tables(
         means.append(
             named
             | bounds("lead", lead / 2)
-            | bounds("kept", kept / 2)
-            | bounds("non_relative", 0.05)
+            | bounds("order", kept / 2)
+            | bounds("not_by_distance", 0.05)
             | bounds("loss", 3.0)
             | bounds("cost", math.nan if "mask" in removed else 0.5 * (removed != "intact"))
         )
         for layer, times in ((0, 0.1), (1, 1.0)):
             row = {"layer": layer, **named, **bounds("lead", times * lead)}
-            row |= bounds("amplitude", times * 0.95) | bounds("kept", times * kept)
+            row |= bounds("amplitude", times * 0.95) | bounds("order", times * kept)
             row |= bounds("locality", -0.3) | bounds("monotonicity", 0.5)
             rest = 0.0 if removed in ("mask+rope", "w_o") else 0.2 - 0.1 * layer
-            pattern.append(row | bounds("relative_r2", 0.9) | bounds("non_relative", rest))
+            pattern.append(row | bounds("relative_r2", 0.9) | bounds("not_by_distance", rest))
     of = [{"layer": layer, "of": "lead", "term": "mask"} | bounds("size", 1.0) for layer in (0, 1)]
     return {
         "pattern": pd.DataFrame(pattern).sort_values("layer", kind="stable"),
@@ -144,8 +144,8 @@ def test_a_run_of_all_layers_shows_their_mean() -> None:
 
 def test_noise_and_what_was_not_measured_are_said_in_words() -> None:
     given = tables()
-    given["pattern"]["non_relative_low"] = -0.1
-    given["pattern"].loc[:, ["kept", *bound_columns("kept")]] = math.nan
+    given["pattern"]["not_by_distance_low"] = -0.1
+    given["pattern"].loc[:, ["order", *bound_columns("order")]] = math.nan
     given["over_layers"] = given["over_layers"].drop(columns=["loss", "cost"])
     result = lead(given, removed=[])
     assert result.table.to_numpy().tolist() == [
@@ -179,7 +179,7 @@ def test_another_replacement_is_named_and_a_first_key_that_trails_is_said_to() -
 
 def test_what_makes_a_number_in_each_layer_is_a_table() -> None:
     given = tables()
-    given["pattern"].loc[given["pattern"]["layer"] == 0, "kept_low"] = -1.0
+    given["pattern"].loc[given["pattern"]["layer"] == 0, "order_low"] = -1.0
     section = ablate_page.maker_section(Run(manifest=manifest_of(**MANIFEST), tables=given))
     assert section.table.to_numpy().tolist() == [
         ["L0", "mask", "within noise", "mask and RoPE, either"],

@@ -174,8 +174,8 @@ def test_an_answer_is_read_from_the_pattern_table_and_is_a_table_itself() -> Non
         # The size without the mask, 0.3, is within its noise, so nothing is left of it.
         for name, value, half in [
             ("lead", lead, 0.1),
-            ("kept", kept, 0.1),
-            ("non_relative", rest, 0.35),
+            ("order", kept, 0.1),
+            ("not_by_distance", rest, 0.35),
         ]:
             row |= {name: value, f"{name}_low": value - half, f"{name}_high": value + half}
         rows.append(row)
@@ -183,12 +183,12 @@ def test_an_answer_is_read_from_the_pattern_table_and_is_a_table_itself() -> Non
     table = answer_table(answers(pd.DataFrame(rows), conditions, ["mask"]))
     assert table.set_index("number").to_dict("index") == {
         "lead": of("", "no source", 1, "w_k"),
-        "kept": of("mask", "alone", 0, "written"),
-        "non_relative": of("mask", "alone", 0, "written"),
+        "order": of("mask", "alone", 0, "written"),
+        "not_by_distance": of("mask", "alone", 0, "written"),
     }
-    without_lead = pd.DataFrame(rows).assign(lead=np.nan, kept_low=-9.0, kept_high=9.0)
+    without_lead = pd.DataFrame(rows).assign(lead=np.nan, order_low=-9.0, order_high=9.0)
     found = answer_table(answers(without_lead, conditions, ["mask"]))
-    assert found["number"].tolist() == ["kept", "non_relative"]
+    assert found["number"].tolist() == ["order", "not_by_distance"]
     assert found.loc[0, ["way", "layers", "of_layers"]].tolist() == ["within noise", 0, 0]
 
 

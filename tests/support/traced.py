@@ -58,7 +58,7 @@ def terms_table(model: str = "nope") -> pd.DataFrame:
                 **interval("part", share * size, width * size),
             }
             relative = interval("relative_r2", 1.0 if term == "rotation" else 0.4)
-            other = interval("non_relative", 0.0 if term == "rotation" else 0.1)
+            other = interval("not_by_distance", 0.0 if term == "rotation" else 0.1)
             labels = {**layer_of(reader), "of": "pattern", "term": term}
             rows.append({**labels, **numbers, **relative, **other})
     return pd.DataFrame(rows)

@@ -237,7 +237,7 @@ def test_products_of_a_row_with_means_of_its_texts_take_an_even_and_an_odd_fold(
     rest = of_written - fitted.T
     square = (rest[::2].mean(0) * rest[1::2].mean(0)).mean()
     measured = measure(written)[1]
-    assert signed_square(measured.non_relative.value) == pytest.approx(float(square), rel=1e-6)
+    assert signed_square(measured.not_by_distance.value) == pytest.approx(float(square), rel=1e-6)
     crossed = (of_written[::2].mean(0) * of_intact[1::2].mean(0)).mean()
     crossed += (of_written[1::2].mean(0) * of_intact[::2].mean(0)).mean()
     pairs = of_intact @ of_intact.T / len(row)
