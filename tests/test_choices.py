@@ -98,7 +98,7 @@ def test_a_right_choice_passes_the_door_and_a_wrong_one_is_refused_by_name(
 def test_choices_are_found_in_the_types_of_all_public_names() -> None:
     ids = {str(parameter.id) for parameter in PARAMETERS}
     assert {
-        "sequences-start",
+        "sequences-windows",
         "Ablation-gain",
         "circuit-skip_keys",
     } <= ids
@@ -111,8 +111,8 @@ def test_a_choice_is_refused_by_position_too_and_numbers_beside_words_are_not() 
     with pytest.raises(UserError, match="unknown skip_keys 'one'; there are auto, or a number"):
         nope_probe.measure(maps, "one")  # type: ignore[arg-type]
     assert len(nope_probe.measure(maps, 1)) == 1
-    with pytest.raises(UserError, match="unknown start 'Random'; there are random, start"):
-        sequences(tokenizer=None, start="Random")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="unknown windows 'Random'; there are random, start"):
+        sequences(tokenizer=None, windows="Random")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="unknown measures 'losses'; there are loss, in-context"):
         run_behaviour("nope-tiny", measures=["loss", "losses"])
 

@@ -60,7 +60,7 @@ def test_a_parquet_file_below_a_folder_named_like_the_home_folder_is_the_one_rea
     for folder, word in ((Path("./~").absolute(), "here "), (home, "at home ")):
         pd.DataFrame({"text": [word * 60]}).to_parquet(folder / "a.parquet")
     for source, word in (("./~/a.parquet", "here"), ("~/a.parquet", "at home")):
-        made = sequences(source, tokenizer=tokenizer(), n_seqs=1, seq_len=20, start="start")
+        made = sequences(source, tokenizer=tokenizer(), n_seqs=1, seq_len=20, windows="start")
         assert tokenizer().decode(made.inputs[0]).startswith(word)
 
 

@@ -2,8 +2,8 @@
 
 By default a sequence begins at a random place of a document, because document starts would confound
 content with position. The sequences of a document do not overlap, and every document gives a first
-sequence before any gives a second. By the paper's rule (`start`), a sequence is the first tokens of
-a document. With packing, documents are joined end to end.
+sequence before any gives a second. By the paper's rule (windows that `start`), a sequence is the first
+tokens of a document. With packing, documents are joined end to end.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def sequences(
     seq_len: int = 64,
     seed: int = 0,
     shuffle: bool = False,
-    start: WindowStart = "random",
+    windows: WindowStart = "random",
     bos: str = "auto",
     pack: bool = False,
 ) -> Sequences:
@@ -156,7 +156,7 @@ def sequences(
         seed: the seed of all random choices.
         shuffle: permute the tokens within each sequence (not BOS). This makes positions
             exchangeable, so a positional pattern that remains does not come from the text.
-        start: where a sequence begins in its document: `random`, or `start`, the paper's rule.
+        windows: where a sequence begins in its document: `random`, or `start`, the paper's rule.
         bos: whether a sequence begins with the tokenizer's BOS token (`auto`: if the tokenizer adds
             it), or the text of another token for it to begin with.
         pack: join the documents in random order, with the tokenizer's EOS token after each, and
@@ -174,7 +174,7 @@ def sequences(
         >>> len(sequences(texts, tokenizer=load("rope-tiny").tokenizer, seq_len=4))
         4
     """
-    validate_types({"start": WindowStart}, {"start": start})
+    validate_types({"windows": WindowStart}, {"windows": windows})
     if isinstance(source, Path):  # no name, but a path
         source = os.path.join(".", source)
     given = source if isinstance(source, str) else column_of(source)
@@ -187,20 +187,20 @@ def sequences(
         isinstance(given, Sized) and not isinstance(given, str),
     )
     if pack:
-        validate_packing(name, start)
+        validate_packing(name, windows)
     reader = None if tokenizer is None else TextReader(tokenizer, bos=begins)
     ids = list(reader.tokens(given)) if reader is not None and is_listed else []
     if n_seqs is None:
-        n_seqs = _n_fitting(ids, length, start, pack) if is_listed else N_SEQS
+        n_seqs = _n_fitting(ids, length, windows, pack) if is_listed else N_SEQS
     if n_seqs < 1 or length < 2:
         raise UserError(f"expected at least 1 sequence of 3 tokens, got {n_seqs} of {seq_len}")
     if reader is None or is_random:
-        windows = random_windows(ordinary_tokens(tokenizer, d_vocab), n_seqs, length, generator)
+        cut = random_windows(ordinary_tokens(tokenizer, d_vocab), n_seqs, length, generator)
     else:
         ids = ids or read_documents(given, reader, n_seqs, length, pack)
         separator = separator_of(reader.tokenizer) if pack else None
-        windows = windows_of(ids, n_seqs, length, start, separator, generator)
-    tokens = windows.tokens
+        cut = windows_of(ids, n_seqs, length, windows, separator, generator)
+    tokens = cut.tokens
     if first is not None:
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=first)
     made = Sequences(
@@ -209,7 +209,7 @@ def sequences(
         bos=begins,
         bos_token="" if first is None or tokenizer is None else tokenizer.decode([first]),
         kind="random" if is_random else "text",
-        documents=windows.documents,
+        documents=cut.documents,
         notes=(*([prose_note()] * (name == "prose")), *(reader.notes if reader else ())),
         draws=generator.get_state(),
     )
@@ -300,12 +300,12 @@ def read_tokens(file: Path) -> Sequences:
     )
 
 
-def _n_fitting(ids: list[list[int]], length: int, start: WindowStart, is_packed: bool) -> int:
+def _n_fitting(ids: list[list[int]], length: int, windows: WindowStart, is_packed: bool) -> int:
     """Return how many sequences some documents give."""
     if is_packed:
         return max(1, sum(len(document) + 1 for document in ids) // length)
     fitting = [len(document) // length for document in ids]
-    return max(1, sum(fitting) if start == "random" else sum(map(bool, fitting)))
+    return max(1, sum(fitting) if windows == "random" else sum(map(bool, fitting)))
 
 
 def gaussian(

@@ -114,7 +114,7 @@ def make_sequences(settings: RunSettings, loaded: LoadedModel) -> Sequences:
         n_seqs=n_seqs,
         seq_len=seq_len,
         seed=seed,
-        start=settings.windows,
+        windows=settings.windows,
         bos=settings.bos,
         pack=settings.pack,
         shuffle=settings.shuffle,

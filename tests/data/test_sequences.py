@@ -162,7 +162,7 @@ def test_sequences_at_the_start_are_the_first_tokens_of_long_enough_documents(
     assert torch.equal(taken, taken[:, :1] + torch.arange(13))
     with pytest.raises(UserError, match="2 documents have 13 tokens or more, 3 were asked for"):
         cut_at_start(numbered(40, 30, 7), 3, 13, generator())
-    first = sequences(text, tokenizer=WITH_BOS, n_seqs=12, seq_len=17, start="start").inputs
+    first = sequences(text, tokenizer=WITH_BOS, n_seqs=12, seq_len=17, windows="start").inputs
     ids = WITH_BOS(documents(text))["input_ids"]
     assert sorted(first.tolist()) == sorted(document[:17] for document in ids)
 
