@@ -53,12 +53,12 @@ class TextView:
     """
 
     title: str
-    pieces: Sequence[str]
+    pieces: Sequence[str] = field(repr=False)
     heads: pd.DataFrame = field(repr=False)
     weights: TextWeights = field(repr=False)
     position: TextWeights | None = field(repr=False)
     content: Float[np.ndarray, "layer head query_pos"] = field(repr=False)
-    names: dict[int, str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict, repr=False)
     why: Why | None = None
 
     def html(self, max_bytes: int = MAX_BYTES) -> str:

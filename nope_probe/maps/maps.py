@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import Any, Self
 
 import pandas as pd
 import torch
@@ -24,11 +25,23 @@ NO_HEADS = "the maps have no heads: capture_scores(..., per_head=True) keeps the
 SHOWN = 64  # positions of the figure at the end of a notebook's cell
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LayerRecord(TensorRecord):
-    """Maps of some layers by their numbers, or of one head."""
+    """Maps of some layers by their numbers, or of one head.
 
+    Attributes:
+        visible: the cells that the model does not mask.
+        counts: sequences per fold.
+        layers: the number of each layer's block, in the order of the maps.
+        query_positions: the queries of the rows.
+        of_head: the head, if the maps are of one head alone.
+    """
+
+    visible: Bool[Tensor, "layer row key_pos"]
+    counts: Int[Tensor, " fold"]
     layers: tuple[int, ...]
-    of_head: int | None
+    query_positions: Int[Tensor, " row"]
+    of_head: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,8 +49,8 @@ class LayerRecord(TensorRecord):
         head = "" if self.of_head is None else f"H{self.of_head}"
         return tuple(f"L{layer}{head}" for layer in self.layers)
 
-    def _place(self, layer: int, head: int, heads: Sequence[int]) -> tuple[slice, slice]:
-        """Return where the maps of a head are among the layers and their heads.
+    def _head(self, layer: int, head: int, heads: Sequence[int], **of_heads: Any) -> Self:
+        """Return the maps of one head, of the tensors [fold, layer, head, ...] by their names.
 
         Raises:
             UserError: for a head that is not there.
@@ -46,38 +59,30 @@ class LayerRecord(TensorRecord):
             first, last = (f"L{self.layers[end]}H{heads[end]}" for end in (0, -1))
             raise UserError(f"no L{layer}H{head}; there are {first} to {last}")
         place, index = self.layers.index(layer), heads.index(head)
-        return slice(place, place + 1), slice(index, index + 1)
+        visible, kept = self.visible[[place]], {x: t for x, t in of_heads.items() if t is not None}
+        of_head = {name: tensor[:, [place]][:, :, [index]] for name, tensor in kept.items()}
+        return replace(self, visible=visible, layers=(layer,), of_head=head, **of_head)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ScoreMaps(LayerRecord):
-    """Mean attention scores, in nats.
+    """Mean attention scores, in nats; see `LayerRecord`.
 
     Attributes:
         folds: fold means; masked cells are NaN (j > i, unless the mask is removed).
-        visible: the cells that the model does not mask.
-        counts: sequences per fold.
-        layers: the number of each layer's block, in the order of the maps.
         per_head: the fold means for each query head; or None.
         bos: whether all sequences begin with the same token.
         skip_keys: how many first keys patterns leave out; captures set 1 for tokens.
-        query_positions: the queries of the rows.
         across_halves: whether something was estimated on the texts of each half of the folds; see
             `LayerMaps`.
-        of_head: the head, if the maps are of one head alone; None for means over heads.
         checksums: of the inputs, then of each layer's block; none of maps that were not captured.
     """
 
     folds: Float[Tensor, "fold layer row key_pos"]
-    visible: Bool[Tensor, "layer row key_pos"]
-    counts: Int[Tensor, " fold"]
-    layers: tuple[int, ...]
     per_head: Float[Tensor, "fold layer head row key_pos"] | None = None
     bos: bool = False
     skip_keys: int = 0
-    query_positions: Int[Tensor, " row"]
     across_halves: bool = False
-    of_head: int | None = None
     checksums: tuple[int, ...] = ()
 
     @property
@@ -138,16 +143,11 @@ class ScoreMaps(LayerRecord):
         """
         if self.per_head is None:
             raise UserError(NO_HEADS)
-        place, index = self._place(layer, head, range(self.per_head.shape[2]))
-        return replace(
-            self,
-            folds=self.per_head[:, place, index].squeeze(2),
-            visible=self.visible[place],
-            layers=(layer,),
-            per_head=None,
-            of_head=head,
-            checksums=(*self.checksums[:1], *self.checksums[1:][place]),
-        )
+        of = self._head(layer, head, range(self.per_head.shape[2]), folds=self.per_head)
+        inputs, blocks = self.checksums[:1], self.checksums[1:]
+        place = slice(self.layers.index(layer), self.layers.index(layer) + 1)
+        checksums = (*inputs, *blocks[place])
+        return replace(of, folds=of.folds.squeeze(2), per_head=None, checksums=checksums)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row for each layer (or the head), query and visible key: the score, nats."""
@@ -325,29 +325,19 @@ class AttentionMaps(LayerRecord):
         weights: fold means of the attention weights; 0 where the model masks.
         information: fold means of KL(A, U), of a query's weights above uniform ones, nats.
         others: fold means of (1 - a) KL(A', U'), the part among the other keys, nats.
-        visible: the cells that the model does not mask.
-        counts: sequences per fold.
-        layers: the number of each layer's block, in the order of the maps.
         skip_keys: how many first keys are measured separately from the others.
-        query_positions: the queries of the rows.
         scores: fold means of the scores, nats; NaN where the model masks. None if the capture left
             them out.
         sinks: fold means of what each head's learned sink takes of a query's attention, a part of
             1; None without sinks. The weights are those of the keys without it, and add up to 1.
-        of_head: the head, if the maps are of one head alone.
     """
 
     weights: Float[Tensor, "fold layer head row key_pos"]
     information: Float[Tensor, "fold layer head row"]
     others: Float[Tensor, "fold layer head row"]
-    visible: Bool[Tensor, "layer row key_pos"]
-    counts: Int[Tensor, " fold"]
-    layers: tuple[int, ...]
     skip_keys: int
-    query_positions: Int[Tensor, " row"]
     scores: Float[Tensor, "fold layer head row key_pos"] | None = None
     sinks: Float[Tensor, "fold layer head"] | None = None
-    of_head: int | None = None
 
     def __repr__(self) -> str:
         """Return sizes, and how much data the means are taken over."""
@@ -379,18 +369,9 @@ class AttentionMaps(LayerRecord):
         Raises:
             UserError: for maps that have no such head.
         """
-        place, index = self._place(layer, head, self.heads)
-        return replace(
-            self,
-            weights=self.weights[:, place, index],
-            information=self.information[:, place, index],
-            others=self.others[:, place, index],
-            visible=self.visible[place],
-            layers=(layer,),
-            scores=None if self.scores is None else self.scores[:, place, index],
-            sinks=None if self.sinks is None else self.sinks[:, place, index],
-            of_head=head,
-        )
+        names = ("weights", "information", "others", "scores", "sinks")
+        tensors = {name: getattr(self, name) for name in names}
+        return self._head(layer, head, self.heads, **tensors)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row for each layer, head, query and visible key: the weight."""
