@@ -155,7 +155,6 @@ ROWS: dict[str, Row] = {
     ),
     "written": Row(
         label="written position",
-        phrase="the position that blocks write",
         colour="#a86f3c",
         marker="bowtie",
         of_length=True,

@@ -51,10 +51,10 @@ strongest.head(8)
 # %% [markdown]
 # L1H3 looked at the token before, by rotation, and moved it. That is induction, found from one
 # pass. The term is direct. With the moved part taken out of the model, and all later blocks
-# responding, the score of L3H3 falls by the effect:
+# responding, the score of L3H3 falls by the effect, in the last row:
 
 # %%
-display(why.moved)
+display(why.terms)
 
 # %% [markdown]
 # ## What the circuit's first head is for

@@ -21,51 +21,12 @@ ValueAndBounds = tuple[float, float, float]
 Way = Literal["alone", "each needed", "either", "no source", "within noise"]
 NUMBERS = ("lead", "order", "not_by_distance")  # of a layer
 SIZES = ("not_by_distance",)  # of these: roots of squares, which say nothing within their noise
-MOST = 0.5  # of the pattern; of the strongest writer's share, too
 HALF = 0.5  # of the intact value
 LEVEL = 0.95  # of the intervals
 THIRD = 1 / 3  # of the layers: a second answer counts from here on
 EIGHT_FOLDS = (1,) * 8  # the sizes of the default folds, where a run states none
 UNIFORM = 0.01  # nats of information: with less, a head attends uniformly
 MOSTLY = 0.5  # of the information among the other keys, with which a head is one of order
-
-
-def most_of(shares: Mapping[str, ValueAndBounds]) -> str | None:
-    """Return the term that surely is most of the pattern, and surely more than any other term.
-
-    Terms can cancel, so several can have more than half.
-
-    Example:
-        >>> most_of({"rotation": (0.55, 0.54, 0.56), "written": (0.95, 0.94, 0.96)})
-        'written'
-        >>> most_of({"rotation": (0.6, -2.0, 3.2), "written": (0.4, -2.2, 3.0)}) is None
-        True
-    """
-    for name, (_, low, _) in shares.items():
-        highest = max(
-            (high for other, (_, _, high) in shares.items() if other != name), default=low
-        )
-        if low > MOST and low >= highest:
-            return name
-    return None
-
-
-def main_writers(shares: Mapping[str, ValueAndBounds]) -> list[str]:
-    """Return the writers with at least half the strongest writer's share, the largest first.
-
-    Only what the lower bounds settle counts, so a writer within its noise is none of them.
-
-    Args:
-        shares: by writer, in keys and queries together.
-
-    Example:
-        >>> main_writers({"L0H1": (0.5, 0.1, 0.9), "MLP0": (0.6, 0.5, 0.7), "embed": (0.9, 0.8, 1)})
-        ['embed', 'MLP0']
-    """
-    lows = {name: low for name, (_, low, _) in shares.items() if low > 0}
-    least = MOST * max(lows.values(), default=0.0)
-    main = [name for name, low in lows.items() if low >= least]
-    return sorted(main, key=lambda name: -shares[name][0])
 
 
 def mostly_lost(intact: ValueAndBounds, left: ValueAndBounds) -> bool | None:

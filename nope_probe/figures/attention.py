@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.colors import qualitative
 
 from nope_probe.figures.intervals import estimates_of, interval_of, interval_text
-from nope_probe.figures.names import colour, plain, row_name, words
+from nope_probe.figures.names import colour, row_name, words
 from nope_probe.figures.style import (
     BLANK,
     GUIDE,
@@ -28,6 +28,7 @@ from nope_probe.removal import INTACT, SOURCES, Condition
 CELL = 32  # px a layer
 LARGEST, SMALLEST = 22, 5  # px across, of the head with the largest number and of any head
 REST = "#9aa0a6"
+MOST_TERMS = 5  # of a score, in its table of text
 KINDS = {  # of heads: their colour and their name in the legend
     "sink": ("#8a6bb8", "sink: looks at the first key"),
     "order": ("#d9730d", "order: position among the other keys"),
@@ -112,24 +113,28 @@ class Why:
     steps: pd.DataFrame | None = field(repr=False, default=None)
 
     @property
-    def moved(self) -> str:
-        """The largest moved part in a sentence, its term and its effect; empty without one.
-
-        The term is direct; the effect is what the score loses where later blocks respond.
-        """
-        if self.steps is None or self.steps["moved_from"].isna().all():
-            return ""
-        moved = self.steps[(self.steps["step"] == 1) & self.steps["moved_from"].notna()]
-        row = max(moved.to_dict("records"), key=lambda row: abs(row["nats"]))
-        tokens = dict(zip(self.table["key"], self.table["token"], strict=True))
-        places = int(row[row["side"]]), int(row["moved_from"])
-        to, start = (f"{plain(tokens[place])} {place}" for place in places)
-        way, effect = "falls" if row["effect"] >= 0 else "rises", abs(row["effect"])
-        return (
-            f"{row['writer']} moved {row['nats']:+.1f} nats to token {to} from token {start}; "
-            f"taken out of the model, the score {way} by {effect:.1f} nats, and the weight "
-            f"from {row['weight']:.0%} to {row['weight_without']:.0%}."
-        )
+    def terms(self) -> pd.DataFrame:
+        """The score of the most attended key, its largest terms, and what heads moved: as text."""
+        key = self.table["key"].to_numpy()[self.table["weight"].argmax()]
+        rows = self.table[self.table["key"] == key]
+        rows = rows.sort_values("nats", key=abs, ascending=False)[:MOST_TERMS]
+        names = [label for label, _ in term_styles(rows).values()]
+        cells = [{"term": "score", "nats": f"{rows['score'].iloc[0]:+.1f}"}]
+        cells += [
+            {"term": name, "nats": f"{x:+.1f}"} for name, x in zip(names, rows["nats"], strict=True)
+        ]
+        if self.steps is not None:
+            moved = self.steps[(self.steps["step"] == 1) & self.steps["moved_from"].notna()]
+            cells += [
+                {
+                    "term": f"{row['writer']}, {row['side']}, from {row['moved_from']:.0f}",
+                    "nats": f"{row['nats']:+.1f}",
+                    "effect": f"{row['effect']:+.1f}",
+                    "weight without": f"{row['weight_without']:.0%}",
+                }
+                for row in moved.to_dict("records")
+            ]
+        return pd.DataFrame(cells).fillna("")
 
 
 def term_styles(table: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:

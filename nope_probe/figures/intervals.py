@@ -155,7 +155,7 @@ def is_number(text: str) -> bool:
         >>> is_number("-3% [-4, -2]"), is_number("needed")
         (True, False)
     """
-    return not text or text[0] in "+-0123456789" or text in (NO_PATTERN, WITHIN, NO_SHARE)
+    return not text or text[0] in "<+-0123456789" or text in (NO_PATTERN, WITHIN, NO_SHARE)
 
 
 def estimates_of(rows: pd.DataFrame, column: str) -> Float[np.ndarray, "3 row"]:

@@ -14,7 +14,6 @@ from nope_probe.removal import (
     NO_REPLACEMENT,
     ROWS,
     UNION,
-    WRITTEN,
     WRITTEN_NULL,
     Condition,
     Words,
@@ -24,7 +23,7 @@ from nope_probe.removal import (
 
 OTHERS = "other writers"  # those that a table has in one row
 TABLE: dict[str, Words] = {
-    "intact": Words(label="intact model", phrase="the intact model"),
+    "intact": Words(label="intact model"),
     "all": Words(label="whole pattern"),
     "without_sources": Words(label="without any source", colour="#7a7a7a"),
     **ROWS,
@@ -84,18 +83,6 @@ def short(name: str) -> str:
     return _words_of(name).short or words(name)
 
 
-def phrase(name: str) -> str:
-    """Return a component or term as a sentence names it.
-
-    Example:
-        >>> phrase("mask"), phrase("w_q+mlp"), phrase("mask_x_rope")
-        ('the causal mask', 'W_Q + MLP', 'mask and RoPE together')
-        >>> phrase("position[L1H0]")
-        'the position of L1H0'
-    """
-    return _words_of(name).phrase or words(name)
-
-
 def row_name(removed: str, replacement: str = NO_REPLACEMENT, among: Collection[str] = ()) -> str:
     """Return what a row of a table is of, wherever it is shown: in sentences, tables and legends.
 
@@ -117,13 +104,13 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT, among: Collection[
         return row_name(everywhere, replacement) + heads
     if replacement == "mean" and removed in CONSTANT:
         return CONSTANT[removed]
+    said = _words_of(removed).phrase or words(removed)
     if replacement not in ("mean", NO_REPLACEMENT):
-        return f"with {phrase(removed)} replaced by {replacement}"
+        return f"with {said} replaced by {replacement}"
     sources = [name for name in {*among} if name in ROWS and ROWS[name].is_source]
     if len(sources) == 2 and removed == Condition(sources).name:
         return "without both"
-    # As a row, the name of the removal; in sentences, what it is.
-    return f"without {(words if removed == WRITTEN.name else phrase)(removed)}"
+    return f"without {said}"
 
 
 def in_heads(name: str) -> tuple[str, str]:
@@ -154,8 +141,8 @@ def _words_of(name: str) -> Words:
         return TABLE[name]
     everywhere, heads = in_heads(name)
     if heads:
-        label, said, brief = (name(everywhere) + heads for name in (words, phrase, short))
-        return replace(_words_of(everywhere), label=label, phrase=said, short=brief)
+        label, brief = words(everywhere) + heads, short(everywhere) + heads
+        return replace(_words_of(everywhere), label=label, phrase="", short=brief)
     writer = writer_of(name)
     if writer is not None:
         label = f"position of {_WRITERS.get(writer, writer)}"
@@ -165,10 +152,7 @@ def _words_of(name: str) -> Words:
         return Words(label=name)
     label = _SIGNS[sign].join(short(part.strip()) for part in (*others, last))
     joined = replace(TABLE["interaction"], label=label)
-    if sign == UNION:
-        return joined
-    said = f"{', '.join(map(short, others))} and {short(last)} together"
-    if last == "window":
+    if sign == INTERACTION and last == "window":
         marker = "star" if len(others) > 1 else "x" if others == ["mask"] else "triangle-left"
         joined = replace(joined, colour=TABLE["window"].colour, marker=marker)
-    return replace(joined, phrase=said)
+    return joined

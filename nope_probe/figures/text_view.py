@@ -23,10 +23,11 @@ from jaxtyping import Float
 from nope_probe.figures.attention import Why, term_styles
 from nope_probe.figures.names import OTHERS
 from nope_probe.figures.style import STOPS
-from nope_probe.figures.words import reader_of
+from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.files import JsonObject
 
 MAX_BYTES = 5_200_000  # of all heads; with plotly and the heads' mean maps a page has 12 MB
+MOST_LOOKS = 5  # in a table
 STEPS = 255  # a weight is stored as a multiple of 1/255
 MARKS = {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
 WITHIN = "\u22ef"  # in place of a token that ends within a character
@@ -71,10 +72,7 @@ class TextView:
         n_heads, n, looks = len(self.heads), len(self.pieces), self._looks()
         packed = self._packed(max_bytes, {self._place(look["name"]) for look in looks})
         places = self._by_share(packed)
-        if self.why is None:
-            strongest, query, _ = self.strongest_look(places)
-        else:
-            strongest, query = self.why.head, self.why.query
+        strongest, (query, _) = next(iter(self.strongest_looks(places).items()))
         head = self._place(strongest)
         content = {
             "colours": STOPS,
@@ -165,65 +163,52 @@ class TextView:
             looks[f"L{row['layer']}H{row['head']}", row["query"]]["back"].append(move)
         return [*looks.values()]
 
-    def strongest_look(self, places: Sequence[int] | None = None) -> tuple[str, int, int]:
-        """Return the most informative head and query, and the key with the most weight there.
+    def strongest_looks(self, places: Sequence[int] | None = None) -> dict[str, tuple[int, int]]:
+        """Return the query and the key of the asked look, and of each head's strongest, by head.
 
-        They are those with the largest relative entropy to other texts. Without other texts, the
-        weight itself is the largest, of a key after the first and before the query.
+        A head's strongest look is its query with the largest relative entropy to other texts, and
+        the key with the most weight. Without other texts, the weight itself is the largest, of a
+        key after the first and before the query. The heads with the strongest looks come first.
 
         Args:
             places: of heads in the table; all by default.
         """
         n_heads, n = len(self.heads), len(self.pieces)
-        chosen = list(range(n_heads)) if places is None else list(places)
-        weights = self.weights.reshape(n_heads, n, n)[chosen]
+        names, looks = [*with_readers(self.heads)["reader"]], dict[str, tuple[int, int]]()
+        weights = sizes = self.weights.reshape(n_heads, n, n)
+        if self.why is not None:
+            query = self.why.query
+            looks[self.why.head] = query, int(weights[self._place(self.why.head), query].argmax())
         if self.position is None:
             earlier = np.tri(n, k=-1, dtype=bool)
             earlier[:, 0] = False
-            sharpest = np.where(earlier, weights, -1).max(-1)
+            weights = sizes = np.where(earlier, weights, -1)
         else:
-            sharpest = self.content.reshape(n_heads, n)[chosen]
-        place, query = divmod(int(sharpest.argmax()), n)
-        seen = weights[place, query].copy()
-        if self.position is None and n > 2:
-            seen[0] = -1
-        return reader_of(self.heads.iloc[chosen[place]]), query, int(seen.argmax())
+            sizes = self.content.reshape(n_heads, n, 1)
+        of_queries = sizes.max(-1)
+        for place in np.argsort(-of_queries.max(-1), kind="stable").tolist():
+            if places is None or place in places:
+                query = int(of_queries[place].argmax())
+                looks.setdefault(names[place], (query, int(weights[place, query].argmax())))
+        return looks
 
     @property
-    def sentence(self) -> str:
-        """The answer to `why` in words, or where a head looks.
-
-        The head is the one that differs most from other texts; without other texts it is the one
-        that gives the most weight to a key after the first and before the query.
-        """
-        if self.why is None:
-            head, query, key = self.strongest_look()
-            said = f"In the text {self._look_at(head, query, key)}"
-            if self.position is None:
-                return f"{said}: of all heads and tokens, the most to a key that is not the first."
-            mean = f"{percent(self.position[self._at(head, query, key)])} in other texts"
-            return f"{said} ({mean}): of all heads and tokens, this differs most from other texts."
-        rows = self.why.table.to_dict("records")
-        term = max(rows, key=lambda row: (row["weight"], row["nats"]))  # of the key attended most
-        name = term_styles(self.why.table)[term["side"], term["term"]][0]
-        said = f"the largest term is {name} ({term['nats']:+.1f} of {term['score']:+.1f} nats)."
-        looks = self._look_at(self.why.head, self.why.query, term["key"])
-        return f"In the text {looks}: {said} {self.why.moved}".strip()
-
-    def _look_at(self, head: str, query: int, key: int) -> str:
-        """Return how much attention a head gives a key, in words."""
-        weight = self.weights[self._at(head, query, key)]
-        names = f"{query}, {self._named(query)}, to {self._named(key)}"
-        return f"{head} gives {percent(weight)} of token {names}"
-
-    def _at(self, head: str, query: int, key: int) -> tuple[int, int, int, int]:
-        """Return the place of a weight, by the head's name."""
-        return *divmod(self._place(head), self.weights.shape[1]), query, key
+    def looks(self) -> pd.DataFrame:
+        """The looks of the first heads of `strongest_looks`, as text."""
+        rows = []
+        for head, (query, key) in [*self.strongest_looks().items()][:MOST_LOOKS]:
+            at = *divmod(self._place(head), self.weights.shape[1]), query, key
+            row = {"head": head, "query": self._named(query), "key": self._named(key)}
+            row["weight"] = percent(self.weights[at])
+            if self.position is not None:
+                row["in other texts"] = percent(self.position[at])
+            rows.append(row)
+        return pd.DataFrame(rows)
 
     def _named(self, token: int) -> str:
-        """Return a token in quotation marks, with signs for what cannot be seen."""
+        """Return a token's number, and the token with signs for what cannot be seen."""
         piece = self.pieces[token]
-        return f"“{self.names.get(token, mark_of(piece)) or piece}”"
+        return f"{token} “{self.names.get(token, mark_of(piece)) or piece}”"
 
     def _tokens(self, weights: Float[np.ndarray, " key_pos"]) -> str:
         """Return the tokens as HTML, shaded as the script does it on a light screen."""

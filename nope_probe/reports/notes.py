@@ -36,22 +36,6 @@ def how_to_read(page: str | Sequence[str], **numbers: object) -> list[str]:
     return [lines.get(line, line).format_map(limits) for line in lines_of_page]
 
 
-def intervals_note(manifest: Manifest) -> list[str]:
-    """Return a note on the folds behind a run's intervals; nothing for a run without folds.
-
-    Example:
-        >>> from nope_probe.run.manifest import Manifest
-        >>> intervals_note(Manifest(settings={"folds": 8}, fold_sizes=(5,) * 8, documents=40))
-        ['Its intervals come from 8 folds of 40 documents.']
-        >>> intervals_note(Manifest(settings={"folds": 8}, fold_sizes=(1,)))  # a text alone
-        []
-    """
-    folds, documents = manifest.settings.get("folds"), manifest.documents
-    of_documents = "" if documents is None else f" of {documents} documents"
-    said = [f"Its intervals come from {folds} folds{of_documents}."]
-    return said if folds and manifest.fold_sizes != (1,) else []
-
-
 def run_notes(manifest: Manifest) -> list[str]:
     """Return notes on weak intervals, measures of some queries, windows and components left out.
 
@@ -73,39 +57,31 @@ def run_notes(manifest: Manifest) -> list[str]:
     """
     documents, sizes, stride = manifest.documents, manifest.fold_sizes, manifest.query_stride
     n, largest = sum(sizes), max(sizes, default=0)
-    distinct, uneven = manifest.distinct_sequences or n, largest * len(sizes)
+    distinct = manifest.distinct_sequences or n
     silent = () if manifest.model is None else manifest.model.not_attending
     keys_from = () if manifest.model is None else manifest.model.keys_from
     sharing = [layer for layer, source in enumerate(keys_from) if layer != source]
-    sources = words.layer_names(sorted({keys_from[layer] for layer in sharing}))
+    sources = words.layer_names({keys_from[layer] for layer in sharing})
     windows, left_out = (manifest.results.get(name) or {} for name in ("windows", "left_out"))
-    keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         by_reason.setdefault(reason, []).append(names.words(name))
-    kept = "; ".join(f"{', '.join(which)} ({reason})" for reason, which in by_reason.items())
-    notes = {
-        f"{words.layer_names(silent)} {'does' if len(silent) == 1 else 'do'} not attend: no "
-        "scores, no rows.": bool(silent),
-        f"{words.layer_names(sharing)} attend{'s' * (len(sharing) == 1)} to the keys and values of "
-        f"{sources}: W_K and W_V are removed in all of them together.": bool(sharing),
-        f"The intervals come from only {documents} documents, so they are rough. They say nothing "
-        "about other kinds of text.": documents is not None and documents < MANY_DOCUMENTS,
-        f"All {n} sequences are the same, so the intervals have no width. They say nothing about "
-        "other text.": distinct == 1 < n,
-        f"The {n} sequences repeat {distinct} different ones, so the intervals are too "
-        "narrow.": distinct > 1 and distinct * REPEATED < n,
-        f"One of the {len(sizes)} folds holds {largest / max(n, 1):.0%} of the sequences, "
-        "because a document's sequences stay in one fold. The intervals are wider than with even "
-        "folds.": uneven > UNBALANCED * n,
-        f"Locality and monotonicity use 1 query in {stride}, from query 0. All other measures use "
-        "every query.": stride > 1,
-        f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on these "
-        "keys, and conditions that show a query more keys are compared on them.": bool(windows),
-        f"Not removed by default: {kept}.": bool(left_out),
-    }
+    kept = "; ".join(f"{', '.join(of)} ({why})" for why, of in by_reason.items())
+    keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
+    uneven, n_folds = largest * len(sizes) > UNBALANCED * n, len(sizes)
+    rows = (  # by the name of the note
+        ("silent", silent, {"layers": words.layer_names(silent)}),
+        ("sharing", sharing, {"layers": words.layer_names(sharing), "sources": sources}),
+        ("few_documents", documents is not None and documents < MANY_DOCUMENTS, {"n": documents}),
+        ("same_sequences", distinct == 1 < n, {"n": n}),
+        ("repeated", distinct > 1 and distinct * REPEATED < n, {"n": n, "distinct": distinct}),
+        ("uneven_folds", uneven, {"n": n_folds, "largest": largest / max(n, 1)}),
+        ("stride", stride > 1, {"n": stride}),
+        ("windows", windows, {"keys": keys}),
+        ("left_out", left_out, {"kept": kept}),
+    )
+    said = [line for name, is_so, of in rows if is_so for line in how_to_read([name], **of)]
     of_text = () if manifest.text is None else manifest.text.notes
-    said = [note for note, is_true in notes.items() if is_true]
     padding = [manifest.data.padding] if manifest.data.padding else []
     return [*said, *padding, *manifest.data.notes, *of_text]
 

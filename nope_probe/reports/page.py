@@ -42,24 +42,21 @@ class Headline:
         sentence: at most 25 words, for a reader of the README.
         table: its numbers as text, at most 8 rows; the first column names the rows.
         caption: how to read the table, at most 40 words.
-        also: a second result, as a sentence.
         then: a second result.
     """
 
     sentence: str
     table: pd.DataFrame | None = None
     caption: str = ""
-    also: str = ""
     then: Headline | None = None
 
     def html(self) -> str:
         """Return the headline as HTML, a table without rows left out."""
-        sentence, caption, also = (
-            f"<p>{escape(text)}</p>" if text else ""
-            for text in (self.sentence, self.caption, self.also)
+        sentence, caption = (
+            f"<p>{escape(text)}</p>" if text else "" for text in (self.sentence, self.caption)
         )
-        then = "" if self.then is None else self.then.html()
-        return f"{sentence}{_headline_table(self.table)}{caption}{also}{then}"
+        then = "" if self.then is None else f"<div>{self.then.html()}</div>"
+        return f"{sentence}{_headline_table(self.table)}{caption}{then}"
 
 
 def _headline_table(table: pd.DataFrame | None) -> str:
@@ -134,14 +131,15 @@ class Report:
 
         from nope_probe.figures.style import ON_DARK
 
-        of_run = (*notes.intervals_note(manifest), *notes.run_notes(manifest))
         first, *others = (_section(*numbered) for numbered in enumerate(self.sections))
         template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
         return Template(template).substitute(
             title=escape(self.title),
             run=_facts(notes.about(manifest)),
             headline=self.headline.html(),
-            sections=first + _how_to_read([*self.how_to_read, *of_run]) + "".join(others),
+            sections=first
+            + _how_to_read([*self.how_to_read, *notes.run_notes(manifest)])
+            + "".join(others),
             command=escape(manifest.command),
             what_was_run=_facts(notes.what_was_run(manifest)),
             manifest=escape(json.dumps(manifest.to_json(), indent=1, default=str)),

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from math import nan
 from typing import TYPE_CHECKING, Annotated
 
-from nope_probe.analyses.verdicts import MOSTLY, UNIFORM, kinds_of
+from nope_probe.analyses.verdicts import UNIFORM, kinds_of
 from nope_probe.data.documents import validate_text
 from nope_probe.errors import UserError
-from nope_probe.figures.names import phrase
+from nope_probe.figures.names import row_name
 from nope_probe.figures.words import (
     INFORMATION,
     NO_SHARE,
     SHARE,
     Column,
-    listed,
-    reader_of,
     with_readers,
 )
 from nope_probe.maps import MIN_KEYS, default_rows
 from nope_probe.models.info import ModelInfo
-from nope_probe.removal import Writer
+from nope_probe.removal import Condition, Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import COUNT, LAYERS, Bounds, Mistakes
@@ -43,15 +42,29 @@ TEXT_LENGTH = 1_000_000  # characters of a text before it is cut into tokens
 N_SEQS = 512  # of other texts
 ALONE = "the text alone"  # the `data` of a run without other texts
 OF_OTHERS = ("windows", "pack", "alpha", "shuffle", "seq_len", "beyond_context", "folds")
-HARDLY = 0.2  # of the information among the other keys: a head with less is hardly positional
 AT_AN_END = MOST_ROWS // 2  # heads in the lead's table: the most and the least positional
 NUMBERS = {  # of a head in the lead's table
-    "reader": Column("head"),
     "first_weight": Column("first key", unit=SHARE),
     "first": Column("first", unit="nats"),
     "others": Column("others", unit="nats"),
     "others_share": Column("position", unit=SHARE, blank=NO_SHARE),
+    "sink_weight": Column("learned sink", unit=SHARE),
 }
+FIRST = (
+    "On average, heads of {model} give the first key {first} of their attention; share of position "
+    "among the other keys: {share}."
+)
+WITHOUT_FIRST = "Share of position among the keys of {model}'s heads: {share}."
+UNMEASURED = "No query of {model} sees 8 keys, so no head is measured."
+LOOK = "In the text {head} gives {weight} of the attention of {query} to {key}"
+IN_OTHERS = ", in other texts {in other texts}"
+WHY = "The largest term of this score is {term}: {nats} of {score} nats."
+SINKS = " Weights are renormalised without the learned sink."
+LOOKS_CAPTION = "The strongest look of each of five heads: {strongest}. Tokens have their numbers."
+WHY_CAPTION = (
+    "The largest terms of the score of this key, less the mean of the keys. Effect: what the score "
+    "loses without a moved part, where all later blocks respond."
+)
 ALONE_CAPTION = (
     "Only the text was read, which cannot separate position from content: --n-seqs or --data reads "
     "other texts too."
@@ -254,86 +267,63 @@ def report(run: Run) -> Report:
     Args:
         run: the table `attention`, and the map `weights`, [layer, head, row, key_pos].
     """
-    table, name = run.tables["attention"], run.manifest.model_name
-    removed = [phrase(part) for part in run.manifest.removed or ()]
-    sections, text = list[Section](), ""
-    if run.manifest.text is not None:
+    table, manifest = run.tables["attention"], run.manifest
+    name, removed = manifest.model_name, Condition(manifest.removed or ())
+    where = f"{name} {row_name(removed.name)}" if removed else name
+    leads, sections = list[Headline](), list[Section]()
+    if manifest.text is not None:
         view = text_view(run)
-        sections, text = [*text_sections(view)], view.sentence
-    lead = Headline(sentence=text, caption=ALONE_CAPTION)
+        leads, sections = [*text_headlines(view)], [*text_sections(view)]
     if has_other_texts(run):
-        lead = headline(f"ablated {name}" if removed else name, table, run.manifest.skip_keys)
-        lead = Headline(sentence=text, also=lead.sentence) if text else lead
+        leads.append(headline(where, table, manifest.skip_keys))
         sections.append(head_section(run))
+    lead = leads.pop()
+    while leads:
+        lead = replace(leads.pop(), then=lead)
     return Report(
-        title="Position and content in the attention of "
-        + (f"{name} without {listed(removed)}" if removed else name),
-        headline=replace(lead, caption=f"{lead.caption} {sinks_line(table)}".strip()),
+        title=f"Position and content in the attention of {where}",
+        headline=lead,
         sections=sections,
         how_to_read=notes.how_to_read("attention"),
     )
 
 
-def headline(subject: str, table: pd.DataFrame, skip_keys: int = 1) -> Headline:
+def headline(model: str, table: pd.DataFrame, skip_keys: int = 1) -> Headline:
     """Return what the first key gets, and how much is position among the other keys.
 
     Args:
-        subject: the model.
+        model: its name.
         table: `attention.csv`.
         skip_keys: how many keys count as first.
     """
+    import pandas as pd
+
     known = table.dropna(subset=["information"]).assign(
         first=table["first_position"] + table["first_content"],
         others=table["others_position"] + table["others_content"],
     )
-    informed = known[known["information"] >= UNIFORM]
-    share, mean = informed["others_share"], known.mean(numeric_only=True)
-    for is_so, sentence in (
-        (known.empty, f"No query of {subject} sees 8 keys, so no head is measured."),
-        (
-            informed.empty,
-            f"All {len(known)} heads of {subject} attend uniformly: their weights are at most "
-            f"{known['information'].max():.1g} nats above uniform, and no head is classed.",
-        ),
-        (
-            share.isna().all(),
-            f"These sequences are too few to say how much of {subject}'s attention is position.",
-        ),
-    ):
-        if is_so:
-            return Headline(sentence=sentence)
-    keys = "key gets" if skip_keys <= 1 else f"{skip_keys} keys get"
-    first = (
-        f"The first {keys} {mean['first_weight']:.0%} of the attention of {subject}'s heads, and "
-        f"{mean['first']:.2f} of its {mean['information']:.2f} nats above uniform. "
+    if known.empty:
+        return Headline(sentence=UNMEASURED.format(model=model))
+    shares = known[known["information"] >= UNIFORM].dropna(subset=["others_share"])
+    ordered = shares.sort_values("others_share", ascending=False, kind="stable")
+    ends = with_readers(ordered.drop(index=ordered.index[AT_AN_END:-AT_AN_END]))
+    mean = known.mean(numeric_only=True)
+    mean["others_share"] = mean["others_position"] / mean["others"] if len(shares) else nan
+    numbers = [name for name in NUMBERS if name in known][0 if skip_keys else 2 :]
+    of_all = pd.DataFrame([{"head": "mean", **mean[numbers]}])
+    of_ends = ends.assign(head=ends["reader"])
+    rows = pd.concat(
+        [brief(rows, "head", numbers, NUMBERS) for rows in (of_all, of_ends)], ignore_index=True
     )
-    uniform = len(known) - len(informed)
-    ordered = informed.dropna(subset=["others_share"]).sort_values(
-        "others_share", ascending=False, kind="stable"
-    )
-    ends = ordered.drop(index=ordered.index[AT_AN_END:-AT_AN_END])
+    first, share = (rows.iloc[0].get(NUMBERS[x].title) for x in ("first_weight", "others_share"))
     return Headline(
-        sentence=f"{first * bool(skip_keys)}Among the other keys, "
-        f"{mean['others_position'] / mean['others']:z.0%} of the information "
-        f"({mean['others_position']:z.2f} of {mean['others']:.2f} nats) is position: "
-        f"{(share >= MOSTLY).sum()} of {len(known)} heads at {MOSTLY:.0%} or more, "
-        f"{(share < HARDLY).sum()} below {HARDLY:.0%}{f', {uniform} uniform' * (uniform > 0)}.",
-        table=brief(with_readers(ends), "reader", [*NUMBERS][1:], NUMBERS),
-        caption="The heads whose attention among the other keys is most and least position, the "
-        "same in every text. Weight and nats above uniform of the first key; nats of the other "
-        "keys, and how much of them is position.",
-    )
-
-
-def sinks_line(table: pd.DataFrame) -> str:
-    """Return a sentence on what learned sinks take, which the weights leave out; "" if none do."""
-    if "sink_weight" not in table or not table["sink_weight"].any():
-        return ""
-    most = table.iloc[int(table["sink_weight"].argmax())]
-    return (
-        "Attention weights are renormalised without the learned sinks, which take "
-        f"{table['sink_weight'].mean():.0%} of a head's attention on average, and at most "
-        f"{most['sink_weight']:.0%} ({reader_of(most)})."
+        sentence=(FIRST if skip_keys else WITHOUT_FIRST).format(
+            model=model, first=first, share=share
+        ),
+        table=rows,
+        caption="The mean of all heads, and the heads with most and least position. Weight and "
+        "nats above uniform of the first key. Nats of the other keys, and how much of them is "
+        "position, the same in every text." + SINKS * ("sink_weight" in numbers),
     )
 
 
@@ -351,6 +341,25 @@ def head_section(run: Run) -> Section:
         table=table.dropna(axis=1, how="all"),
         columns=COLUMNS,
     )
+
+
+def text_headlines(view: TextView) -> Iterator[Headline]:
+    """Yield where heads look in the run's text, and the terms of the asked look."""
+    looks, is_alone = view.looks, view.position is None
+    strongest = "the most weight on a key after the first" if is_alone else "unlike other texts"
+    yield Headline(
+        sentence=(LOOK + IN_OTHERS * (not is_alone) + ".").format(**looks.iloc[0]),
+        table=looks,
+        caption=LOOKS_CAPTION.format(strongest=strongest) + f" {ALONE_CAPTION}" * is_alone,
+    )
+    if view.why is not None:
+        terms = view.why.terms
+        (_, score), (term, nats) = terms.iloc[:2, :2].to_numpy()
+        yield Headline(
+            sentence=WHY.format(score=score, term=term, nats=nats),
+            table=terms,
+            caption=WHY_CAPTION,
+        )
 
 
 def text_sections(view: TextView) -> Iterator[Section]:
@@ -372,8 +381,8 @@ def text_sections(view: TextView) -> Iterator[Section]:
         yield Section(
             title="Why, steps back",
             caption="Terms of the score of the most attended key, and of the looks by which heads "
-            f"moved what they wrote, nats. {why.moved} "
-            "The term is direct; with its effect, all later blocks respond.",
+            "moved what they wrote, nats. The term is direct; with its effect, all later blocks "
+            "respond.",
             table=why.steps,
             columns=COLUMNS,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import tyro
 
 from nope_probe.figures.intervals import bound_columns, column_text
-from nope_probe.figures.names import phrase, words
+from nope_probe.figures.names import row_name, words
 from nope_probe.figures.words import Column, View, capitalised
 from nope_probe.hooks.removing.removals import Ablation, Replacement
 from nope_probe.models.names import trained_length
@@ -385,8 +385,8 @@ def headline(run: Run) -> Headline:
     most = by_size.iloc[-1]
     change = column_text(most, "difference", about, CHANGE)
     return Headline(
-        sentence=f"Without {phrase(most['removed'])}, the {about.label} of {name} changes by "
-        f"{change} {about.unit}, more than without any other part.",
+        sentence=f"{capitalised(row_name(most['removed']))}, the {about.label} of {name} changes "
+        f"by {change} {about.unit}, more than without any other part.",
         table=as_text(
             rows[rows["measure"].isin(measures)],
             measures,

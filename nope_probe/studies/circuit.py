@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
-from nope_probe.figures.names import phrase
-from nope_probe.figures.words import MEASURES, Column, View, listed
+from nope_probe.figures.names import row_name
+from nope_probe.figures.words import MEASURES, Column, View
 from nope_probe.models.info import ModelInfo
+from nope_probe.removal import Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.flags import COUNT, LAYERS, SEQ_LEN, Bounds, Mistakes
-from nope_probe.stages import STAGE_WORDS
+from nope_probe.stages import STAGE_WORDS, Letter
 from nope_probe.studies.removing import RemovingSettings
-from nope_probe.studies.tidy import KEYS, preferred_keys, sections
+from nope_probe.studies.tidy import preferred_keys, sections
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +45,6 @@ VIEWS = (
         "below, far keys. Where this line is crossed, the positional pattern is inverted.",
     ),
 )
-MOST_NAMED = 3  # components in a sentence
 KINDS: dict[MapKind, tuple[str, str]] = {  # of the maps: the section, and how to read it
     "raw": (
         "The block, stage by stage",
@@ -61,14 +61,7 @@ KINDS: dict[MapKind, tuple[str, str]] = {  # of the maps: the section, and how t
         "What is left is no function of the distance between two positions alone.",
     ),
 }
-INVERSIONS = {  # what becomes of the order from (f) over (g) to (h)
-    "undefined": "It has no stage (f) between attention and MLP, so no inversion is defined.",
-    "no order": "Its stages (f), (g) or (h) have no order of positions to compare.",
-    "kept": "Its {what} does not invert the order, from LN(O) (f) to the block's output (g).",
-    "inverted": "Its {what} inverts the order, from LN(O) (f) to the block's output (g).",
-    "restored": "Its {what} inverts the order, from LN(O) (f) to the block's output (g), and the "
-    "next LN (h) restores it.",
-}
+FIRST = "In {where}, keys preferred by {first}: {before}; by the block's output (g): {after}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +154,7 @@ def _maps(run: Run) -> Iterator[Section]:
 
 
 def headline(run: Run) -> Headline:
-    """Return the keys that the scores and each stage prefer, and whether the MLP inverts it.
+    """Return the keys that the stages before and after the MLP prefer, and those of all stages.
 
     Args:
         run: its table `stages`.
@@ -169,54 +162,33 @@ def headline(run: Run) -> Headline:
     import pandas as pd
 
     removed, absent = run.manifest.removed or (), run.manifest.results["absent"]
-    models = {
-        str(name): {row["stage"]: interval_of(row, "locality") for row in rows.to_dict("records")}
+    cells = {
+        str(name): {
+            row["stage"]: _preference(interval_of(row, "locality"))
+            for row in rows.to_dict("records")
+        }
         for name, rows in run.tables["stages"].groupby("model", sort=False)
     }
-    where = f"L{run.manifest.results['layer']} of {run.manifest.model_name}"
-    if removed:
-        many = f"{len(removed)} components" if len(removed) > MOST_NAMED else ""
-        where += f" without {many or listed([*map(phrase, removed)])}"
-    shown = models["ablated" if removed else "intact"]
-    cells = {"stage": [f"({x}) {STAGE_WORDS[x].name}, {STAGE_WORDS[x].formula}" for x in shown]}
-    for name, stages in models.items():
-        heading = f"{name}: prefers" if len(models) > 1 else "prefers"
-        cells[heading] = [_preference(stages.get(letter)) for letter in shown]
-    reasons = dict.fromkeys(absent.values())
-    missing = "".join(
-        f" No {listed([f'({x})' for x in absent if absent[x] == why])}: {why}." for why in reasons
-    )
-    of_scores = f"In {where} the scores (b) prefer {KEYS[preferred_keys(shown['b'])]}."
-    if "i" in shown:
-        of_scores += f" The next block's (i) prefer {KEYS[preferred_keys(shown['i'])]}."
-    what = "residual sum" if "mlp" in removed else "MLP"
+    shown = cells["ablated" if removed else "intact"]
+    shown |= {letter: f"none: {why}" for letter, why in absent.items()}
+    first: Letter = "b" if "f" in absent else "f"
+    table = pd.DataFrame(cells, index=[*STAGE_WORDS]).add_suffix(" prefers").fillna("")
+    names = [f"({x}) {words.name}, {words.formula}" for x, words in STAGE_WORDS.items()]
+    table.insert(0, "stage", names)
     return Headline(
-        sentence=f"{of_scores} {INVERSIONS[inversion(shown)].format(what=what)}",
-        table=pd.DataFrame(cells),
-        caption="The number is the rank correlation of a score, or of the inner product of two "
-        "positions' vectors, with its key's position. Above 0, near keys have larger values; below "
-        f"0, far keys.{missing}",
+        sentence=FIRST.format(
+            where=f"L{run.manifest.results['layer']} of {run.manifest.model_name}"
+            + (f" {row_name(Condition(removed).name)}" if removed else ""),
+            first=f"{STAGE_WORDS[first].name} ({first})",
+            before=shown[first],
+            after=shown["g"],
+        ),
+        table=table,
+        caption="The keys with the larger values at a stage, near or far ones. The number is the "
+        "rank correlation of a score, or of two positions' inner product, with the key's position.",
     )
 
 
-def _preference(locality: ValueAndBounds | None) -> str:
+def _preference(locality: ValueAndBounds) -> str:
     """Return the keys that have larger values at a stage, with the number that shows it."""
-    if locality is None or isnan(locality[0]):
-        return ""
-    return f"{preferred_keys(locality)} ({locality[0]:+.2f})"
-
-
-def inversion(stages: Mapping[str, ValueAndBounds]) -> str:
-    """Return how the pattern changes from (f) over (g) to (h), which the paper cannot explain.
-
-    Args:
-        stages: per letter the rank correlation of a value with its key's position.
-    """
-    if not {"f", "g"} <= {*stages}:
-        return "undefined"
-    if any(isnan(stages[letter][0]) for letter in "fgh" if letter in stages):
-        return "no order"
-    prefer = {letter: preferred_keys(stages[letter]) for letter in "fgh" if letter in stages}
-    if {prefer["f"], prefer["g"]} != {"near", "far"}:
-        return "kept"
-    return "restored" if prefer.get("h") == prefer["f"] else "inverted"
+    return "no order" if isnan(locality[0]) else f"{preferred_keys(locality)} ({locality[0]:+.2f})"

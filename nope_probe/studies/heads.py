@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import bound_columns
-from nope_probe.figures.names import phrase
-from nope_probe.figures.words import Column, View, listed, with_readers
+from nope_probe.figures.names import words
+from nope_probe.figures.words import Column, View, reader_of, with_readers
 from nope_probe.removal import ROWS, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     from nope_probe.run.folder import Run
 
 ORDERS: Mapping[str, str] = {  # and their names in a sentence
-    "need": "need of it",
+    "need": "need",
     "others": "position among the other keys",
     "positional": "position among all keys",
     "induction": "induction",
 }
 Removed = Literal["rope", "content", "mask"]
 COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are left out
+HEADING = 13  # characters in a line of the first table's headings
 SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
 MEASURES = {
     "text": Column("text", "Rise of the loss on text.", "nats"),
@@ -88,7 +90,7 @@ VIEWS = (
         caption="All heads in each order, with the value that they were ordered by.",
     ),
 )
-NOTHING = "No first heads cost more, or less, than all other heads that they were compared with."
+FIRST = "Without {row}, {measure} costs {cost} nats; without it in other heads, {others}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +222,7 @@ def report(run: Run) -> Report:
     if len(tables.get("single", ())) < n_rows:
         tables.pop("single", None)  # a map has every head
     return Report(
-        title=f"What the heads of {run.manifest.model_name} do, by removing "
-        f"{listed([phrase(part) for part in removed])}",
+        title=f"What the heads of {run.manifest.model_name} do, by removing a part of them",
         headline=headline(run),
         sections=[*sections(VIEWS, tables, COLUMNS)],
         how_to_read=notes.how_to_read("heads"),
@@ -229,68 +230,58 @@ def report(run: Run) -> Report:
 
 
 def headline(run: Run) -> Headline:
-    """Return what the first heads of an order carry beyond all others, and the costs of all."""
-    tests = run.tables["tests"]
-    found = tests[tests["beyond"]]
-    losses = found[found["measure"] != "induction"]
-    if run.manifest.settings["least"]:  # are there heads that text does without?
-        losses = found[found["measure"] == "text"]
-    rows = losses if len(losses) else found
+    """Return the cost that is furthest from other heads' mean cost, and the costs of all.
+
+    What is beyond all other heads comes first, and loss before induction; of the last heads, text.
+    """
+    tests, is_least = run.tables["tests"], run.manifest.settings["least"]
+    losses = ["text"] if is_least else [name for name in MEASURES if name != "induction"]
+    far = (tests["cost"] - tests["chance"]).abs().where(tests["measure"].isin(losses), 0.0)
+    ranked = tests.assign(far=far, counts=tests["beyond"] & (far > 0))
+    best = ranked.sort_values(["counts", "far"]).iloc[-1]
+    about = MEASURES[str(best["measure"])]
     return Headline(
-        sentence=sentence(run, rows) if len(rows) else NOTHING,
-        table=as_text(tests),
-        caption="Costs in nats (of induction, a fall of attention). Others: the lowest to the "
+        sentence=FIRST.format(
+            row=row_of(run, best), measure=about.label, cost=cost_of(best), others=others_of(best)
+        ),
+        table=as_text(run),
+        caption="Costs in nats (of induction, a fall of attention). Below: the lowest to the "
         "highest cost of other heads, as many drawn (of the same layers; with --least, of all), or "
         "for k = 1 single heads. Marked *: beyond all of them, with its 95% interval.",
     )
 
 
-def sentence(run: Run, found: pd.DataFrame) -> str:
-    """Return the cost that is furthest from other heads' mean cost, in words.
-
-    Args:
-        run: the run.
-        found: the rows of `tests` that are beyond all other heads.
-    """
-    tests, n_heads = run.tables["tests"], run.manifest.results["n_heads"]
-    best = found.iloc[int((found["cost"] - found["chance"]).abs().to_numpy().argmax())]
-    k, n_others = int(best["k"]), int(best["of"]) - 1
-    end, most = ("high", "most") if best["cost"] > best["chance_high"] else ("low", "least")
-    is_least = run.manifest.settings["least"]
-    first = f"the {'last' if is_least else 'first'} {k}"
-    others = f"{n_others} draw{'s' * (n_others > 1)} of {k}{' others' * (not is_least)}"
-    if k == 1:
-        top = run.tables["order"].query("order == @best.order").iloc[-1 if is_least else 0]
-        first = f"L{top['layer']}H{top['head']}, {first.removesuffix(' 1')}"
-        of_all = n_others == n_heads - 1
-        others = f"any other of the {n_heads} heads alone" if of_all else f"{n_others} others alone"
-    by, about = ORDERS.get(best["order"], best["order"]), MEASURES[str(best["measure"])]
-    alike = tests.query("removed == @best.removed and order == @best.order")
-    text = alike.query("measure == 'text' and k == @k")["cost"].item()
-    same = alike[alike["measure"] == best["measure"]]
-    ks = [str(row["k"]) for row in same.to_dict("records") if row["beyond"]]
-    alone = " alone" * (len(ks) == 1)
-    for_ks = f" The cost is beyond all others' for k = {listed(ks)}{alone}." * (len(same) > 1)
-    return (
-        f"Without {phrase(str(best['removed']))} in {first} of {n_heads} heads by {by}, "
-        f"{about.label} costs {best['cost']:+.2f} {about.unit}; in {others}, at {most} "
-        f"{best[f'chance_{end}']:+.2f}{f'; text costs {text:+.2f}' * (best['measure'] != 'text')}."
-        f"{for_ks}"
+def row_of(run: Run, test: Mapping[Any, Any] | pd.Series) -> str:
+    """Return what a row of `tests` removes, and from which heads."""
+    rows = run.tables["order"].query("order == @test['order']")
+    end, row = (
+        ("last", rows.iloc[-1]) if run.manifest.settings["least"] else ("first", rows.iloc[0])
     )
+    heads = f"{reader_of(row)}, {end}" if test["k"] == 1 else f"the {end} {test['k']}"
+    by = ORDERS.get(test["order"], test["order"])
+    return f"{words(test['removed'])} in {heads} by {by}"
 
 
-def as_text(tests: pd.DataFrame) -> pd.DataFrame:
+def cost_of(test: Mapping[Any, Any] | pd.Series) -> str:
+    """Return the cost of a row of `tests` as text, marked where it is beyond all others."""
+    return f"{test['cost']:+z.2f}{'*' * bool(test['beyond'])}"
+
+
+def others_of(test: Mapping[Any, Any] | pd.Series) -> str:
+    """Return the lowest and the highest cost of other heads as text."""
+    return f"{test['chance_low']:z.2f} to {test['chance_high']:z.2f}"
+
+
+def as_text(run: Run) -> pd.DataFrame:
     """Return the costs of every removal, order and k, as text."""
     import pandas as pd
 
-    rows = []
-    for (removed, order, k), group in tests.groupby(["removed", "order", "k"], sort=False):
-        cells = {"removed": removed, "order": order, "k": str(k)}
-        for row in group.to_dict("records"):
-            others = f"others: {row['chance_low']:.2f} to {row['chance_high']:.2f}"
-            cells[str(row["measure"])] = f"{row['cost']:+.2f}{'*' * row['beyond']}\n{others}"
-        rows.append(cells)
-    return pd.DataFrame(rows)
+    cells: dict[str, dict[str, str]] = {}
+    for test in run.tables["tests"].to_dict("records"):
+        heading = "\n".join(wrap(MEASURES[test["measure"]].label, HEADING))
+        row = cells.setdefault(row_of(run, test), {})
+        row[heading] = f"{cost_of(test)}\n{others_of(test)}"
+    return pd.DataFrame.from_dict(cells, orient="index").rename_axis("without").reset_index()
 
 
 def against_chance(costs: pd.DataFrame, single: pd.DataFrame) -> pd.DataFrame:

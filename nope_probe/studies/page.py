@@ -114,23 +114,21 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
             if section.table is not None and len(section.table):
                 lines = in_parts(rows_by_name(section.table, section.columns))
                 console.print(section.title, lines, sep="\n", end="\n\n", soft_wrap=True)
-        how_to_read = [*report.how_to_read, *notes.intervals_note(manifest)]
-        console.print(*how_to_read, sep="\n", style="dim")
+        console.print(*report.how_to_read, sep="\n", style="dim")
     for note in notes.run_notes(manifest):
         console.print(note)
     console.print(f"open {folder / 'report.html'}", soft_wrap=True)
 
 
 def print_headline(console: Console, headline: Headline) -> None:
-    """Print a result: its sentence, its table, how to read it, and a second result."""
+    """Print a result: its sentence, its table, how to read it, and what else there is."""
     console.print(headline.sentence, end="\n\n" if headline.sentence else "")
     if headline.table is not None and len(headline.table):
         print_table(console, headline.table)
     if headline.caption:
         console.print(headline.caption, style="dim")
-    if headline.also:
-        console.print(f"\n{headline.also}")
     if headline.then is not None:
+        console.print(end="\n" * bool(headline.then.sentence))
         print_headline(console, headline.then)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from nope_probe.analyses.verdicts import main_writers, most_of
-from nope_probe.figures.intervals import ValueAndBounds, bound_columns
+from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.names import OTHERS
-from nope_probe.figures.words import MEASURES, WITHIN, Column, View, listed, with_readers
+from nope_probe.figures.words import MEASURES, WITHIN, Column, View, with_readers
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from nope_probe.run.folder import Run
 
 MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
-QUESTIONS = {"lead": "first key", "pattern": "other keys"}
+QUESTIONS = {"lead": "lead", "pattern": "order"}
 COLUMNS = {
     "size": Column(
         "size",
@@ -91,11 +90,19 @@ VIEWS = (
         "held.",
     ),
 )
-NAMED = 2  # writers of a lead or a pattern in the sentence
-AGAINST = 0.1  # of a lead or pattern: a part below 0 that the sentence names
 LEAST = 0.05  # of a lead or pattern: terms and writers that make less are left out
 INDENT = "· "  # before a head, whose nats its attention's row counts
-NO_PATTERN = "No layer or head shows a lead or pattern that exceeds the noise."
+FIRST = (
+    "In {reader}, {most} makes the largest part of the {of}: {part} of {whole} nats, with "
+    "{against} against it."
+)
+NO_PATTERN = "No layer or head shows a lead or order that exceeds the noise."
+NOTHING = "{reader} shows no lead or order that exceeds the noise."
+CAPTION = (
+    "An attention's nats are the sum of its heads'. Against: the parts in it that push back, whose "
+    "sign is not that of the whole. Lost: on all paths, without its position."
+)
+CHOSEN = " {reader} has the largest {number} of {layers}."
 ROTATION, ALIBI = "RoPE's rotation", "ALiBi"
 PARTS = {  # what terms are called in the first table, in the order of their maps
     "all": "whole",
@@ -104,15 +111,6 @@ PARTS = {  # what terms are called in the first table, in the order of their map
     **dict.fromkeys(("written_key", "written_query", "written_both"), "written"),
     "covariance": "covariance",
 }
-MADE_BY = {  # by the term that surely is most of a lead or pattern
-    **dict.fromkeys((ROTATION, ALIBI), "{term} makes {part} of {whole}"),
-    "covariance": "covariance, which no mean vector carries, makes {part} of {whole}",
-    "written": "{writers} of {whole}",
-    "noisy": "no single writer makes {whole}, of which {part} were written",
-    "none": "no single term makes {whole}",
-}
-LOST = "Lost: on all paths, without its position{kept}."
-OF_HEADS = "A head's nats are counted in the row of its attention, above it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,8 +280,9 @@ def made_of(tables: Mapping[str, pd.DataFrame], reader: str, question: str) -> p
 
     Returns:
         A row for the whole, for each term (as `PARTS` calls it), for each writer, and for each
-        attention whose heads write one by one: `part`, and `total`, what is lost on all paths, with
-        their bounds. No rows where the lead or pattern does not exceed its noise.
+        attention whose heads write one by one: `part`; `against`, the sum of the parts in it whose
+        sign is not that of the whole; and `total`, what is lost on all paths. `part` and `total`
+        have bounds. No rows where the lead or pattern does not exceed its noise.
     """
     import pandas as pd
 
@@ -294,28 +293,21 @@ def made_of(tables: Mapping[str, pd.DataFrame], reader: str, question: str) -> p
     columns = ["part", *bound_columns("part")]
     if terms.loc[terms["term"] == "all", "part"].isna().all():
         return pd.DataFrame()
-    whole = writers["writer"].map(lambda name: str(Writer(name).whole))
-    named = pd.concat(
-        [
-            terms.assign(name=terms["term"].map(PARTS)).dropna(subset="name"),
-            writers.assign(name=writers["writer"]),
-            writers.assign(name=whole)[whole != writers["writer"]],
-        ]
-    )
-    parts = named.groupby("name", sort=False)[columns].sum()
+    made = terms.groupby(terms["term"].map(PARTS), sort=False)[columns].sum()
+    single = writers.groupby("writer", sort=False)[columns].sum()
+    for rows in (made, single):
+        rows["against"] = rows["part"].where(rows["part"] * made["part"]["whole"] < 0, 0.0)
+    made.loc["written", "against"] = single["against"].sum()
+    made.loc["whole", "against"] = made["against"].sum()
+    whole = single.index.map(lambda name: str(Writer(name).whole))
+    attentions = single[whole != single.index].groupby(whole[whole != single.index]).sum()
     lost = effects.set_index("writer")[["total", *bound_columns("total")]]
-    return parts.join(lost, how="outer")
+    return pd.concat([made, single, attentions]).join(lost, how="outer")
 
 
 def writers_of(rows: pd.DataFrame) -> list[str]:
     """Return the writers and attentions among the rows of `made_of`."""
     return [name for name in rows.index if name not in {*PARTS.values(), "bias"}]
-
-
-def over_whole(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, ValueAndBounds]:
-    """Return parts over the whole, which is below 0 where other keys lead."""
-    parts = rows.loc[[*names], ["part", *bound_columns("part")]] / rows["part"]["whole"]
-    return {name: (value, min(ends), max(ends)) for name, value, *ends in parts.itertuples()}
 
 
 def strengths(rows: pd.DataFrame) -> pd.Series[float]:
@@ -334,7 +326,7 @@ def strengths(rows: pd.DataFrame) -> pd.Series[float]:
 
 
 def headline(run: Run) -> Headline:
-    """Return the main terms and writers of a reader's lead and pattern, and what it loses.
+    """Return what makes most of a reader's lead or order, and what else makes it.
 
     Args:
         run: its tables `terms`, `writers` and `effects`, and its manifest with the `reader`.
@@ -345,109 +337,68 @@ def headline(run: Run) -> Headline:
     asked = ((question, made_of(run.tables, reader, question)) for question in QUESTIONS)
     made = {question: rows for question, rows in asked if len(rows)}
     if not made:
-        return Headline(sentence=f"{reader} shows no lead or pattern that exceeds the noise.")
-    kept = ", which the first token keeps" if manifest.results["kept_positions"] else ""
-    length = f"{manifest.seq_len:,} tokens"
-    against = {question: pushing_back(rows) for question, rows in made.items()}
-    clauses = [text for name in reversed(made) for text in _clauses(name, made, reader, against)]
-    if any(against.values()):
-        clauses.append("Where a part pushes back, the others can exceed the whole")
-    table, n_left_out = _table(f"{reader} at {length}, nats", made)
-    number = "lead" if manifest.skip_keys else "pattern"
-    rule = f"{reader} has the largest {number} of {notes.layers_of_run(manifest)}."
-    parts = [
-        "" if manifest.settings.get("reader") else rule,
-        OF_HEADS if any(name.startswith(INDENT) for name in table.iloc[:, 0]) else "",
-        LOST.format(kept=kept) if any("lost" in str(name) for name in table) else "",
-        f"Weaker writers left out: {n_left_out}." if n_left_out else "",
-    ]
+        return Headline(sentence=NOTHING.format(reader=reader))
+    table = first_table(made)
+    question = max(made, key=lambda question: abs(made[question]["part"]["whole"]))
+    of, parts = QUESTIONS[question], made[question]["part"] * made[question]["part"]["whole"]
+    most = str(parts[[name for name in table.index[1:] if name in parts]].idxmax())
+    heads = {name: INDENT + name for name in table.index if re.fullmatch(r"L\d+H\d+", name)}
     return Headline(
-        sentence=f"At {length}, {'. '.join(clauses)}.",
-        table=table,
-        caption=" ".join(filter(None, parts)),
+        sentence=FIRST.format(
+            reader=reader,
+            of=of,
+            most=most,
+            part=table[of][most],
+            whole=table[of]["whole"],
+            against=table[f"{of},\nagainst"]["whole"],
+        ),
+        table=table.rename(heads)
+        .rename_axis(f"{reader} at {manifest.seq_len:,} tokens, nats")
+        .reset_index(),
+        caption=CAPTION
+        + CHOSEN.format(
+            reader=reader,
+            number="lead" if manifest.skip_keys else "order",
+            layers=notes.layers_of_run(manifest),
+        )
+        * (manifest.settings.get("reader") is None),
     )
 
 
-def pushing_back(rows: pd.DataFrame) -> str:
-    """Return the term, attention, MLP or embedding whose part is the most below 0; empty if none.
+def first_table(made: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return the first table, whose rows but those of heads add up to the whole.
 
     Args:
-        rows: those of `made_of`.
-    """
-    wholes = [name for name in writers_of(rows) if Writer(name).whole == name]
-    terms = {*PARTS.values()} & {*rows.index} - {"whole", "written"}
-    shares = over_whole(rows, [*terms, *wholes])
-    strongest = min(shares, key=lambda name: shares[name][0], default="")
-    return strongest if strongest and shares[strongest][2] < -AGAINST else ""
-
-
-def _clauses(
-    question: str, made: Mapping[str, pd.DataFrame], reader: str, against: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield the main term or writers of a lead or a pattern, and what pushes back the most."""
-    rows = made[question]
-    size, terms = rows["part"]["whole"], {*PARTS.values()} & {*rows.index} - {"whole"}
-    parts = rows["part"] * (-1 if size < 0 else 1)
-    style, way = "z.1f" if abs(size) >= 1 else "z.2f", "trails" if size < 0 else "leads"
-    of = {"pattern": f"in the order of {reader}'s other keys", "lead": "by which the first key "}
-    of["lead"] += way if len(made) > 1 else f"{way} in {reader}"
-    most = most_of(over_whole(rows, terms)) or "none"
-    names = writers_of(rows)
-    attentions = {Writer(name).whole for name in names if Writer(name).head is not None}
-    main = main_writers(over_whole(rows, {*names} - attentions))
-    named = [f"{name} {parts[name]:{style}}" for name in main[:NAMED]]
-    if main:
-        named[0] = named[0].replace(" ", " writes ")
-    named += ["others the rest"] if len(main) > NAMED else []
-    yield MADE_BY["noisy" if most == "written" and not main else most].format(
-        term=most,
-        whole=f"the {abs(size):{style}} nats {of[question]}",
-        part=f"{parts.get(most, 0.0):{style}}",
-        writers=listed(named) if named else "",
-    )
-    if name := against[question]:
-        yield f"{name} pushes back by {-parts[name]:{style}}"
-
-
-def _table(name: str, made: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, int]:
-    """Return the first table, and how many writers it leaves out.
-
-    Its rows but those of heads under their attention add up to the whole.
+        made: what `made_of` returns, by question.
     """
     import pandas as pd
 
     sizes = [(rows["part"] / rows["part"]["whole"]).abs() for rows in made.values()]
     shown = pd.concat(sizes, axis=1).max(axis=1)
     encodings = [term for term in (ROTATION, ALIBI) if shown.get(term, 0.0) >= LEAST / 10]
-    top, n_left_out = _shown_writers(made, MOST_ROWS - 3 - len(encodings))
+    top = _shown_writers(made, MOST_ROWS - 3 - len(encodings))
     wholes = [writer for writer in top if Writer(writer).whole == writer]
     columns = {}
     for question, rows in made.items():
-        others = rows["part"]["written"] - rows["part"].reindex(wholes).sum()
-        columns[QUESTIONS[question]] = pd.concat([rows["part"], pd.Series({OTHERS: others})])
+        for name, end in (("part", ""), ("against", ",\nagainst")):
+            others = rows[name]["written"] - rows[name].reindex(wholes).sum()
+            column = pd.concat([rows[name], pd.Series({OTHERS: others})])
+            columns[f"{QUESTIONS[question]}{end}"] = column
         if rows["total"].notna().any():
-            columns[f"{QUESTIONS[question]}, lost"] = rows["total"]
+            columns[f"{QUESTIONS[question]},\nlost"] = rows["total"]
     names = ["whole", *encodings, *top, OTHERS, "covariance"]
-    labels = [INDENT + row if row in top and row not in wholes else row for row in names]
-    table = pd.DataFrame(columns).reindex(names).set_axis(labels).rename_axis(name)
-    table = table.map(lambda number: "" if isnan(number) else f"{number:z.2f}")
-    return table.reset_index(), n_left_out
+    table = pd.DataFrame(columns).reindex(names)
+    return table.map(lambda number: "" if isnan(number) else f"{number:z.2f}")
 
 
-def _shown_writers(made: Mapping[str, pd.DataFrame], n_rows: int) -> tuple[list[str], int]:
-    """Return the strongest writers, heads after their attention, and how many others there are."""
+def _shown_writers(made: Mapping[str, pd.DataFrame], n_rows: int) -> list[str]:
+    """Return the strongest writers, as they write, with the attention of a head before it."""
     import pandas as pd
 
     strongest = pd.concat([strengths(rows) for rows in made.values()], axis=1).max(axis=1)
-    heads: dict[str, list[str]] = {}
-    n_shown = 0
-    for writer in sorted(strongest.index, key=lambda name: (-strongest[name], Writer(name).order)):
-        whole = str(Writer(writer).whole)
-        n_new = 1 + (writer != whole and whole not in heads)
-        if strongest[writer] < LEAST or n_shown + n_new > n_rows or writer in heads:
-            continue
-        of_whole = heads.setdefault(whole, [])
-        of_whole += [writer] if writer != whole else []
-        n_shown += n_new
-    top = [name for whole, of_whole in heads.items() for name in (whole, *of_whole)]
-    return top, len(strongest) - len(top)
+    top = set[str]()
+    for writer in strongest[strongest >= LEAST].sort_values(ascending=False).index:
+        with_whole = {*top, writer, str(Writer(writer).whole)}
+        top = with_whole if len(with_whole) <= n_rows else top
+    ordered = sorted(top, key=lambda name: Writer(name).order)
+    return sorted(ordered, key=lambda name: (Writer(name).whole.order, name != Writer(name).whole))

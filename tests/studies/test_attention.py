@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.command_line import run_command
 from support.decoders import write_decoder
+from support.first_line import assert_numbers_are_cells
 from support.rounding import NETWORK, assert_same
 
 from nope_probe import (
@@ -118,24 +119,22 @@ HEADS = {
 }
 
 
-def test_the_lead_says_what_the_first_key_gets_and_then_what_is_position_among_the_others() -> None:
+def test_the_first_line_is_of_the_mean_head_in_the_first_row() -> None:
     lead = page.headline("m", made(**HEADS))
-    others = (
-        "Among the other keys, 57% of the information (0.33 of 0.58 nats) is position: 1 of 4 "
-        "heads at 50% or more, 1 below 20%, 1 uniform."
-    )
     assert lead.sentence == (
-        "The first key gets 32% of the attention of m's heads, and 0.43 of its 1.00 nats above "
-        f"uniform. {others}"
+        "On average, heads of m give the first key 32% of their attention; share of position among "
+        "the other keys: 57%."
     )
-    assert page.headline("m", made(**HEADS), skip_keys=0).sentence == others
-    assert "most and least position" in lead.caption
+    assert_numbers_are_cells(lead)
+    vectors = page.headline("m", made(**HEADS), skip_keys=0)
+    assert vectors.sentence == "Share of position among the keys of m's heads: 57%."
+    assert [*vectors.table] == ["head", "others, nats", "position"]
     assert lead.table.to_dict("list") == {
-        "head": ["L1H0", "L1H1"],
-        "first key": ["20% [19, 21]", "60% [59, 61]"],
-        "first, nats": ["0.40", "0.50"],
-        "others, nats": ["1.60", "0.50"],
-        "position": ["75% [74, 76]", "10% [9, 11]"],
+        "head": ["mean", "L1H0", "L1H1"],
+        "first key": ["32%", "20% [19, 21]", "60% [59, 61]"],
+        "first, nats": ["0.43", "0.40", "0.50"],
+        "others, nats": ["0.58", "1.60", "0.50"],
+        "position": ["57%", "75% [74, 76]", "10% [9, 11]"],
     }
 
 
@@ -143,7 +142,7 @@ def test_the_table_has_both_ends_of_the_shares_among_the_other_keys() -> None:
     shares = [0.1, 0.9, 0.3, 0.8, 0.2, 0.7, 0.4, 0.6, 0.5, 0.55]
     heads = made(**{name: [values[0]] * 10 for name, values in HEADS.items()})
     ends = page.headline("m", heads.assign(others_share=shares)).table["head"]
-    assert ends.tolist() == [f"L1H{head}" for head in (1, 3, 5, 7, 6, 2, 4, 0)]
+    assert ends.tolist()[1:] == [f"L1H{head}" for head in (1, 3, 5, 7, 6, 2, 4, 0)]
 
 
 def test_uniform_heads_are_not_classed() -> None:
@@ -151,8 +150,9 @@ def test_uniform_heads_are_not_classed() -> None:
     run = run_attention("rope-tiny", remove="w_q", replacement="zero", **SIZES)
     assert (run.tables["attention"]["information"] < 1e-6).all()
     lead = page.report(run).headline
-    assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
-    assert lead.table is None
+    assert lead.sentence.startswith("On average, heads of rope-tiny without W_Q give ")
+    assert lead.table["head"].tolist() == ["mean"]
+    assert lead.table.iloc[0].tolist()[2:] == ["0.00", "0.00", "no share"]
     assert not any("No share" in note for note in run.manifest.data.notes)
     heads = run.tables["attention"]
     [heads] = attention_heads(heads, kinds_of(heads)).data
@@ -167,7 +167,7 @@ def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> N
         "sequences differ by more than 50 points. Take --n-seqs 200 or more."
     ]
     unknown = made(**HEADS).assign(others_share=float("nan"))
-    assert "too few" in page.headline("m", unknown).sentence
+    assert page.headline("m", unknown).sentence.endswith("the other keys: no share.")
 
 
 def test_the_map_draws_the_kind_of_each_head_and_its_need() -> None:
@@ -209,9 +209,7 @@ def test_heads_that_never_see_8_keys_are_left_out() -> None:
     assert "no head is measured" in page.headline("m", known).sentence
 
 
-def test_what_learned_sinks_take_is_a_column_and_a_line(
-    table: pd.DataFrame, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_learned_sinks_take_is_a_column(table: pd.DataFrame, tmp_path: Path) -> None:
     tiny, out = write_decoder("gpt_oss", tmp_path), tmp_path / "run"
     flags = ["--model", tiny.folder, "--data", "random", *SMALL]
     run_command(attention, *flags, "--out", out)
@@ -222,13 +220,7 @@ def test_what_learned_sinks_take_is_a_column_and_a_line(
     measured = run.tables["attention"]
     assert_same(torch.tensor(measured["sink_weight"]), taken.flatten(), NETWORK)
     assert (measured["sink_weight_low"] < measured["sink_weight"]).all()
-    layer, head = divmod(int(taken.argmax()), taken.shape[1])
-    line = (
-        "Attention weights are renormalised without the learned sinks, which take "
-        f"{float(taken.mean()):.0%} of a head's attention on average, and at most "
-        f"{float(taken.max()):.0%} (L{layer}H{head})."
-    )
-    assert line in " ".join(capfd.readouterr().out.split())
-    assert page.report(run).headline.caption.endswith(line)
+    lead = page.report(run).headline
+    assert lead.table["learned sink"][0] == f"{float(taken[1].mean()):.0%}", "L0 sees few keys"
+    assert lead.caption.endswith("Weights are renormalised without the learned sink.")
     assert "sink_weight" not in table
-    assert page.sinks_line(table) == ""

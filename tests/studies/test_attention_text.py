@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.command_line import run_command
+from support.first_line import assert_numbers_are_cells
 from support.plain_attention import plain_attention
 from support.tiny_models import ByName
 from transformers import AutoModelForCausalLM
@@ -79,13 +80,39 @@ def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relativ
         pairs = zip(view.weights[place], view.position[place], strict=True)
         entropy = sum(float(a) * log(a / m) for a, m in pairs if a > 0)
         assert view.content[place] == pytest.approx(entropy, abs=1e-5)
-    name, query, key = view.strongest_look()
+    name, (query, key) = next(iter(view.strongest_looks().items()))
     look = (*place_of(name), query)
     assert view.content[look] == view.content.max()
     assert view.weights[look][key] == view.weights[look].max()
-    said = report(compared).headline.sentence
-    assert said.startswith(f"In the text {name} gives {percent(view.weights[look][key])} of token ")
-    assert f" ({percent(view.position[look][key])} in other texts): of all heads and tokens" in said
+    weights = percent(view.weights[look][key]), percent(view.position[look][key])
+    lead = report(compared).headline
+    assert_numbers_are_cells(lead)
+    assert lead.table.iloc[0].tolist()[3:] == [*weights]
+    assert f"In the text {name} gives {weights[0]} of the attention of {query} “" in lead.sentence
+    assert lead.sentence.endswith(f"”, in other texts {weights[1]}.")
+
+
+def test_each_head_has_its_strongest_look_and_five_are_shown(
+    compared: Run, view: TextView, alone: Run
+) -> None:
+    looks = view.strongest_looks()
+    heads = {name: view.content[place_of(name)] for name in looks}
+    assert [*looks] == sorted(heads, key=lambda name: -heads[name].max())
+    assert len(looks) == 8
+    assert {name: query for name, (query, _) in looks.items()} == {
+        name: content.argmax() for name, content in heads.items()
+    }
+    shown = view.looks
+    assert shown["head"].tolist() == [*looks][:5]
+    for (query, key), row in zip(looks.values(), shown.to_dict("records"), strict=False):
+        assert row["query"].startswith(f"{query} “")
+        assert row["key"].startswith(f"{key} “")
+    asked = text_view(alone).looks
+    assert asked["head"][0] == "L1H0", "which --why asks about"
+    assert "in other texts" not in asked
+    terms = report(alone).headline.then
+    assert terms.table["term"][0] == "score"
+    assert_numbers_are_cells(report(alone).headline)
 
 
 def test_a_weight_is_one_number_in_the_sentence_and_in_the_view() -> None:
@@ -115,15 +142,16 @@ def test_a_text_alone_is_read_without_other_texts(
     assert [*table.dropna(axis=1).columns] == ["layer", "head", "information", "first_weight"]
     of_others = compared.tables["attention"].filter(regex="^(?!need)")
     assert [*table.columns] == [*of_others.columns]
-    name, query, key = of_alone.strongest_look()
+    [(name, (query, key))] = [*of_alone.strongest_looks().items()][1:2]  # L1H0 is asked about
     weights = np.tril(view.weights, -1)[..., 1:]
+    weights[1, 0] = 0.0
     assert view.weights[(*place_of(name), query, key)] == weights.max()
     data = packed(of_alone.html())
     assert not data["compared"]
     assert len(zlib.decompress(b64decode(data["heads"][0]["maps"]))) == n * n
     lead, other = report(alone).headline, report(compared).headline
     assert lead.sentence.startswith("In the text L1H0 gives ")
-    assert lead.caption.startswith("Only the text was read")
+    assert "Only the text was read" in lead.caption
     assert "Only the text was read" not in other.caption
 
 

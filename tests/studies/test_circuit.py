@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 from scipy import stats
 from support.command_line import run_command
+from support.first_line import assert_numbers_are_cells
 from support.rounding import NETWORK, assert_same
 
 from nope_probe import circuit, read_run, run_circuit
@@ -91,6 +92,19 @@ def test_a_run_holds_the_stages_of_both_models_as_a_table(without_mlp: Path) -> 
     assert [line.y0 for line in figure.layout.shapes] == [0.0, 0.5], "no trend is dotted"
 
 
+def test_the_first_line_is_the_order_before_and_after_the_mlp(without_mlp: Path) -> None:
+    run = read_run(without_mlp)
+    lead, table = report(run).headline, run.tables["stages"].set_index(["model", "stage"])
+    assert_numbers_are_cells(lead)
+    f, g = lead.table.set_index("stage")["ablated prefers"].iloc[5:7]
+    for cell, letter in ((f, "f"), (g, "g")):
+        assert f"({table['locality']['ablated', letter]:+.2f})" in cell
+    assert lead.sentence == (
+        f"In L0 of nope-tiny without the MLPs, keys preferred by the MLP's input (f): {f}; "
+        f"by the block's output (g): {g}."
+    )
+
+
 def test_orders_of_stages_are_those_of_their_maps(without_mlp: Path) -> None:
     """Among the keys after BOS: rows of 8 keys or more, and pairs of keys 8 apart."""
     maps, table = maps_of(without_mlp), pd.read_csv(without_mlp / "stages.csv")
@@ -136,4 +150,8 @@ def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(tmp_path: 
     maps, absent = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")["absent"]
     assert {name[-1] for name in maps} == set("abcdghi")
     assert absent.keys() == {"e", "f"}
+    lead = report(read_run(tmp_path / "run")).headline
+    assert_numbers_are_cells(lead)
+    assert "keys preferred by scores (b): " in lead.sentence
+    assert lead.table.iloc[5].tolist()[1] == f"none: {absent['f']}"
     assert np.diagonal(maps["gram/b"]) == pytest.approx(1, rel=NETWORK)  # unit vectors

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.first_line import assert_numbers_are_cells
 
 from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
 from nope_probe.studies import behaviour
-from nope_probe.studies.circuit import inversion
 from nope_probe.studies.tidy import preferred_keys
 from tests.support.manifests import manifest_of
 
@@ -29,23 +29,6 @@ def cells(column: str, estimate: Estimate) -> dict[str, float]:
 )
 def test_keys_are_preferred_where_the_interval_says_so(locality: Estimate, keys: str) -> None:
     assert preferred_keys(locality) == keys
-
-
-@pytest.mark.parametrize(
-    ("stages", "becomes"),
-    [
-        ({"f": CLEAR, "g": MINUS, "h": CLEAR}, "restored"),
-        ({"f": CLEAR, "g": MINUS, "h": NOISY}, "inverted"),
-        ({"f": MINUS, "g": CLEAR}, "inverted"),
-        ({"f": CLEAR, "g": NOISY, "h": CLEAR}, "kept"),
-        ({"f": CLEAR, "g": NONE}, "no order"),
-        ({"g": CLEAR, "h": CLEAR}, "undefined"),
-    ],
-)
-def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero(
-    stages: dict[str, Estimate], becomes: str
-) -> None:
-    assert inversion(stages) == becomes
 
 
 def costs(measure: str, **differences: tuple[float, float, float]) -> list[dict[str, Any]]:
@@ -75,6 +58,7 @@ def test_the_largest_change_of_behaviour_is_a_cell_of_its_table() -> None:
     ]
     cell = "+2.00 [+1.50, +2.50]"
     assert lead.table.iloc[2].tolist() == ["RoPE", cell]
+    assert_numbers_are_cells(lead)
     assert lead.sentence == (
         f"Without RoPE, the suffix loss of m changes by {cell} nats, more than without any other "
         "part."

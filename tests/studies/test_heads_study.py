@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.first_line import assert_numbers_are_cells
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ModelOf
 
@@ -27,7 +28,6 @@ from nope_probe.hooks.layers.passes import entered, logits_from, logits_of, run_
 from nope_probe.studies.heads import (
     COLUMNS,
     MEASURES,
-    NOTHING,
     VIEWS,
     Settings,
     against_chance,
@@ -150,9 +150,8 @@ def test_the_least_needy_heads_lose_rope_next_to_draws_of_all_heads(loaded: Any,
             drawn[row["draw"]] = names
     tests = run.tables["tests"].query("measure == 'text'")
     assert (tests["cost"] < tests["chance_low"]).all(), "they need it least"
-    lead = headline(replace(run, tables={**run.tables, "tests": tests.assign(beyond=True)}))
-    assert "heads by need of it, text costs" in lead.sentence
-    assert "Without RoPE in the last " in lead.sentence
+    assert headline(run).sentence.startswith("Without RoPE in the last ")
+    assert " by need, text costs " in headline(run).sentence
 
 
 def test_draws_are_as_many_other_heads_of_the_same_layers_while_these_have_any() -> None:
@@ -201,26 +200,25 @@ def test_a_cost_is_ranked_among_distinct_draws_or_among_other_heads_alone() -> N
     assert (first["rank"], bool(first["beyond"])) == (3, True)
 
 
-def test_the_lead_names_what_was_beyond_all_others_and_for_which_k(run: Any) -> None:
-    tests = run.tables["tests"].query("removed == 'rope'")
-    found = tests[tests["beyond"] & (tests["measure"] == "copy_random")]["k"].tolist()
-    assert found == [1, 5], "L1H3's rotation carries copying"
-    lead = headline(run).sentence
-    assert lead.endswith(" The cost is beyond all others' for k = 1 and 5.")
-    k = 1 if "L1H3" in lead else 5
-    row = tests[(tests["measure"] == "copy_random") & (tests["k"] == k)].iloc[0]
-    assert f"a second copy of random tokens costs {row['cost']:+.2f} nats; " in lead
-    assert f"at most {row['chance_high']:+.2f}" in lead
-    only = run.tables["tests"].assign(beyond=run.tables["tests"].index == tests.index[1])
-    sentence = headline(replace(run, tables={**run.tables, "tests": only})).sentence
-    assert sentence.startswith("Without RoPE in L1H3, the first of 16 heads by position among ")
-    assert "in any other of the 16 heads alone, at most" in sentence
-    assert sentence.endswith(" The cost is beyond all others' for k = 1 alone.")
-    shown = headline(run).table.set_index(["removed", "k"]).loc[("rope", str(k)), "copy_random"]
-    others = f"others: {row['chance_low']:.2f} to {row['chance_high']:.2f}"
-    assert shown == f"{row['cost']:+.2f}*\n{others}"
-    none = run.tables["tests"].assign(beyond=False)
-    assert headline(replace(run, tables={**run.tables, "tests": none})).sentence == NOTHING
+def test_the_first_line_is_the_cost_furthest_from_other_heads(run: Any) -> None:
+    tests = run.tables["tests"]
+    far = (tests["cost"] - tests["chance"]).abs()
+    row = tests.loc[far[tests["beyond"] & (tests["measure"] != "induction")].idxmax()]
+    assert row["removed"] == "rope", "L1H3's rotation carries copying"
+    heads = {1: "L1H3, first", 5: "the first 5"}[row["k"]]
+    name = f"RoPE in {heads} by position among the other keys"
+    others, about = f"{row['chance_low']:.2f} to {row['chance_high']:.2f}", MEASURES[row["measure"]]
+    lead = headline(run)
+    assert lead.sentence == (
+        f"Without {name}, {about.label} costs {row['cost']:+.2f}* nats; without it in other heads, "
+        f"{others}."
+    )
+    assert_numbers_are_cells(lead)
+    assert f"{row['cost']:+.2f}*\n{others}" in [*lead.table.set_index("without").loc[name]]
+    assert max(len(line) for text in lead.table for line in text.split("\n")) <= 13
+    none = headline(replace(run, tables={**run.tables, "tests": tests.assign(beyond=False)}))
+    assert "*" not in none.sentence
+    assert_numbers_are_cells(none)
 
 
 @pytest.mark.parametrize(

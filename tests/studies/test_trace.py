@@ -1,4 +1,4 @@
-"""The trace command as a user types it: its tables and maps, its sentences, its refusals."""
+"""The trace command as a user types it: its tables and maps, its first table, its refusals."""
 
 import json
 from collections.abc import Callable
@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import load_file
 from support import traced
 from support.command_line import refused, run_command
+from support.first_line import assert_numbers_are_cells
 from support.rounding import assert_same, assert_same_table
 from support.tiny_models import tokens
 
@@ -27,6 +28,7 @@ from nope_probe.studies.trace_run import strongest_reader
 from tests.support.manifests import manifest_of
 
 N = 23
+ORDER = ["order", "order,\nagainst", "order,\nlost"]
 SMALL = ["--n-seqs", 43, "--seq-len", N, "--folds", 5, "--batch-size", 7]
 
 
@@ -137,28 +139,23 @@ def sentence(*tables: Any, **options: Any) -> str:
     return page.headline(run_of(*tables, **options)).sentence
 
 
-def test_the_answer_names_the_main_writers_and_nothing_of_another_reader() -> None:
+def test_the_first_line_is_the_largest_part_of_the_larger_of_lead_and_order() -> None:
     terms, writers = traced.terms_table(), traced.writers_table()
-    assert sentence(terms) == (
-        "At 48 tokens, L1H0 writes 7.0 and L1H1 5.1 of the 7.6 nats in the order of L2's other "
-        "keys. MLP1 pushes back by 5.5. Where a part pushes back, the others can exceed the whole."
+    lead = page.headline(run_of(terms))
+    assert lead.sentence == (
+        "In L2, ATTN1 makes the largest part of the order: 12.08 of 7.60 nats, with -5.47 against "
+        "it."
     )
-    assert (
-        sentence(terms, reader="L1")
-        == "At 48 tokens, MLP0 writes 0.29 of the 0.30 nats in the order of L1's other keys."
-    )
+    assert_numbers_are_cells(lead)
     learned = writers.replace({"writer": {"MLP0": "pos_embed"}})
-    assert sentence(terms, learned, reader="L1").startswith(
-        "At 48 tokens, pos_embed writes 0.29 of"
-    )
-    third = writers.query("layer == 2 and writer == 'L1H0'").assign(writer="L0H3", part=4.6)
-    assert "writes 7.0, L1H1 5.1 and others the rest of the 7.6 nats" in sentence(
-        terms, pd.concat([writers, third])
-    )
+    for written, most in ((writers, "MLP0"), (learned, "pos_embed")):
+        assert sentence(terms, written, reader="L1") == (
+            f"In L1, {most} makes the largest part of the order: 0.29 of 0.30 nats, with 0.00 "
+            "against it."
+        )
 
 
-def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
-    """The layer is the one with the largest lead, of either sign."""
+def test_lead_and_order_have_their_parts_and_what_pushes_back_next_to_each_other() -> None:
     rotation = traced.terms_table("rope")
     lead = traced.terms_table().assign(of="lead")
     lead.loc[lead["term"] == "all", ["size", "size_low", "size_high"]] *= -1
@@ -167,38 +164,28 @@ def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
         ends = table[["part", "part_high", "part_low"]]
         table[["part", "part_low", "part_high"]] = -ends.to_numpy()
     written = pd.concat([traced.writers_table(), against])
-    terms = pd.concat([lead, rotation])
-    assert sentence(terms, written) == (
-        "At 48 tokens, RoPE's rotation makes 1.9 of the 1.9 nats in the order of L2's other keys. "
-        "MLP1 pushes back by 5.5. L1H0 writes 7.0 and L1H1 5.1 of the 7.6 nats by which the first "
-        "key trails. MLP1 pushes back by 5.5. Where a part pushes back, the others can exceed the "
-        "whole."
+    found = page.headline(run_of(pd.concat([lead, rotation]), written, traced.effects_table()))
+    assert found.sentence.startswith(
+        "In L2, ATTN1 makes the largest part of the lead: -12.08 of -7.60 nats, with 5.47 against"
     )
-    assert "of the 7.6 nats by which the first key trails in L2." in sentence(
-        lead, written, reader="L2"
-    )
-    found = page.headline(run_of(terms, written, traced.effects_table()))
-    assert [*found.table] == [
-        "L2 at 48 tokens, nats",
-        "first key",
-        "other keys",
-        "other keys, lost",
-    ]
-    table = found.table.set_index("L2 at 48 tokens, nats")
+    assert_numbers_are_cells(found)
+    name = "L2 at 48 tokens, nats"
+    assert [*found.table] == [name, "lead", "lead,\nagainst", *ORDER]
+    table = found.table.set_index(name)
     assert [*table.index] == [
         *("whole", "RoPE's rotation", "ATTN1", "· L1H0", "· L1H1", "MLP1"),
         *("other writers", "covariance"),
     ]
-    assert table.loc["whole"].to_list() == ["-7.60", "1.90", ""]
-    assert table.loc["RoPE's rotation"].to_list() == ["0.00", "1.95", ""]
-    assert table.loc["MLP1"].to_list() == ["5.47", "-5.47", "-4.79"]
-    assert table.loc["· L1H1", "other keys, lost"] == "", "it was not measured"
-    for column in ("first key", "other keys"):
+    assert table.loc["whole"].to_list() == ["-7.60", "5.47", "1.90", "-5.49", ""]
+    assert table.loc["RoPE's rotation"].to_list() == ["0.00", "0.00", "1.95", "0.00", ""]
+    assert table.loc["MLP1"].to_list() == ["5.47", "5.47", "-5.47", "-5.47", "-4.79"]
+    assert table.loc["· L1H1", ORDER[2]] == "", "it was not measured"
+    for column in ("lead", "lead,\nagainst", *ORDER[:2]):
         whole, *parts = (
             float(text) for name, text in table[column].items() if not name.startswith("·")
         )
         assert sum(parts) == pytest.approx(whole, abs=0.03), "heads are in their attention"
-    assert found.caption.startswith("L2 has the largest lead of L1 to L3 of 4. A head")
+    assert found.caption.endswith("L2 has the largest lead of L1 to L3 of 4.")
 
 
 def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None:
@@ -214,13 +201,12 @@ def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None
     tables = traced.terms_table(), pd.concat([writers, little])
     found = page.headline(run_of(*tables, pd.concat([effects, indirect, whole, faint])))
     table = found.table.set_index("L2 at 48 tokens, nats")
-    assert table.loc["ATTN0"].to_list() == ["0.00", "6.84"]
-    assert table.loc["ATTN1"].to_list() == ["12.08", "6.08"]
+    assert table.loc["ATTN0"].to_list() == ["0.00", "0.00", "6.84"]
+    assert table.loc["ATTN1"].to_list() == ["12.08", "0.00", "6.08"]
     assert [*table.index] == [
-        *("whole", "ATTN1", "· L1H0", "· L1H1", "ATTN0", "MLP1", "other writers", "covariance")
+        *("whole", "ATTN0", "ATTN1", "· L1H0", "· L1H1", "MLP1", "other writers", "covariance")
     ]
-    assert table.loc["other writers", "other keys"] == "0.98", "MLP0's 0.99, less the rounding"
-    assert found.caption.endswith("Weaker writers left out: 3.")
+    assert table.loc["other writers", "order"] == "0.98", "MLP0's 0.99, less the rounding"
 
 
 def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_none() -> None:
@@ -229,7 +215,7 @@ def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_n
     assert page.headline(run_of(noise)).table is None
     undefined = noise.assign(part=np.nan)
     lead = page.headline(run_of(undefined, reader="L1"))
-    assert lead.sentence == "L1 shows no lead or pattern that exceeds the noise."
+    assert lead.sentence == "L1 shows no lead or order that exceeds the noise."
     assert lead.table is None
 
 
@@ -255,7 +241,7 @@ def test_a_report_draws_the_terms_that_count_the_writers_and_what_was_lost() -> 
     whole = page.report(run_of(terms, effects=effects, reader="L2"))
     without = page.report(run_of(terms, reader="L2"))
     assert (len(whole.sections), len(without.sections)) == (3, 2)
-    assert (len([*whole.headline.table]), len([*without.headline.table])) == (3, 2)
+    assert (len([*whole.headline.table]), len([*without.headline.table])) == (4, 3)
     of_terms, written, lost = (section.drawn() for section in whole.sections)
     titles = [note.text for note in of_terms.layout.annotations]
     assert titles == ["whole pattern", "written into keys", "written into both"]

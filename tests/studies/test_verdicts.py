@@ -12,9 +12,7 @@ from nope_probe.analyses.verdicts import (
     answer_table,
     answers,
     exceeds_noise,
-    main_writers,
     maker_of,
-    most_of,
 )
 from nope_probe.removal import Condition
 from nope_probe.studies.tidy import strongest_row
@@ -24,43 +22,6 @@ Estimate = tuple[float, float, float]
 
 def around(value: float, half: float = 0.01) -> Estimate:
     return value, value - half, value + half
-
-
-@pytest.mark.parametrize(
-    ("shares", "most"),
-    [
-        (
-            {"rotation": around(0.55), "written": around(0.95), "covariance": around(-0.5)},
-            "written",
-        ),
-        ({"rotation": around(0.6, 2.6), "written": around(0.4, 2.6)}, None),
-        ({"rotation": around(0.55, 0.06), "written": around(0.45)}, None),
-        ({"rotation": around(0.8, 0.2), "written": around(0.7, 0.1)}, None),
-        ({"rotation": around(0.51, 0.0), "written": around(0.49)}, "rotation"),
-        ({"rotation": around(1.03)}, "rotation"),
-        ({"rotation": around(np.nan), "written": around(np.nan)}, None),
-    ],
-)
-def test_a_term_is_most_of_the_pattern_where_it_surely_exceeds_half_and_every_other(
-    shares: dict[str, Estimate], most: str | None
-) -> None:
-    assert most_of(shares) == most
-    assert most_of(dict(reversed(shares.items()))) == most, "whatever the order"
-
-
-def test_a_writer_is_main_by_its_keys_and_queries_together_and_by_its_lower_bound() -> None:
-    both = around(-0.05, 0.05)
-    shares = {
-        "cancels": both,
-        "clear": around(0.8, 0.1),  # the lower bound is 0.7, half of it 0.35
-        "half": around(0.4, 0.05),
-        "below": around(0.4, 0.06),
-        "noise": around(2.0, 2.5),
-        "against": around(-0.9),
-    }
-    assert main_writers(shares) == ["clear", "half"]
-    assert main_writers({"noise": shares["noise"], "cancels": both}) == []
-    assert main_writers({}) == []
 
 
 def test_a_bound_above_zero_is_asked_of_all_layers_that_were_looked_at_together() -> None:
