@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from nope_probe import run_ablations
 from nope_probe.figures.intervals import interval_of
+from nope_probe.figures.words import NUMBERS
 
-NUMBERS = ("lead", "kept", "non_relative")
 Values = dict[str, tuple[float, float, float]]
 
 
