@@ -179,7 +179,7 @@ def test_position_is_taken_away_as_it_is_written_without_all_else():
     assert engine.calibration is not None
 
     def left(engine: Engine, stream: Any) -> dict[str, torch.Tensor]:
-        result = capture_written(model, tokens, names)
+        result = capture_written(model, tokens, names, fold_of=engine.fold_of)
         return {name: written.vectors for name, written in result.items()}
 
     with ablated(model, removed, engine.calibration):

@@ -141,7 +141,7 @@ def capture_written(
     inputs: Inputs,
     writers: Sequence[str],
     *,
-    fold_of: Int[Tensor, " seq"] | None = None,
+    fold_of: Int[Tensor, " seq"],
     kept_positions: int | None = None,
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
@@ -150,8 +150,6 @@ def capture_written(
 
     Inside `ablated`, it is their output in the ablated model.
     """
-    if fold_of is None:
-        fold_of = folds_of(len(inputs), None, None)
     cut, halves = _halves(inputs, fold_of, kept_positions), halves_of(fold_of)
     accumulators = _position_accumulators(model, inputs, writers, cut)
     stream(model, inputs, accumulators, halves, batch_size, checkpoint)
