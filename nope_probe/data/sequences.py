@@ -2,8 +2,8 @@
 
 By default a sequence begins at a random place of a document, because document starts would confound
 content with position. The sequences of a document do not overlap, and every document gives a first
-sequence before any gives a second. By the paper's rule (windows that `start`), a sequence is the first
-tokens of a document. With packing, documents are joined end to end.
+sequence before any gives a second. By the paper's rule (windows that `start`), a sequence is the
+first tokens of a document. With packing, documents are joined end to end.
 """
 
 from __future__ import annotations
