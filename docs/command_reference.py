@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import pkgutil
 import re
 import typing
 from collections.abc import Iterator
@@ -14,18 +13,13 @@ from docstring_parser.google import parse as parse_docstring
 
 from nope_probe.cli import Showing
 from nope_probe.run.flags import hints_of
+from nope_probe.studies.commands import COMMANDS
 
 
 def commands() -> Iterator[ModuleType]:
-    """Yield the modules of the package that are commands: those with typed `Settings`."""
-    import nope_probe
-
-    for found in pkgutil.iter_modules(nope_probe.__path__):
-        if found.ispkg or found.name.startswith("_"):
-            continue
-        module = importlib.import_module(f"nope_probe.{found.name}")
-        if hasattr(module, "Settings") and hasattr(module, "main"):
-            yield module
+    """Yield the modules of the commands."""
+    for name in COMMANDS:
+        yield importlib.import_module(f"nope_probe.{name}")
 
 
 def settings_of(module: ModuleType) -> type:

@@ -1,9 +1,12 @@
 """Measure what a model can no longer do without mask, RoPE or weights."""
 
-from nope_probe.cli import command
-from nope_probe.studies.behaviour import Settings
+from functools import partial
 
-main = command(Settings)
+from nope_probe.cli import run_and_show
+from nope_probe.studies.behaviour import Settings as Settings
+from nope_probe.studies.commands import COMMANDS
+
+main = partial(run_and_show, COMMANDS["behaviour"])
 
 if __name__ == "__main__":
     main()

@@ -1,9 +1,12 @@
 """Follow one block, stage by stage, to the next block's scores."""
 
-from nope_probe.cli import command
-from nope_probe.studies.circuit import Settings
+from functools import partial
 
-main = command(Settings)
+from nope_probe.cli import run_and_show
+from nope_probe.studies.circuit import Settings as Settings
+from nope_probe.studies.commands import COMMANDS
+
+main = partial(run_and_show, COMMANDS["circuit"])
 
 if __name__ == "__main__":
     main()

@@ -10,17 +10,15 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 from textwrap import TextWrapper
-from types import ModuleType
 from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 import tyro
@@ -40,7 +38,7 @@ from nope_probe.run.processes import (
     record_error,
     status,
 )
-from nope_probe.run.settings import place_of
+from nope_probe.studies.commands import COMMANDS, Command
 
 Settings = TypeVar("Settings", bound=CommandSettings)
 NARROWEST = 20  # columns of a terminal: rich prints nothing into 0, and tyro never ends below 8
@@ -164,21 +162,15 @@ def in_boxes(settings: type[CommandSettings], showing: Sequence[str]) -> type:
     return make_dataclass("Groups", boxes, kw_only=True)
 
 
-def command(settings: type[CommandSettings]) -> Callable[..., None]:
-    """Return the `main` of a command, given the class of its settings."""
-    return partial(run_and_show, settings)
-
-
-def run_and_show(settings: type[CommandSettings], subcommand: str = "") -> None:
+def run_and_show(command: Command, subcommand: str = "") -> None:
     """Run a command line, and print its result; draw its first figure for `--image`.
 
-    A finished run is shown without torch. With `--dry-run`, only what would be run is printed. The
-    module of the settings says what to show, and the one that `place_of` names has the study.
+    A finished run is shown without torch. With `--dry-run`, only what would be run is printed.
     """
     # Threads of torch that spin while they wait take the cores of other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with one_line_errors():
-        chosen, shown = parse(settings, settings.showing, subcommand)
+        chosen, shown = parse(command.settings, command.settings.showing, subcommand)
         chosen.validate()
         dry = shown.pop("dry_run", False)
         if dry and any(shown.values()):
@@ -193,22 +185,15 @@ def run_and_show(settings: type[CommandSettings], subcommand: str = "") -> None:
         if dry or chosen.tokens or not is_finished(folder, recorded, chosen.sources()):
             with status("looking for model and data"):
                 chosen.validate_reach()
-            run = module_of(settings, "study").run
+            with status("loading torch"):
+                run = command.study()
             folder = run(chosen, dry=True) if dry else run(chosen)
         if dry:
             return
         if is_first_process():
-            page = import_module("nope_probe.studies.page")
-            page.show(module_of(settings, "page").report, folder, **shown)
+            from nope_probe.studies.page import show
 
-
-def module_of(settings: type, name: str) -> ModuleType:
-    """Import the `study` or the `page` of a command, once the command line is parsed.
-
-    `--help`, and a mistake on the command line, wait for no torch.
-    """
-    with status("loading torch"):
-        return import_module(place_of(settings, name))
+            show(command.report, folder, **shown)
 
 
 def run_subcommand() -> None:
@@ -217,31 +202,21 @@ def run_subcommand() -> None:
     Raises:
         UserError: for a name that is no command.
     """
-    commands, given = find_commands(), sys.argv[1:2]
+    given = sys.argv[1:2]
     if given in ([], ["--help"], ["-h"]):
-        sys.stdout.write(overview(commands))
+        sys.stdout.write(overview())
         return
     if given == ["--version"]:
         print_version()
     (name,) = given
-    if name not in commands:
-        near = get_close_matches(name, commands, n=1)
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"no command {name!r}; {meant}there are {', '.join(commands)}")
-    import_module(f"nope_probe.{name}").main(name)
+        raise UserError(f"no command {name!r}; {meant}there are {', '.join(COMMANDS)}")
+    run_and_show(COMMANDS[name], name)
 
 
-def find_commands() -> dict[str, str]:
-    """Return the first line of each command's docstring by its name, without importing any."""
-    commands = {}
-    for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
-        text = path.read_text(encoding="utf-8")
-        if re.search(r"^(def main\(|main = )", text, re.M):
-            commands[path.stem] = text.partition("\n")[0].strip('"')
-    return commands
-
-
-def overview(commands: dict[str, str]) -> str:
+def overview() -> str:
     """Return the help of the umbrella command: what each command does, in one line."""
     typed = " ".join(program())
     lines = [
@@ -251,7 +226,7 @@ def overview(commands: dict[str, str]) -> str:
         "the learned weights.",
         "",
         "commands:",
-        *(f"  {name:<10} {line}" for name, line in commands.items()),
+        *(f"  {name:<10} {import_module(f'nope_probe.{name}').__doc__}" for name in COMMANDS),
         "",
         "examples:",
         f"  {typed} ablate --model rope-tiny",

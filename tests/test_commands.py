@@ -19,18 +19,24 @@ from support.command_line import run_command
 
 from nope_probe import __main__ as umbrella
 from nope_probe import ablate
-from nope_probe.cli import find_commands, parse
+from nope_probe.cli import parse
 from nope_probe.errors import leaves_of
 from nope_probe.models.load import load
 from nope_probe.run.flags import hints_of
+from nope_probe.studies.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = tuple(find_commands())
 SLOW = {"torch", "transformer_lens", "transformers", "scipy", "pandas", "numpy", "plotly"}
 
 
-def test_every_command_is_found_and_has_a_script_that_is_installed() -> None:
-    assert [module.__name__ for module in commands()] == [f"nope_probe.{name}" for name in COMMANDS]
+def test_every_command_is_in_the_table_and_has_a_script_that_is_installed() -> None:
+    assert {*COMMANDS} == {
+        path.stem for path in (ROOT / "nope_probe").glob("*.py") if "\nmain = " in path.read_text()
+    }
+    for module, (name, command) in zip(commands(), COMMANDS.items(), strict=True):
+        assert module.main.args == (command,)
+        assert module.Settings is command.settings
+        assert command.settings.command == name
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     scripts = {f"nope-probe-{name}": f"nope_probe.{name}:main" for name in COMMANDS}
     assert project["scripts"] == {"nope-probe": "nope_probe.__main__:main"} | scripts

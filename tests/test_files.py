@@ -1,7 +1,6 @@
 """Paths are absolute behind the door, so that no library reads another file than the one meant."""
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ from support.command_line import run_command
 from support.tiny_models import tokenizer
 
 from nope_probe import ablate, files
-from nope_probe.cli import find_commands
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
 from nope_probe.files import local_path, read_json, reading, validate_nesting
 from nope_probe.run.folder import read_run
+from nope_probe.studies.commands import COMMANDS
 
-COMMANDS = {name: import_module(f"nope_probe.{name}").Settings for name in find_commands()}
+SETTINGS = {name: command.settings for name, command in COMMANDS.items()}
 # Flags that a command cannot do without, and further paths.
 GIVEN: dict[str, dict[str, Any]] = {
     "compare": {"runs": ("~/a", Path("b"))},
@@ -35,10 +34,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.mark.parametrize("command", [n for n in COMMANDS if hasattr(COMMANDS[n], "out")])
+@pytest.mark.parametrize("command", [n for n in SETTINGS if hasattr(SETTINGS[n], "out")])
 def test_the_paths_of_every_command_are_absolute(command: str, home: Path) -> None:
     for out in ("~/x", Path("../home/x")):
-        settings = COMMANDS[command](out=out, **GIVEN.get(command, {}))
+        settings = SETTINGS[command](out=out, **GIVEN.get(command, {}))
         assert settings.out.is_absolute()
         assert settings.out.resolve() == home / "x"
     if command == "compare":

@@ -49,18 +49,6 @@ from nope_probe.run.flags import (
 )
 from nope_probe.run.processes import process_count
 
-
-def place_of(settings: type, name: str) -> str:
-    """Return the module of a command's `study` or `page`, given the class of its settings.
-
-    A study has two files: what is asked and shown, which needs no torch, and what is run.
-    """
-    module = settings.__module__
-    if module.endswith("_settings"):  # of a recipe
-        return module.removesuffix("settings") + name
-    return f"{module}_run" if name == "study" else module
-
-
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 LAYERS_ARG = tyro.conf.arg(metavar="N|FROM:TO|all|auto")
 # Raised when a column, an array or a setting begins to mean something else: runs of another format

@@ -67,7 +67,6 @@ from nope_probe.studies.study import (
     Study,
     calibration,
     captured,
-    run_study,
 )
 from nope_probe.studies.tables import (
     INTACT_ROW,
@@ -361,9 +360,6 @@ class Ablate(Study[Settings]):
         )
 
 
-run = partial(run_study, Ablate)
-
-
 def write_maps(path: Path, sources: Sequence[str], maps: Maps) -> None:
     """Write a run's maps [layer, row, key_pos], in float32, nats, by blocks of rows; NaN if masked.
 
@@ -449,4 +445,4 @@ def run_ablations(
         >>> study.maps["term/mask"].shape
         (3, 16, 16)
     """
-    return run_of(Ablate, model, inputs, out, options)
+    return run_of(Ablate, Settings, model, inputs, out, options)

@@ -47,7 +47,6 @@ from nope_probe.studies.study import (
     Study,
     calibration,
     captured,
-    run_study,
 )
 from nope_probe.studies.tables import ATTENTION, GAPS, attention_table, interval_names, mean_columns
 
@@ -261,9 +260,6 @@ def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> Iterator[str]:
         )
 
 
-run = partial(run_study, Attention)
-
-
 @partial(takes_options, Settings)
 def run_attention(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Unpack[Options]
@@ -291,4 +287,4 @@ def run_attention(
         >>> f"L{layer}H{head}"
         'L1H3'
     """
-    return run_of(Attention, model, inputs, out, options)
+    return run_of(Attention, Settings, model, inputs, out, options)

@@ -53,7 +53,7 @@ from nope_probe.studies.costs import Probe, captured_losses, copies, costs
 from nope_probe.studies.engine import Engine, irreplaceable, validate_removable
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page
-from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
+from nope_probe.studies.study import Pass, Results, Study, calibration, captured
 from nope_probe.studies.tables import (
     TableRow,
     interval_columns,
@@ -371,9 +371,6 @@ class Behaviour(Study[Settings]):
         return table_of(rows, ["layer", *PLACE, *interval_names(*names), "chance"])
 
 
-run = partial(run_study, Behaviour)
-
-
 @partial(takes_options, Settings)
 def run_behaviour(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Unpack[Options]
@@ -401,4 +398,4 @@ def run_behaviour(
         >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
         True
     """
-    return run_of(Behaviour, model, inputs, out, options)
+    return run_of(Behaviour, Settings, model, inputs, out, options)

@@ -27,7 +27,7 @@ from nope_probe.studies.circuit import Settings, report
 from nope_probe.studies.engine import Engine, ablation_of, are_finite
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page
-from nope_probe.studies.study import Pass, Results, Study, calibration, run_study
+from nope_probe.studies.study import Pass, Results, Study, calibration
 from nope_probe.studies.tables import interval_columns
 
 if TYPE_CHECKING:
@@ -81,9 +81,6 @@ class CaptureStages(Study[Settings]):
         arrays = {**arrays_of([*maps.values()]), "tokens": input_arrays(inputs)}
         tables = {"stages": stages_table(maps, layer)}
         return with_page(session, Run(manifest=manifest, arrays=arrays, tables=tables), report)
-
-
-run = partial(run_study, CaptureStages)
 
 
 def arrays_of(maps: Sequence[StageMaps]) -> dict[str, dict[str, np.ndarray]]:
@@ -148,4 +145,4 @@ def run_circuit(
         >>> stages.groupby("model")["stage"].agg("".join).to_dict()
         {'ablated': 'abcdefghi', 'intact': 'abcdefghi'}
     """
-    return run_of(CaptureStages, model, inputs, out, options)
+    return run_of(CaptureStages, Settings, model, inputs, out, options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import reduce
-from importlib import import_module
 from inspect import getdoc, signature
 from operator import or_
 from pathlib import Path
@@ -27,9 +26,10 @@ from nope_probe.run.folder import Run, read_run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import print_line, process_count
 from nope_probe.run.session import Session
-from nope_probe.run.settings import OF_INPUTS, RunSettings, place_of
+from nope_probe.run.settings import OF_INPUTS, RunSettings
 from nope_probe.run.sources import as_sequences, on_inputs
-from nope_probe.studies.study import Study, carry_out
+from nope_probe.studies.commands import COMMANDS
+from nope_probe.studies.study import Study
 
 ModelOrName: TypeAlias = str | Model
 Out: TypeAlias = Path | str | None
@@ -77,6 +77,7 @@ def taken_for(hint: object) -> Any:
 
 def run_of(
     study: type[Study[Settings]],
+    kind: type[Settings],
     model: ModelOrName,
     inputs: Given | None,
     out: Out,
@@ -88,6 +89,7 @@ def run_of(
 
     Args:
         study: the command's.
+        kind: the class of its settings.
         model: a name, as the command takes it, what `load` returns, a HookedTransformer or a
             TransformerBridge.
         inputs: what the captures take; by default the sequences that the options describe.
@@ -99,7 +101,7 @@ def run_of(
     """
     if out is None and process_count() > 1:
         raise UserError("several processes share the folder of a run: name it, out=FOLDER")
-    kind, options = study.settings_class(), {**options, "out": out}
+    options = {**options, "out": out}
     _validate_options(options, inputs)
     settings, loaded, data = settings_from(kind, options), None, None
     if isinstance(model, str):
@@ -134,11 +136,10 @@ def run_of(
             call=call,
             is_kept=out is not None,
         )
-        run = read_run(carry_out(study, session))
+        run = read_run(study.carry_out(session))
     if run.manifest.data.padding:
         print_line(run.manifest.data.padding)
-    page = import_module(place_of(kind, "page"))
-    return replace(run, headline=page.report(run).headline.html())
+    return replace(run, headline=COMMANDS[kind.command].report(run).headline.html())
 
 
 def call_of(settings: RunSettings, in_memory: bool, on_inputs: bool) -> str:

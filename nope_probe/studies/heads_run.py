@@ -54,7 +54,7 @@ from nope_probe.studies.head_scores import (
 )
 from nope_probe.studies.heads import MEASURES, Settings, against_chance, is_file, name_of, report
 from nope_probe.studies.page import with_page
-from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured, run_study
+from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured
 from nope_probe.studies.tables import TableRow, interval_columns
 
 if TYPE_CHECKING:
@@ -380,9 +380,6 @@ def read_order(path: Path, heads: Sequence[HeadPlace]) -> list[tuple[HeadPlace, 
     return list(zip(ranked, values.astype(float).tolist(), strict=True))
 
 
-run = partial(run_study, Heads)
-
-
 @partial(takes_options, Settings)
 def run_heads(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Unpack[Options]
@@ -406,4 +403,4 @@ def run_heads(
         >>> bool(row["beyond"]), int(row["rank"]), int(row["of"])
         (True, 1, 16)
     """
-    return run_of(Heads, model, inputs, out, options)
+    return run_of(Heads, Settings, model, inputs, out, options)

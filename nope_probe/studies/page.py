@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from nope_probe.reports.page import Headline, Report
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.processes import status
+from nope_probe.studies.commands import COMMANDS
 
 if TYPE_CHECKING:
     from nope_probe.run.session import Session
@@ -43,8 +43,8 @@ def of_run(run: Run) -> dict[str, go.Figure]:
         >>> next(iter(figures.of_run(run)))
         'The pattern, and what each source makes'
     """
-    study = import_module(f"nope_probe.studies.{run.manifest.kind}")
-    drawn = {section.title: section.drawn() for section in study.report(run).sections}
+    report = COMMANDS[run.manifest.kind].report(run)
+    drawn = {section.title: section.drawn() for section in report.sections}
     return {title: figure for title, figure in drawn.items() if figure is not None}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Generic, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import pandas as pd
 from rich.filesize import decimal
@@ -131,9 +131,40 @@ class Study(ABC, Generic[Chosen]):
         self.session, self.settings = session, session.settings
 
     @classmethod
-    def settings_class(cls) -> type[Chosen]:
-        """Return the class of the settings."""
-        return get_args(vars(cls)["__orig_bases__"][0])[0]
+    def run(cls, settings: Chosen, *, dry: bool = False) -> Path:
+        """Carry out the study unless its run is finished, and return the run's folder.
+
+        Args:
+            settings: the command's.
+            dry: whether to print the passes and how long they take instead; nothing is kept.
+
+        Raises:
+            UserError: for what cannot be done.
+        """
+        if not dry:
+            return cls.carry_out(Session(settings, cls.load))
+        validate_one_process()
+        with TemporaryDirectory(prefix="nope-probe-") as place:
+            with Session(settings.at(Path(place, "run")), cls.load).opened() as session:
+                sys.stdout.write(forecast(session, [*cls(session).passes()]))
+            return session.folder
+
+    @classmethod
+    def carry_out(cls, session: Session[Chosen]) -> Path:
+        """Carry out the study in a session unless its run is finished, and return its folder.
+
+        Raises:
+            UserError: for what cannot be done.
+        """
+        with session.opened():
+            if not session.finished:
+                study = cls(session)
+                results = execute(session, [*study.passes()])
+                if session.is_kept:
+                    session.checkpoint.signals.message = PASSES_SAVED
+                if session.processes.is_first:
+                    session.write(study.analyse(results))
+        return session.folder
 
     @staticmethod
     def load(settings: Chosen, device: str) -> LoadedModel | None:
@@ -154,43 +185,6 @@ class Study(ABC, Generic[Chosen]):
     @abstractmethod
     def analyse(self, results: Results) -> Run:
         """Return the run that the results of the passes make, by key."""
-
-
-def run_study(kind: type[Study[Chosen]], settings: Chosen, *, dry: bool = False) -> Path:
-    """Carry out a study unless its run is finished, and return the run's folder.
-
-    Args:
-        kind: the study.
-        settings: the command's.
-        dry: whether to print the passes and how long they take instead; nothing is kept.
-
-    Raises:
-        UserError: for what cannot be done.
-    """
-    if not dry:
-        return carry_out(kind, Session(settings, kind.load))
-    validate_one_process()
-    with TemporaryDirectory(prefix="nope-probe-") as place:
-        with Session(settings.at(Path(place, "run")), kind.load).opened() as session:
-            sys.stdout.write(forecast(session, [*kind(session).passes()]))
-        return session.folder
-
-
-def carry_out(kind: type[Study[Chosen]], session: Session[Chosen]) -> Path:
-    """Carry out a study in a session unless its run is finished, and return the run's folder.
-
-    Raises:
-        UserError: for what cannot be done.
-    """
-    with session.opened():
-        if not session.finished:
-            study = kind(session)
-            results = execute(session, [*study.passes()])
-            if session.is_kept:
-                session.checkpoint.signals.message = PASSES_SAVED
-            if session.processes.is_first:
-                session.write(study.analyse(results))
-    return session.folder
 
 
 def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Results:

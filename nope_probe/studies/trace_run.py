@@ -35,7 +35,7 @@ from nope_probe.run.session import input_arrays
 from nope_probe.studies.engine import Engine, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page
-from nope_probe.studies.study import Pass, Results, Study, run_study
+from nope_probe.studies.study import Pass, Results, Study
 from nope_probe.studies.tables import (
     TableRow,
     interval_columns,
@@ -104,9 +104,6 @@ class TracePosition(Study[Settings]):
         )
         arrays = {"maps": map_arrays(sums), "tokens": input_arrays(inputs)}
         return with_page(session, Run(manifest=manifest, arrays=arrays, tables=tables), report)
-
-
-run = partial(run_study, TracePosition)
 
 
 def strongest_reader(terms: pd.DataFrame, fold_sizes: Sequence[int]) -> str | None:
@@ -316,4 +313,4 @@ def run_trace(
         >>> sorted(parts[parts > 1].index)
         ['L1H0', 'L1H1']
     """
-    return run_of(TracePosition, model, inputs, out, options)
+    return run_of(TracePosition, Settings, model, inputs, out, options)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from nope_probe.cli import module_of, one_line_errors, parse
+from nope_probe.cli import one_line_errors, parse
+from nope_probe.run.processes import status
 from reproduce_settings import FIGURES, Settings
 
 ALL = "every figure that a laptop can run, and a page about all sixteen"
@@ -21,7 +22,9 @@ def main() -> None:
         if shown["image"] is not None:
             settings.validate_drawable()
         settings.validate()
-        module_of(Settings, "study").run_and_show(settings, **shown)
+        with status("loading torch"):
+            from reproduce_study import run_and_show
+        run_and_show(settings, **shown)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ from nope_probe.errors import UserError
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import is_first_process
 from nope_probe.run.session import Session
+from nope_probe.studies.ablate import Settings as AblateSettings
 from nope_probe.studies.ablate_run import Ablate
+from nope_probe.studies.circuit import Settings as CircuitSettings
 from nope_probe.studies.circuit_run import CaptureStages
-from nope_probe.studies.study import Study, run_study
+from nope_probe.studies.study import Study
 from reproduce_analysis import analyse, print_index, write_index
 from reproduce_page import draw, print_summary
 from reproduce_settings import (
@@ -24,10 +26,14 @@ from reproduce_settings import (
     experiments_of,
     place,
 )
+from simulation_settings import Settings as Simulation
 from simulation_study import Simulate
 
-OF_FIGURES: tuple[type[Study[Any]], ...] = (Simulate, CaptureStages, Ablate)
-STUDIES = {study.settings_class(): study for study in OF_FIGURES}
+STUDIES: Mapping[type[ExperimentSettings], type[Study[Any]]] = {
+    Simulation: Simulate,
+    CircuitSettings: CaptureStages,
+    AblateSettings: Ablate,
+}
 INDEX_FILES = {"report.html", "figures.csv"}
 
 
@@ -104,5 +110,5 @@ def run_experiments(
         study = STUDIES[type(settings)]
         folder = place(settings, above)
         if folder.is_dir() or not finished:
-            folders[name] = run_study(study, replace(settings, out=folder))
+            folders[name] = study.run(replace(settings, out=folder))
     return folders

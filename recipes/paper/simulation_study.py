@@ -36,7 +36,7 @@ from nope_probe.run.processes import progress, status
 from nope_probe.run.session import Session
 from nope_probe.stages import ParameterFreeSpec
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.study import Pass, Results, Study, captured, run_study
+from nope_probe.studies.study import Pass, Results, Study, captured
 from nope_probe.studies.tables import TableRow, columns_of
 from simulation_page import report
 from simulation_settings import Settings, TheorySettings
@@ -96,9 +96,6 @@ class Simulate(Study[Settings]):
         alphas = self.settings.alpha
         simulations = {alpha: Simulation.from_tensors(results[key_of(alpha)]) for alpha in alphas}
         return analyse(self.session, simulations)
-
-
-run = partial(run_study, Simulate)
 
 
 def key_of(alpha: float) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import module_of, one_line_errors, parse
+from nope_probe.cli import one_line_errors, parse
+from nope_probe.run.processes import status
 from simulation_settings import TheorySettings as Settings
 
 
@@ -10,7 +11,9 @@ def main() -> None:
     """Run the command line."""
     with one_line_errors():
         settings, _ = parse(Settings)
-        module_of(Settings, "study").print_critical_alphas(settings)
+        with status("loading torch"):
+            from simulation_study import print_critical_alphas
+        print_critical_alphas(settings)
 
 
 if __name__ == "__main__":

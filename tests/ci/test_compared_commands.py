@@ -12,8 +12,8 @@ from support.command_line import run_command
 from support.finished_runs import WITHOUT_REPLICATES
 
 from nope_probe import compare
-from nope_probe.cli import find_commands
 from nope_probe.run.folder import Run, read_run, write_run
+from nope_probe.studies.commands import COMMANDS
 from nope_probe.studies.tidy import declared
 from tests.support.manifests import manifest_of
 
@@ -53,7 +53,7 @@ def pairs(
 
 
 def test_every_command_that_writes_runs_is_compared() -> None:
-    assert {*RUNS, *OTHERS} == {*find_commands()}
+    assert {*RUNS, *OTHERS} == {*COMMANDS}
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -25,15 +25,15 @@ from support.finished_runs import assert_whole
 from support.tiny_models import plain, randomised, tokenizer
 from transformers import LlamaConfig
 
-from nope_probe.cli import find_commands
 from nope_probe.errors import leaves_of
 from nope_probe.run.flags import flag_of
+from nope_probe.studies.commands import COMMANDS
 
 Words = tuple[str, ...]
 ON_MODEL = {"model": "MODEL", "data": "TEXT", "n_seqs": "10", "seq_len": "20", "folds": "5"}
 MAPPED = {**ON_MODEL, "layers": "1", "batch_size": "5"}
 # What a line has where the pair does not name the flag; a new command, what those on maps have.
-BASE: dict[str, dict[str, str]] = {n: MAPPED for n in find_commands()} | {
+BASE: dict[str, dict[str, str]] = {n: MAPPED for n in COMMANDS} | {
     "behaviour": {**MAPPED, "max_len": "24"},
     "circuit": ON_MODEL,
     "compare": {"runs": "runs/one runs/two"},

@@ -30,11 +30,11 @@ from support.command_line import Ended, draw_without_chrome
 from support.fake_hub import put_into_cache
 from support.tiny_models import CONFIGS, plain, smollm3_config, write_tiny
 
-from nope_probe.cli import find_commands, overview
+from nope_probe.cli import overview
 from nope_probe.models.names import FETCHED
+from nope_probe.studies.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = tuple(find_commands())
 
 # What every line is made small by: the flags that take the place of a documented line's own.
 SMALL_RUN = {"--n-seqs": "4", "--seq-len": "11", "--folds": "4"}
@@ -272,7 +272,7 @@ def documented_text() -> Iterator[str]:
         text = page.read_text(encoding="utf-8")
         for command, words in [*anywhere.findall(text), *in_prose.findall(text)]:
             yield f"{command} {words}"
-    for line in overview(find_commands()).partition("examples:\n")[2].splitlines():
+    for line in overview().partition("examples:\n")[2].splitlines():
         yield re.search(rf"(?:{'|'.join(COMMANDS)}) --.*", line)[0]  # whatever started Python
     for command in COMMANDS:
         for words in import_module(f"nope_probe.{command}").Settings.examples:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from support.command_line import run_command
 
-from nope_probe.cli import find_commands, one_line_errors
+from nope_probe.cli import one_line_errors
 from nope_probe.run.processes import Interrupted, Signals
+from nope_probe.studies.commands import COMMANDS
 
 # Of the commands without a session, the function in which each spends its time.
 ENTERED = {
@@ -24,7 +25,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", find_commands())
+@pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_every_command_in_one_line_and_leaves_nothing(
     name: str,

@@ -26,7 +26,7 @@ from nope_probe.run.session import (
     numerical_settings,
 )
 from nope_probe.studies.ablate import Settings
-from nope_probe.studies.ablate_run import run
+from nope_probe.studies.ablate_run import Ablate
 
 
 class Bare(torch.nn.Module):
@@ -129,36 +129,36 @@ def test_what_changed_between_kill_and_resume_is_refused(edit: str, settings: Se
     change, what = EDITS[edit]
     change(Path(settings.model))
     with pytest.raises(UserError, match=f"holds an unfinished run with other .*{what}"):
-        run(settings)
+        Ablate.run(settings)
     assert not settings.out.exists()
 
 
 def test_what_changed_since_a_run_was_finished_is_refused_and_what_changes_no_number_is_not(
     settings: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run(settings)
+    Ablate.run(settings)
     folder = Path(settings.model)
     edit_config(folder, transformers_version="0.1", _name_or_path="elsewhere")
     (folder / "README.md").write_text("a model")
     capfd.readouterr()
-    assert run(settings) == settings.out
+    assert Ablate.run(settings) == settings.out
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("finished before, in ")
     for edit in ("data", "weights"):  # the model is compared first
         change, what = EDITS[edit]
         change(folder)
         with pytest.raises(UserError, match=f"the {what} has changed since the run in .*choose an"):
-            run(settings)
+            Ablate.run(settings)
 
 
 def test_a_run_whose_sources_are_gone_is_shown_again(
     settings: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run(settings)
+    Ablate.run(settings)
     shutil.rmtree(settings.model)
     Path(settings.data).unlink()
     capfd.readouterr()
-    run(settings)
+    Ablate.run(settings)
     (shown,) = capfd.readouterr().err.splitlines()
     assert shown.startswith("finished before, in ")
 
@@ -185,7 +185,7 @@ def test_a_broken_record_of_an_unfinished_run_is_one_line(settings: Settings) ->
         session.sequences()
     (checkpoint_dir(settings.out) / "about.json").write_text("[]")
     with pytest.raises(UserError, match=r"about\.json is broken; remove .*unfinished and run"):
-        run(settings)
+        Ablate.run(settings)
 
 
 def test_tokens_vectors_and_documents_are_recorded_under_their_own_names() -> None:

@@ -14,7 +14,7 @@ from nope_probe.run.processes import Interrupted
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.ablate import Settings
-from nope_probe.studies.ablate_run import run
+from nope_probe.studies.ablate_run import Ablate
 
 SMALL = {
     "remove": ("none",),
@@ -64,14 +64,14 @@ def test_a_second_process_is_refused_before_it_loads_a_model(
         locked(checkpoint_dir(settings.out)),
         pytest.raises(UserError, match="another process is at work on the run in"),
     ):
-        run(settings)
+        Ablate.run(settings)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, to be copied: the place of a run does not belong to its identity."""
-    return run(Settings(**SMALL, out=tmp_path_factory.mktemp("finished") / "run"))
+    return Ablate.run(Settings(**SMALL, out=tmp_path_factory.mktemp("finished") / "run"))
 
 
 def test_a_finished_run_is_shown_again_without_a_model_and_what_is_left_of_it_is_removed(
@@ -86,7 +86,7 @@ def test_a_finished_run_is_shown_again_without_a_model_and_what_is_left_of_it_is
     (checkpoint_dir(settings.out) / "about.json").touch()
     monkeypatch.setattr("nope_probe.run.session.load_model", not_reached)
     monkeypatch.setattr("nope_probe.run.session.validate_reach", not_reached)
-    assert run(settings) == settings.out
+    assert Ablate.run(settings) == settings.out
     shown = capsys.readouterr().err
     assert shown.startswith("finished before, in ")
     assert shown.endswith(f"s: shown again from {settings.out}\n")
@@ -106,7 +106,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_shown(
         lambda settings: copytree(finished, settings.out),
     )
     monkeypatch.setattr("nope_probe.run.session.load_model", not_reached)
-    assert run(settings) == settings.out
+    assert Ablate.run(settings) == settings.out
     assert capsys.readouterr().err.startswith("finished before, in ")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

@@ -23,9 +23,9 @@ from nope_probe import (
 )
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
-from nope_probe.studies import behaviour_run
 from nope_probe.studies.ablate_page import headline
 from nope_probe.studies.ablate_run import Ablate
+from nope_probe.studies.behaviour_run import Behaviour
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import Pass, forecast, memory_in_words, seconds_per_token
 
@@ -164,9 +164,8 @@ def test_written_position_is_measured_once_for_all_passes_of_a_length_and_its_me
 ) -> None:
     options = {"model": "nope-tiny", "measures": ("loss", "copy", "order"), "remove": ("written",)}
     settings = behaviour.Settings(n_seqs=23, seq_len=18, out=tmp_path / "run", **options)
-    (kind,) = behaviour_run.run.args
-    with Session(settings, kind.load).opened() as session:
-        passes = [*kind(session).passes()]
+    with Session(settings, Behaviour.load).opened() as session:
+        passes = [*Behaviour(session).passes()]
         text = forecast(session, passes)
         streams = 2 * 4 * 23 * 18 * 128  # the residual stream and one output of 128 float32
         d_vocab = session.loaded.info.d_vocab

@@ -13,7 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from nope_probe.cli import find_commands
+from nope_probe.studies.commands import COMMANDS
 
 
 def run_command(command: ModuleType, *arguments: object) -> None:
@@ -25,7 +25,7 @@ def run_command(command: ModuleType, *arguments: object) -> None:
 
 def module_of(command: str) -> ModuleType:
     """Return the module of a command of the package, or of a recipe's script."""
-    return import_module(f"nope_probe.{command}" if command in find_commands() else command)
+    return import_module(f"nope_probe.{command}" if command in COMMANDS else command)
 
 
 @dataclass(frozen=True)
