@@ -666,7 +666,7 @@ def smaller(stored: pd.DataFrame) -> str:
 
 
 def not_by_distance(stored: pd.DataFrame) -> str:
-    """Return the table of the part that is no function of distance, over all layers."""
+    """Return the table of what is not by distance, over all layers."""
     names = ["intact none", "mask none", "rope none", "written none"]
     lines = {
         WRITTEN[run]: [

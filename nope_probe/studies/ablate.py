@@ -96,7 +96,7 @@ COLUMNS = {
     ),
     "mask_adds": Column(
         "what the mask adds",
-        "The part that is no function of distance, with the mask less without it, paired.",
+        "What is not by distance, with the mask less without it, paired.",
         "nats",
         signed=True,
     ),
