@@ -229,7 +229,11 @@ def _validate_same_source(maps: Mapping[Removed, object]) -> None:
     Raises:
         UserError: naming the maps that are not.
     """
-    captured = [(n, x) for n, x in maps.items() if isinstance(x, ScoreMaps) and x.checksums]
+    captured = [  # of maps that code has cut to some layers, nothing is known
+        (name, x)
+        for name, x in maps.items()
+        if isinstance(x, ScoreMaps) and len(x.checksums) == len(x.layers) + 1
+    ]
     for name, layers in captured:
         first, reference = captured[0]
         (inputs, *blocks), (expected, *others) = layers.checksums, reference.checksums

@@ -265,6 +265,8 @@ def text_of(where: str, row: Any) -> str:
 def is_data_set(source: str) -> bool:
     """Return whether a source is a data set (fineweb-edu, a Hub id, a folder), not a file."""
     path = local_path(source)
+    if source in SOURCES:  # whatever is here by that name
+        return False
     if source.lower() in HELD_OUT or (source and os.path.isdir(path)):
         return True
     like_an_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))

@@ -19,6 +19,7 @@ from support.tiny_models import tokenizer
 import nope_probe.data.documents as data_sets
 from nope_probe import capture_scores, load
 from nope_probe.data.documents import (
+    SOURCES,
     documents,
     is_data_set,
     is_held_out,
@@ -334,3 +335,14 @@ def test_no_long_document_is_both_held_out_and_for_training(
     )
     assert not actual & theirs
     assert 0.05 < len(actual) / len(actual | theirs) < 0.3
+
+
+def test_a_shipped_source_is_read_where_a_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = documents("prose")
+    monkeypatch.chdir(tmp_path)
+    for source in SOURCES:
+        (tmp_path / source).mkdir()
+        assert not is_data_set(source)
+    assert documents("prose") == expected
