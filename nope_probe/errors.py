@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
 from inspect import signature
 from numbers import Integral
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    ClassVar,
-    Literal,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 
 class UserError(ValueError):
@@ -62,65 +56,49 @@ class TooFewLayersError(UserError):
         self.depth = depth
 
 
-# A value of each type in words; a whole number is a number too, and no number is True or False.
-_WORDS: dict[object, str] = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    Path: "a path",
-    NoneType: "None",
-}
+_STRICT = ConfigDict(strict=True)
 
 
-def validate_types(hints: Mapping[str, object], values: Mapping[str, object]) -> None:
-    """Check values against their types: numbers, texts, paths, choices, and tuples of these.
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=_STRICT)
+
+
+def validate_types(
+    hints: Mapping[str, object],
+    values: Mapping[str, object],
+    spelled: Callable[[str], str] = str,
+) -> dict[str, object]:
+    """Check values against their types: numbers and their bounds, texts, choices, tuples of these.
 
     Args:
         hints: the types by name.
         values: the values by name.
+        spelled: how an error spells a name.
+
+    Returns:
+        the values as pydantic reads them, strictly: a whole number is a number too.
 
     Raises:
-        UserError: naming the argument, the value, and the choices or types.
+        UserError: naming the argument, the value, and the choices, type or bounds.
 
     Example:
         >>> validate_types({"seed": int | None}, {"seed": "7"})
         Traceback (most recent call last):
-        nope_probe.errors.UserError: seed '7': expected a whole number or None
+        nope_probe.errors.UserError: seed '7' should be a valid integer
     """
+    read = {}
     for name, hint in hints.items():
-        if _is_of(values[name], hint):
-            continue
-        leaves = list(leaves_of(hint))
-        types = tuple(leaf for leaf in leaves if isinstance(leaf, type))
-        words = [leaf for leaf in leaves if isinstance(leaf, str | int)]
-        given = as_tuple(values[name])
-        unknown = [value for value in given if value not in words and not isinstance(value, types)]
-        if words and unknown:
-            number = ", or a number" if {int, float} & {*types} else ""
-            known = ", ".join(map(str, words))
-            raise UserError(f"unknown {name} {unknown[0]!r}; there are {known}{number}")
-        expected = dict.fromkeys(_WORDS.get(leaf, str(leaf)) for leaf in leaves)
-        raise UserError(f"{name} {values[name]!r:.60}: expected {' or '.join(expected)}")
-
-
-def _is_of(value: object, hint: object) -> bool:
-    """Return whether a value is of a type; a text is a path too."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return any(value == word and type(value) is type(word) for word in arguments)
-    if origin is Annotated:
-        return _is_of(value, arguments[0])
-    if isinstance(origin, type) and issubclass(origin, Collection):
-        items = as_tuple(value)
-        return (origin is not tuple or items is value) and all(
-            _is_of(item, arguments[0]) for item in items
-        )
-    if origin in (Union, UnionType):
-        return any(_is_of(value, argument) for argument in arguments)
-    wider: dict[object, tuple[type, ...]] = {float: (int, float), Path: (str, Path)}
-    types = wider.get(hint, (hint,) if isinstance(hint, type) else (object,))
-    return isinstance(value, types) and (hint is bool or not isinstance(value, bool))
+        try:
+            read[name] = _adapter(hint).validate_python(values[name])
+        except ValidationError as error:
+            mistakes = error.errors(include_url=False)
+            if refused := mistakes[0].get("ctx", {}).get("error"):
+                raise refused from None
+            expected = dict.fromkeys(entry["msg"].removeprefix("Input ") for entry in mistakes)
+            given = mistakes[0]["input"]
+            raise UserError(f"{spelled(name)} {given!r:.60} {' or '.join(expected)}") from None
+    return read
 
 
 def kind_of(value: object) -> str:
@@ -173,24 +151,6 @@ def as_tuple(value: object) -> tuple[object, ...]:
     if isinstance(value, Collection) and not isinstance(value, str):
         return tuple(value)
     return (value,)
-
-
-def leaves_of(hint: object) -> Iterator[object]:
-    """Yield the types and the words of `Literal`s in a type, of unions and sequences too.
-
-    Example:
-        >>> list(leaves_of(tuple[int, ...] | Literal["auto"] | None))
-        [<class 'int'>, 'auto', <class 'NoneType'>]
-    """
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        yield from dict.fromkeys(arguments)
-    elif origin is None:
-        yield hint
-    else:
-        for argument in arguments[:1] if origin is Annotated else arguments:
-            if argument is not Ellipsis:
-                yield from leaves_of(argument)
 
 
 def line_of(error: BaseException) -> tuple[str, int] | None:

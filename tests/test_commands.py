@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 from command_reference import command_text, commands, flags_of, settings_of
-from support.command_line import run_command
+from support.command_line import leaves_of, run_command
 
 from nope_probe import __main__ as umbrella
 from nope_probe import ablate
 from nope_probe.cli import parse
-from nope_probe.errors import leaves_of
 from nope_probe.models.load import load
 from nope_probe.run.flags import hints_of
 from nope_probe.studies.commands import COMMANDS

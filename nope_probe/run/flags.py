@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -24,55 +24,24 @@ from typing import (
 )
 
 import tyro
+from annotated_types import Interval
 from docstring_parser.google import parse as parse_docstring
+from pydantic import AfterValidator, Strict
 
-from nope_probe.errors import UserError, as_tuple, leaves_of, validate_types
+from nope_probe.errors import UserError, as_tuple, validate_types
 from nope_probe.files import JsonObject, local_path
 from nope_probe.run.processes import validate_one_process
 
 Chosen = TypeVar("Chosen", bound="CommandSettings")
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The numbers that a flag may have.
-
-    Attributes:
-        low: the lowest.
-        high: the highest.
-        open_above: whether `high` itself is left out.
-    """
-
-    low: int | float
-    high: int | float
-    open_above: bool = False
-
-    def __contains__(self, value: int | float) -> bool:
-        return self.low <= value <= self.high and not (self.open_above and value == self.high)
-
-    def validate(self, flag: str, values: tuple[Any, ...]) -> None:
-        """Check the numbers among a flag's values; None and words such as `auto` are left alone."""
-        for value in values:
-            if isinstance(value, int | float) and value not in self:
-                raise UserError(f"{flag} {value}: expected {self.describe(flag.strip('-'))}")
-
-    def describe(self, name: str) -> str:
-        """Return the bounds of a number in one line.
-
-        Example:
-            >>> ALPHA.describe("alpha")
-            '0 <= alpha < 1'
-        """
-        return f"{self.low:.12g} <= {name} {'<' if self.open_above else '<='} {self.high:.12g}"
-
-
 LARGEST = 2**31 - 1  # so that products with sizes of a model fit into 64 bits
-SEED = Bounds(0, 2**32 - 1)  # as NumPy takes it
-COUNT = Bounds(1, LARGEST)
-LAYERS = Bounds(1, 1000)
-SEQ_LEN = Bounds(4, LARGEST)
-ALPHA = Bounds(0, 1, open_above=True)
-
+SEED = Interval(ge=0, le=2**32 - 1)  # as NumPy takes it
+COUNT = Interval(ge=1, le=LARGEST)
+LAYERS = Interval(ge=1, le=1000)
+SEQ_LEN = Interval(ge=4, le=LARGEST)
+ALPHA = Interval(ge=0, lt=1)
+LocalPath = Annotated[Path, Strict(False), AfterValidator(local_path)]
 
 Mistakes: TypeAlias = Iterator[tuple[object, str]]  # whether something is wrong, and the message
 
@@ -91,15 +60,15 @@ def refuse(mistakes: Mistakes) -> None:
 class CommandSettings:
     """A base for the settings of commands: frozen dataclasses, whose fields are the flags.
 
-    Numbers have `Bounds` and words are `Literal`s, in the annotations. Paths become absolute; in
-    Python they may be given as text. Values from Python are checked against their types too. By
-    default a run has one process's CPU, no model and no files.
+    Numbers have an `Interval` and words are `Literal`s, in the annotations. A `LocalPath` becomes
+    absolute; in Python it may be given as text. Values from Python are checked against their types
+    too. By default a run has one process's CPU, no model and no files.
 
     Example:
         >>> from nope_probe.ablate import Settings
         >>> Settings(n_seqs=0)
         Traceback (most recent call last):
-        nope_probe.errors.UserError: --n-seqs 0: expected 1 <= n-seqs <= 2147483647
+        nope_probe.errors.UserError: --n-seqs 0 should be greater than or equal to 1
     """
 
     command: ClassVar[str]
@@ -110,22 +79,12 @@ class CommandSettings:
     unrecorded: ClassVar[tuple[str, ...]] = ("out",)  # flags that change no number and no name
     in_one_process: ClassVar[bool] = True
     # Where settings have no such flag: see `RunSettings`.
-    out: Path | None = None
-    tokens: Path | None = None
+    out: LocalPath | None = None
+    tokens: LocalPath | None = None
 
     def __post_init__(self) -> None:
         kind: type = type(self)
-        hints = hints_of(kind)
-        validate_types(hints, vars(self))
-        for name, hint in hints.items():
-            value = getattr(self, name)
-            values = value if isinstance(value, tuple) else (value,)
-            for bounds in getattr(hint, "__metadata__", ()):
-                if isinstance(bounds, Bounds):
-                    bounds.validate(flag_of(name), values)
-            if Path in leaves_of(hint) and value is not None:
-                paths = tuple(map(local_path, values))
-                object.__setattr__(self, name, paths if isinstance(value, tuple) else paths[0])
+        vars(self).update(validate_types(hints_of(kind), vars(self), flag_of))
 
     def chosen(self) -> JsonObject:
         """Return the settings that are not the default, by name."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import TypeAlias, TypeVar
+
+from pydantic import TypeAdapter
 
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, json_checksum, read_json
@@ -192,18 +194,7 @@ class Manifest:
 
 def record_of(kind: type[Record], entries: JsonObject) -> Record:
     """Return the record that has these entries, as JSON holds them; others are left out."""
-    hints = get_type_hints(kind)
-    return kind(**{k: _typed(hints[k], value) for k, value in entries.items() if k in hints})
-
-
-def _typed(hint: Any, value: Any) -> Any:
-    """Return a value of JSON as a type: a record for its entries, a tuple for a list."""
-    for kind in (hint, *get_args(hint)):
-        if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
-            return record_of(kind, value)
-        if get_origin(kind) is tuple and isinstance(value, list | tuple):
-            return tuple(_typed(get_args(kind)[0], item) for item in value)
-    return value
+    return TypeAdapter(kind).validate_python(entries)
 
 
 def read_manifest(out: Path) -> Manifest:

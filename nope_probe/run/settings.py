@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import tyro
+from annotated_types import Interval
 
 from nope_probe.data.documents import (
     MIN_FOLDS,
@@ -40,8 +41,8 @@ from nope_probe.run.flags import (
     LAYERS,
     SEED,
     SEQ_LEN,
-    Bounds,
     CommandSettings,
+    LocalPath,
     Mistakes,
     effects_of,
     flag_of,
@@ -50,7 +51,7 @@ from nope_probe.run.flags import (
 from nope_probe.run.processes import process_count
 
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
-LAYERS_ARG = tyro.conf.arg(metavar="N|FROM:TO|all|auto")
+Layers = Annotated[Annotated[int, LAYERS] | str, tyro.conf.arg(metavar="N|FROM:TO|all|auto")]
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
 FORMAT = 9
@@ -134,7 +135,7 @@ class RunSettings(ModelSettings):
     """
 
     data: str = "auto"
-    tokens: Path | None = None
+    tokens: LocalPath | None = None
     windows: Literal["random", "start"] = "random"
     pack: bool = False
     bos: str = "auto"
@@ -143,16 +144,16 @@ class RunSettings(ModelSettings):
     n_seqs: Annotated[int, COUNT] = 64
     seq_len: Annotated[int, SEQ_LEN] = 64
     beyond_context: bool = False
-    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "auto"
-    batch_size: Annotated[int | Literal["auto"], COUNT] = "auto"
-    folds: Annotated[int, Bounds(MIN_FOLDS, LARGEST)] = 8
+    layers: Layers = "auto"
+    batch_size: Annotated[int, COUNT] | Literal["auto"] = "auto"
+    folds: Annotated[int, Interval(ge=MIN_FOLDS, le=LARGEST)] = 8
     query_rows: Annotated[int | None, COUNT] = None
-    skip_keys: Annotated[int | Literal["auto"], Bounds(0, LARGEST)] = "auto"
+    skip_keys: Annotated[int, Interval(ge=0, le=LARGEST)] | Literal["auto"] = "auto"
     seed: Annotated[int, SEED] = 0
     device: str = "auto"
     device_map: Literal["auto", "balanced", "sequential"] | None = None
     dtype: Dtype = "auto"
-    out: Path | None = None
+    out: LocalPath | None = None
 
     unrecorded: ClassVar[tuple[str, ...]] = ("out", "tokens")
     in_one_process = False

@@ -8,6 +8,8 @@ from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Annotated
 
+from annotated_types import Interval
+
 from nope_probe.analyses.verdicts import UNIFORM, kinds_of
 from nope_probe.data.documents import validate_text
 from nope_probe.errors import UserError
@@ -24,8 +26,8 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Condition, Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
-from nope_probe.run.flags import COUNT, LAYERS, Bounds, Mistakes
-from nope_probe.run.settings import LAYERS_ARG
+from nope_probe.run.flags import COUNT, Mistakes
+from nope_probe.run.settings import Layers
 from nope_probe.studies.removing import RemovingSettings
 from nope_probe.studies.tidy import brief
 
@@ -127,13 +129,13 @@ class Settings(RemovingSettings):
     # None becomes a value as soon as settings are made: a text that comes alone is read alone.
     data: str | None = None  # type: ignore[assignment]
     n_seqs: Annotated[int | None, COUNT] = None  # type: ignore[assignment]
-    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
+    layers: Layers = "all"
     query_rows: Annotated[int | None, COUNT] = None
 
     text: str | None = None
     why: str | None = None
     query: int | str = -1
-    steps: Annotated[int, Bounds(1, 100)] = 1
+    steps: Annotated[int, Interval(ge=1, le=100)] = 1
 
     def __post_init__(self) -> None:
         is_alone = self.text is not None and self.data is None and self.n_seqs is None

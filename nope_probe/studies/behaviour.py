@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import tyro
+from annotated_types import Interval
 
 from nope_probe.figures.intervals import bound_columns, column_text
 from nope_probe.figures.names import row_name, words
@@ -27,8 +28,8 @@ from nope_probe.removal import (
 )
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report
-from nope_probe.run.flags import COUNT, LARGEST, LAYERS, SEQ_LEN, Bounds, Mistakes, effects_of
-from nope_probe.run.settings import LAYERS_ARG
+from nope_probe.run.flags import COUNT, LARGEST, SEQ_LEN, Mistakes, effects_of
+from nope_probe.run.settings import Layers
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 from nope_probe.studies.tidy import brief, sections
 
@@ -41,7 +42,8 @@ _arg = tyro.conf.arg
 Measure = Literal["loss", "in-context", "copy", "order", "bos", "extrapolation", "position"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 READ_BY = {"extrapolation": ("trained_len", "max_len"), "position": ("layers", "skip_keys")}
-EXTRAPOLATED, TIMES = Bounds(16, 2**20), 4  # the reach of extrapolation, in trained contexts
+EXTRAPOLATED = Interval(ge=16, le=2**20)
+TIMES = 4  # the reach of extrapolation, in trained contexts
 GROUPS = {  # the names of groups of removals; those that the model has are measured
     "position": (
         *POSITION_ENCODINGS,
@@ -242,11 +244,11 @@ class Settings(RemovingSettings):
             "mask+rope); `weights` (w_q w_k qk w_o ov mlp)."
         ),
     ] = ("position",)
-    prefix: Annotated[int | None, Bounds(4, LARGEST)] = None
+    prefix: Annotated[int | None, Interval(ge=4, le=LARGEST)] = None
     replacement: tuple[Replacement, ...] = ("mean",)  # type: ignore[assignment]
     trained_len: Annotated[int | None, EXTRAPOLATED] = None
     max_len: Annotated[int, EXTRAPOLATED] = 4096
-    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
+    layers: Layers = "all"
     n_seqs: Annotated[int, COUNT] = 128
     seq_len: Annotated[int, SEQ_LEN] = 128
 

@@ -9,6 +9,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from annotated_types import Interval
 
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.names import row_name
@@ -17,7 +18,7 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section
-from nope_probe.run.flags import COUNT, LAYERS, SEQ_LEN, Bounds, Mistakes
+from nope_probe.run.flags import COUNT, SEQ_LEN, Mistakes
 from nope_probe.stages import STAGE_WORDS, Letter
 from nope_probe.studies.removing import RemovingSettings
 from nope_probe.studies.tidy import preferred_keys, sections
@@ -83,7 +84,7 @@ class Settings(RemovingSettings):
     )
 
     model: str = "nope-tiny"
-    layer: Annotated[int, Bounds(0, LAYERS.high - 1)] = 0
+    layer: Annotated[int, Interval(ge=0, le=999)] = 0
     n_seqs: Annotated[int, COUNT] = 1000
     seq_len: Annotated[int, SEQ_LEN] = 50
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"

@@ -16,7 +16,7 @@ from nope_probe.files import JsonObject
 from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
-from nope_probe.run.flags import CommandSettings, Mistakes
+from nope_probe.run.flags import CommandSettings, LocalPath, Mistakes
 from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.paths import folder_of
 from nope_probe.studies.tidy import declared, row_maps, sections
@@ -80,9 +80,9 @@ class Settings(CommandSettings):
     )
     showing = ("verbose",)
 
-    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    runs: tyro.conf.Positional[tuple[LocalPath, ...]] = ()
     labels: tuple[str, ...] = ()
-    out: Path | None = None
+    out: LocalPath | None = None
 
     @property
     def subject(self) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from annotated_types import Interval
+
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.names import words
@@ -15,8 +17,8 @@ from nope_probe.figures.words import Column, View, reader_of, with_readers
 from nope_probe.removal import ROWS, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report
-from nope_probe.run.flags import COUNT, LARGEST, LAYERS, Bounds, Mistakes
-from nope_probe.run.settings import LAYERS_ARG, RunSettings
+from nope_probe.run.flags import COUNT, LARGEST, Mistakes
+from nope_probe.run.settings import Layers, RunSettings
 from nope_probe.studies.tidy import sections
 
 if TYPE_CHECKING:
@@ -132,12 +134,12 @@ class Settings(RunSettings):
     by: tuple[str, ...] = ("need",)
     least: bool = False
     remove: tuple[Removed, ...] | None = None
-    k: Annotated[tuple[int, ...], COUNT] = COUNTS
-    draws: Annotated[int, Bounds(2, LARGEST)] = 19
+    k: tuple[Annotated[int, COUNT], ...] = COUNTS
+    draws: Annotated[int, Interval(ge=2, le=LARGEST)] = 19
     singles: bool = False
     n_seqs: Annotated[int, COUNT] = 8
-    mean_seqs: Annotated[int, Bounds(8, LARGEST)] = 384
-    layers: Annotated[int | str, LAYERS, LAYERS_ARG] = "all"
+    mean_seqs: Annotated[int, Interval(ge=8, le=LARGEST)] = 384
+    layers: Layers = "all"
 
     runs_all_layers = True
     in_one_process = True

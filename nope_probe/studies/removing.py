@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import tyro
+from annotated_types import Interval
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import WITH_GAIN, Ablation, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import COMPONENTS, Condition, Gain, Writer, spelled
-from nope_probe.run.flags import LARGEST, Bounds, Mistakes, effects_of
+from nope_probe.run.flags import LARGEST, Mistakes, effects_of
 from nope_probe.run.settings import RunSettings
 
 _arg = tyro.conf.arg
@@ -46,7 +47,7 @@ class RemovingSettings(RunSettings):
         "output"
     )
 
-    kept_positions: Annotated[int, Bounds(0, LARGEST)] = 1
+    kept_positions: Annotated[int, Interval(ge=0, le=LARGEST)] = 1
 
     boxes: ClassVar = {**RunSettings.boxes, "remove": "removing"}
 

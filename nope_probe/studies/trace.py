@@ -9,6 +9,8 @@ from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from annotated_types import Interval
+
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.names import OTHERS
 from nope_probe.figures.words import MEASURES, WITHIN, Column, View, with_readers
@@ -16,7 +18,7 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
-from nope_probe.run.flags import LARGEST, Bounds, Mistakes
+from nope_probe.run.flags import LARGEST, Mistakes
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.tidy import row_maps, sections
@@ -143,8 +145,8 @@ class Settings(RunSettings):
     reader: str | None = None
     writers: Literal["heads", "layers"] = "heads"
     per_head: bool = False
-    confirm: Annotated[int, Bounds(0, 1000)] = 6
-    folds: Annotated[int, Bounds(MIN_FOLDS, LARGEST)] = 8
+    confirm: Annotated[int, Interval(ge=0, le=1000)] = 6
+    folds: Annotated[int, Interval(ge=MIN_FOLDS, le=LARGEST)] = 8
 
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""

@@ -52,8 +52,8 @@ class Settings(ModelSettings):
     examples = ("--model rope-tiny", "--model smollm3-3b --layers 12")
     in_one_process = False
 
-    layers: Annotated[int | Literal["all"], LAYERS] = "all"
-    seq_len: Annotated[int | Literal["auto"], SEQ_LEN] = "auto"
+    layers: Annotated[int, LAYERS] | Literal["all"] = "all"
+    seq_len: Annotated[int, SEQ_LEN] | Literal["auto"] = "auto"
     beyond_context: bool = False
     json: bool = False
     seed: Annotated[int, SEED] = 0

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from annotated_types import Interval
 
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
-from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, Bounds, CommandSettings
+from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, CommandSettings, LocalPath
 from nope_probe.run.paths import folder_of
 from nope_probe.studies.ablate import Settings as Ablate
 from nope_probe.studies.circuit import Settings as Circuit
@@ -141,15 +142,15 @@ class Settings(CommandSettings):
     examples = ("figure2", "figure3", "--list")
 
     figure: tyro.conf.Positional[FigureName]
-    n_samples: Annotated[int | None, Bounds(FEWEST_SAMPLES, 10**9)] = None
+    n_samples: Annotated[int | None, Interval(ge=FEWEST_SAMPLES, le=10**9)] = None
     model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     n_seqs: Annotated[int | None, COUNT] = None
     seq_len: Annotated[int | None, SEQ_LEN] = None
     data: str | None = None
     windows: Literal["random", "start"] | None = None
-    layers: Annotated[int | Literal["all"] | None, LAYERS] = None
+    layers: Annotated[int, LAYERS] | Literal["all"] | None = None
     seed: Annotated[int, SEED] = 0
-    out: Path | None = None
+    out: LocalPath | None = None
 
     @property
     def subject(self) -> str:

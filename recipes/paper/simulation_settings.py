@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
+from annotated_types import Interval
+
 from nope_probe.files import JsonObject
-from nope_probe.run.flags import ALPHA, LARGEST, LAYERS, SEED, Bounds, CommandSettings, Mistakes
+from nope_probe.run.flags import ALPHA, LARGEST, LAYERS, SEED, CommandSettings, LocalPath, Mistakes
 from nope_probe.stages import Norm, ParameterFreeSpec
 
 CONTEXT = 4096
 DEFAULT_SAMPLES = 2000
-DIMENSION = Bounds(2, 2**16)  # the series in d takes time proportional to d
-N_SAMPLES = Bounds(2, 10**9)  # a single sample has no variance
+DIMENSION = Interval(ge=2, le=2**16)  # the series in d takes time proportional to d
+N_SAMPLES = Interval(ge=2, le=10**9)  # a single sample has no variance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +41,18 @@ class Settings(CommandSettings):
     command = "simulate"
     examples = ("--alpha 0 0.2", "--rope --n-layers 3 --target-se 1e-4")
 
-    alpha: Annotated[tuple[float, ...], ALPHA] = (0.0, 0.2)
+    alpha: tuple[Annotated[float, ALPHA], ...] = (0.0, 0.2)
     n_layers: Annotated[int, LAYERS] = 4
     n_samples: Annotated[int | None, N_SAMPLES] = None
     target_se: float | None = None
-    seq_len: Annotated[int, Bounds(3, CONTEXT)] = 50
+    seq_len: Annotated[int, Interval(ge=3, le=CONTEXT)] = 50
     d_model: Annotated[int, DIMENSION] = 64
     norm: Norm = "l2"
     rope: bool = False
     causal: bool = True
     control_variate: bool = True
     seed: Annotated[int, SEED] = 0
-    out: Path | None = None
+    out: LocalPath | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,9 +121,9 @@ class TheorySettings(CommandSettings):
 
     examples = ("", "--seq-len 100 --alpha 0.1 0.2")
 
-    seq_len: Annotated[int, Bounds(3, LARGEST)] = 50
+    seq_len: Annotated[int, Interval(ge=3, le=LARGEST)] = 50
     n_layers: Annotated[int, LAYERS] = 10
-    alpha: Annotated[tuple[float, ...], ALPHA] = ()
+    alpha: tuple[Annotated[float, ALPHA], ...] = ()
     d_model: Annotated[int | None, DIMENSION] = None
     norm: Norm = "l2"
     rope: bool = False

@@ -364,7 +364,7 @@ def test_the_models_that_have_names(name: str, capsys: Any):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seq-len", 3], "--seq-len 3: expected 4 <= seq-len <= "),
+        (["--seq-len", 3], "--seq-len 3 should be greater than or equal to 4"),
         (["--model", "nope-tinny"], "unknown model 'nope-tinny'"),
         (["--seq-len", 9999], "--seq-len 9999 is beyond the model's context"),
     ],

@@ -89,7 +89,7 @@ def test_what_cannot_be_trained_into_is_refused(tmp_path: Path):
     (tmp_path / "begun" / "checkpoint-1000").mkdir(parents=True)
     for name, given, message in (
         ("file", {}, "is a file"),
-        ("run", {"steps": 0}, "--steps 0: expected 1 <= steps"),
+        ("run", {"steps": 0}, "--steps 0 should be greater than or equal to 1"),
         ("run", {"steps": 5001}, "--steps 5001: nope-tiny has 5,000 steps"),
         ("run", {"resume": True}, r"--resume: .* holds no checkpoint"),
         ("begun", {}, "holds other files; take --resume, or choose"),

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.names import validate_hub_answers, validate_reachable
-from nope_probe.run.flags import COUNT, SEED, CommandSettings
+from nope_probe.run.flags import COUNT, SEED, CommandSettings, LocalPath
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import process_count
 from training_folder import OWN_FILES, validate_same_training
@@ -117,7 +117,7 @@ class Settings(CommandSettings):
     in_one_process = False
 
     preset: PresetName
-    out: Path | None = None
+    out: LocalPath | None = None
     steps: Annotated[int | None, COUNT] = None
     seed: Annotated[int, SEED] = 0
     resume: bool = False

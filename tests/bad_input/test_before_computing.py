@@ -28,18 +28,24 @@ NUMBERS = [
     ("ablate --n-seq 5", "did you mean --n-seqs?"),
     ("ablate extra", "extra"),
     # Beyond the bounds of a flag.
-    ("ablate --seed 18446744073709551616", "--seed 18446744073709551616: expected 0 <= seed"),
-    (f"ablate {FREE} --alpha nan", "--alpha nan: expected 0 <= alpha < 1"),
+    (
+        "ablate --seed 18446744073709551616",
+        "--seed 18446744073709551616 should be less",
+    ),
+    (f"ablate {FREE} --alpha nan", "--alpha nan should be less than 1"),
     # Numbers that do not fit each other.
     ("ablate --n-seqs 8 --folds 9", "--n-seqs 8: 9 folds take 9 sequences or more, and --folds 4"),
     ("ablate --skip-keys 62", "--skip-keys 62 leaves no keys of 64"),
     ("ablate --query-rows 65", "--query-rows 65 is more than 64 tokens"),
-    ("trace --query-rows 0", "--query-rows 0: expected"),
+    ("trace --query-rows 0", "--query-rows 0 should be greater than or equal to 1"),
     ("trace --reader L١", "--reader L١: expected a layer or head, such as L2 or L2H1"),
     ("trace --reader L01", "--reader L01: expected a layer or head, such as L2 or L2H1"),
     ("ablate --remove position[MLP١]", "unknown component 'position[MLP١]'"),
-    ("ablate --batch-size 0", "--batch-size 0: expected 1 <= batch-size"),
-    ("trace --folds 4", "--folds 4: expected 5 <= folds <= 2147483647"),
+    (
+        "ablate --batch-size 0",
+        "--batch-size 0 should be greater than or equal to 1 or ",
+    ),
+    ("trace --folds 4", "--folds 4 should be greater than or equal to 5"),
     ("trace --writers head", "invalid choice 'head'"),
     ("behaviour --prefix 127", "expected a --prefix from 4 to 124 of 128 tokens"),
     # Beyond the context that a config.json states.

@@ -20,12 +20,11 @@ from command_reference import settings_of
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from support.command_line import draw_without_chrome, ended
+from support.command_line import draw_without_chrome, ended, leaves_of
 from support.finished_runs import assert_whole
 from support.tiny_models import plain, randomised, tokenizer
 from transformers import LlamaConfig
 
-from nope_probe.errors import leaves_of
 from nope_probe.run.flags import flag_of
 from nope_probe.studies.commands import COMMANDS
 

@@ -120,12 +120,15 @@ def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
     [
         ({"remove": ["mask", "w_qk"]}, "unknown component 'w_qk'; there are mask, rope"),
         ({"gain": "norm"}, "no effect on the replacement 'mean': take replacement='identity', or"),
-        ({"gain": "loud"}, "unknown gain 'loud'; there are output, norm, identity"),
+        ({"gain": "loud"}, "gain 'loud' should be 'output', 'norm' or 'identity'"),
         ({"remove": ["qk", "w_q"]}, "qk and w_q share w_q"),
         ({"remove": ["rope_low", "rope"]}, "rope_low and rope share rotary pairs"),
         ({"remove": ["rope[0:9]", "rope[7:16]"]}, r"rope\[0:9\] and rope\[7:16\] share rotary"),
         ({"remove": ["mask"], "heads": {True: [0]}}, "expected the numbers of layers"),
-        ({"replacement": "median"}, "replacement 'median'; there are identity, random, .*zero"),
+        (
+            {"replacement": "median"},
+            "'median' should be 'identity', 'random', .*'zero'",
+        ),
         (
             {"remove": ["w_q", "mlp"], "heads": {0: [1]}},
             "^mlp has no heads; mask, rope, w_q, w_k, w_o, w_v, alibi, .*content have",

@@ -44,7 +44,7 @@ def test_a_parameter_free_model_equals_the_papers_equation(
         ((0, 8), "at least 1 layer"),
         ((2, 0), "at least 1 layer and 1 dimension, got 2, 0"),
         ((2, 7, "l2", True), "an even d_model, got 7"),
-        ((2, 8, "rms"), "unknown norm 'rms'; there are l2, layernorm-sqrt-d, layernorm-d"),
+        ((2, 8, "rms"), "norm 'rms' should be 'l2', 'layernorm-sqrt-d' or 'layernorm-d'"),
     ],
 )
 @pytest.mark.usefixtures("unenforced")

@@ -122,9 +122,9 @@ def test_a_model_without_exact_terms_is_refused_before_attention_is_read_and_sho
         ("MLP1", -1, "--why MLP1: expected a head"),
         ("L2H0", -1, "--why L2H0: there are L0 to L1"),
         ("L1H0", 99, "--query 99: the text has "),
-        ("L1H0", 1.5, "query 1.5: expected a whole number or a text"),
+        ("L1H0", 1.5, "--query 1.5 should be a valid integer or should be a valid string"),
         ("L1H0", "4", "--query 4: the text has 5 tokens, 0 to 4: take the number of one: 1 'word'"),
-        (3, -1, "why 3: expected a text or None"),
+        (3, -1, "--why 3 should be a valid string"),
     ],
 )
 def test_a_head_or_a_query_that_is_none_is_refused_in_a_line(

@@ -238,17 +238,17 @@ def test_mistakes_are_one_line_before_anything_is_run(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("run_ablations", {"remove": 5}, r"remove \(5,\): expected a text or None"),
-        ("run_ablations", {"query_rows": 1.5}, "query_rows 1.5: expected a whole number or None"),
-        ("run_ablations", {"seed": None}, "seed None: expected a whole number"),
-        ("run_ablations", {"n_seqs": True}, "n_seqs True: expected a whole number"),
-        ("run_behaviour", {"alpha": "0"}, "alpha '0': expected a number"),
-        ("run_behaviour", {"data": Path("x")}, r"data .*Path\('x'\): expected a text"),
-        ("run_trace", {"out": 5}, "out 5: expected a path or None"),
-        ("run_trace", {"reader": 5}, "reader 5: expected a text or None"),
-        ("run_trace", {"confirm": "all"}, "confirm 'all': expected a whole number"),
-        ("run_trace", {"confirm": None}, "confirm None: expected a whole number"),
-        ("run_trace", {"per_head": "yes"}, "per_head 'yes': expected True or False"),
+        ("run_ablations", {"remove": 5}, "--remove 5 should be a valid string"),
+        ("run_ablations", {"query_rows": 1.5}, "--query-rows 1.5 should be a valid integer"),
+        ("run_ablations", {"seed": None}, "--seed None should be a valid integer"),
+        ("run_ablations", {"n_seqs": True}, "--n-seqs True should be a valid integer"),
+        ("run_behaviour", {"alpha": "0"}, "--alpha '0' should be a valid number"),
+        ("run_behaviour", {"data": Path("x")}, r"--data .*Path\('x'\) should be a valid string"),
+        ("run_trace", {"out": 5}, "--out 5 is not a valid path for <class 'pathlib.Path'>"),
+        ("run_trace", {"reader": 5}, "--reader 5 should be a valid string"),
+        ("run_trace", {"confirm": "all"}, "--confirm 'all' should be a valid integer"),
+        ("run_trace", {"confirm": None}, "--confirm None should be a valid integer"),
+        ("run_trace", {"per_head": "yes"}, "--per-head 'yes' should be a valid boolean"),
     ],
 )
 def test_a_value_of_another_type_is_one_line_before_anything_is_run(

@@ -2,13 +2,13 @@
 
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import plotly.graph_objects as go
 import pytest
@@ -26,6 +26,17 @@ def run_command(command: ModuleType, *arguments: object) -> None:
 def module_of(command: str) -> ModuleType:
     """Return the module of a command of the package, or of a recipe's script."""
     return import_module(f"nope_probe.{command}" if command in COMMANDS else command)
+
+
+def leaves_of(hint: object) -> Iterator[object]:
+    """Yield the types and the words of `Literal`s in a type, of unions and sequences too."""
+    arguments = get_args(hint)
+    if get_origin(hint) is Literal or not arguments:
+        yield from arguments or [hint]
+        return
+    for argument in arguments[:1] if get_origin(hint) is Annotated else arguments:
+        if argument is not Ellipsis:
+            yield from leaves_of(argument)
 
 
 @dataclass(frozen=True)

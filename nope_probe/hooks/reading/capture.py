@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from nope_probe.errors import UserError, validate_types
+from nope_probe.errors import UserError, as_tuple, validate_types
 from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.attention import whole
 from nope_probe.hooks.layers.base_layer import Layer
@@ -198,7 +198,8 @@ def capture_stages(
         >>> maps.mean("a").shape
         torch.Size([5, 5])
     """
-    validate_types({"stages": Sequence[Letter] | None}, {"stages": stages})
+    given = None if stages is None else as_tuple(stages)
+    validate_types({"stages": tuple[Letter, ...] | None}, {"stages": given})
     model = model_of(model)
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = {block.index: block for block in layers_of(model)}
