@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
-from importlib import resources
-from string import Template
 from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import is_number
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS = 8  # of a lead's table
-MOST_OPEN = 100  # rows of a table that is shown open
 PAGE_BYTES = 14_000_000
 PLOTLY_BYTES = 5_000_000
 CELL_BYTES = 16 / 3  # a float32 in base64
@@ -52,34 +50,19 @@ class Headline:
 
     def html(self) -> str:
         """Return the headline as HTML, a table without rows left out."""
-        sentence, caption = (
-            f"<p>{escape(text)}</p>" if text else "" for text in (self.sentence, self.caption)
-        )
-        then = "" if self.then is None else f"<div>{self.then.html()}</div>"
-        return f"{sentence}{_headline_table(self.table)}{caption}{then}"
+        return _template("headline.html").render(headline=self)
 
 
-def _headline_table(table: pd.DataFrame | None) -> str:
-    if table is None or table.empty:
-        return ""
-    kinds = ["" if all(map(is_number, table[name])) else ' class="words"' for name in table]
-    head = "".join(
-        f'<th scope="col"{kind}>{escape(str(name))}</th>'
-        for name, kind in zip(table, kinds, strict=True)
+def _template(name: str) -> Template:
+    """Return a template of this folder, which escapes what it is given."""
+    folder = Environment(
+        loader=PackageLoader("nope_probe", "reports"),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
     )
-    rows = (
-        f'<th scope="row">{escape(first)}</th>'
-        + "".join(
-            f"<td{kind}>{escape(text).replace('±', '<wbr>±')}</td>"
-            for text, kind in zip(others, kinds[1:], strict=True)
-        )
-        for first, *others in table.itertuples(index=False)
-    )
-    body = "".join(f"<tr>{cells}</tr>" for cells in rows)
-    return (
-        '<div class="wide" tabindex="0" role="region" aria-label="The result in numbers"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    folder.tests["number"] = is_number
+    return folder.get_template(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +91,34 @@ class Section:
         """Return the figure, drawn now if necessary."""
         return self.figure() if callable(self.figure) else self.figure
 
+    def plot(self) -> dict[str, object] | None:
+        """Return the figure as a page stores it: its JSON, its height and a text alternative."""
+        from plotly.io.json import to_json_plotly
+
+        from nope_probe.figures.maps import without_title
+
+        figure = self.drawn()
+        if figure is None:
+            return None
+        spec = without_title(figure)
+        # plotly escapes "<" and "/", so that "</script>" cannot end the element that holds the
+        # figure. Escaping "<" is enough; escaped slashes of base64 would be a fifth of the page.
+        return {
+            "json": str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/"),
+            "height": spec["layout"].get("height", 400),
+            "label": f"{figure.layout.title.text or self.title}. {self.caption}",
+        }
+
+    def numbers(self) -> str | None:
+        """Return the table as HTML."""
+        if self.table is None:
+            return None
+        from nope_probe.figures.views import in_words
+
+        texts = in_words(self.table, self.columns)
+        headings = [self.columns.get(name, Column(name)).title for name in map(str, texts)]
+        return texts.set_axis(headings, axis=1).to_html(index=False, border=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -131,18 +142,15 @@ class Report:
 
         from nope_probe.figures.style import ON_DARK
 
-        first, *others = (_section(*numbered) for numbered in enumerate(self.sections))
-        template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
-        return Template(template).substitute(
-            title=escape(self.title),
-            run=_facts(notes.about(manifest)),
-            headline=self.headline.html(),
-            sections=first
-            + _how_to_read([*self.how_to_read, *notes.run_notes(manifest)])
-            + "".join(others),
-            command=escape(manifest.command),
-            what_was_run=_facts(notes.what_was_run(manifest)),
-            manifest=escape(json.dumps(manifest.to_json(), indent=1, default=str)),
+        return _template("page.html").render(
+            title=self.title,
+            run=notes.about(manifest),
+            headline=self.headline,
+            sections=self.sections,
+            notes=[*self.how_to_read, *notes.run_notes(manifest)],
+            command=manifest.command,
+            what_was_run=notes.what_was_run(manifest),
+            manifest=json.dumps(manifest.to_json(), indent=1, default=str),
             on_dark=json.dumps(ON_DARK),
             plotly=get_plotlyjs(),
         )
@@ -160,11 +168,6 @@ class Report:
         raise UserError("there is no figure on the page to draw as an image")
 
 
-def _facts(facts: Mapping[str, str]) -> str:
-    rows = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
-    return f"<dl>{''.join(rows)}</dl>"
-
-
 def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
     """Return how many positions each map may have for the page to stay under 15 MB.
 
@@ -179,62 +182,3 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
     room = PAGE_BYTES - PLOTLY_BYTES - n_layers * layer
     cells = max(0.0, room / CELL_BYTES / (n_maps * n_layers))
     return max(1, min(MAX_POSITIONS, int(cells**0.5)))
-
-
-def _how_to_read(notes: Sequence[str]) -> str:
-    """Return how to read the figures, folded; it stands next to the first of them."""
-    lines = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return (
-        '<section id="how" aria-labelledby="how-heading"><details class="fold"><summary>'
-        '<h2 id="how-heading">How to read the figures</h2></summary>'
-        f'<ul class="notes">{lines}</ul></details></section>'
-    )
-
-
-def _section(index: int, section: Section) -> str:
-    heading = f'<h2 id="heading-{index}">{escape(section.title)}</h2>'
-    content = f"{_figure(section)}{_table(section)}"
-    if section.folded:
-        shown = f'<details class="fold"><summary>{heading}</summary>{content}</details>'
-    else:
-        shown = heading + content
-    return f'<section id="section-{index}" aria-labelledby="heading-{index}">{shown}</section>'
-
-
-def _figure(section: Section) -> str:
-    from plotly.io.json import to_json_plotly
-
-    from nope_probe.figures.maps import without_title
-
-    caption = escape(section.caption)
-    figure = section.drawn()
-    if figure is None:
-        return section.html + (f"<p>{caption}</p>" if caption else "")
-    spec = without_title(figure)
-    # plotly escapes "<" and "/", so that "</script>" cannot end the element that holds the figure.
-    # Escaping "<" is enough; escaped slashes of base64 would be a fifth of the page.
-    content = str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/")
-    label = escape(f"{figure.layout.title.text or section.title}. {section.caption}")
-    return (
-        f'<figure><div class="plot" role="img" aria-label="{label}" '
-        f'style="min-height:{spec["layout"].get("height", 400)}px"></div>'
-        f'<script type="application/json">{content}</script>'
-        f"<figcaption>{caption}</figcaption></figure>"
-    )
-
-
-def _table(section: Section) -> str:
-    """Return a section's table, open where a short one is all that the section shows."""
-    if section.table is None:
-        return ""
-    from nope_probe.figures.views import in_words
-
-    texts = in_words(section.table, section.columns)
-    headings = [section.columns.get(name, Column(name)).title for name in map(str, texts)]
-    shown = texts.set_axis(headings, axis=1).to_html(index=False, border=0)
-    is_alone = section.figure is None and not section.html and len(section.table) <= MOST_OPEN
-    return (
-        f"<details{' open' * is_alone}><summary>The numbers</summary>"
-        '<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(section.title)}: the numbers">{shown}</div></details>'
-    )

@@ -278,7 +278,7 @@ def test_the_page_of_all_figures_names_what_was_not_run(
     assert names == [f"Figure {n}" for n in (5, *range(11, 17))]
     assert missing["numbers"].iloc[0] == "run: python recipes/paper/reproduce.py figure5"
     page = (folder / "report.html").read_text()
-    assert "9 of the paper&#x27;s 9 claims about its figures are reproduced." in page
+    assert "9 of the paper&#39;s 9 claims about its figures are reproduced." in page
     assert "have been run</th><td>9 of 16</td>" in page
     assert "panels within one 8-bit colour step</th><td>9 of 18</td>" in page
     assert page.count('href="../reproduce-figure') == 9

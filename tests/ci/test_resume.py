@@ -51,7 +51,7 @@ ROWS += ["--query-rows", "67"]
 # What may differ between two runs: when they ended, how long they took, and what covers these.
 VARYING = ("finished", "seconds", "checksum")
 VARYING_LINES = re.compile(
-    rb"&quot;(finished|seconds)&quot;: .*\n|<dt>(finished|seconds)</dt><dd>[^<]*</dd>"
+    rb"&#34;(finished|seconds)&#34;: .*\n|<dt>(finished|seconds)</dt><dd>[^<]*</dd>"
 )
 
 
