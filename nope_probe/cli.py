@@ -142,7 +142,7 @@ def in_boxes(settings: type[CommandSettings], showing: Sequence[str]) -> type:
     for kind in filter(is_dataclass, reversed(settings.__mro__)):
         title = ""
         for name in (setting.name for setting in fields(kind)):
-            title = settings.boxes.get(name, title)
+            title = vars(kind).get("boxes", {}).get(name, title)
             titles.setdefault(name, "" if kind is settings else title)
     groups: dict[str, list[tuple[str, Any, Any]]] = {}
     declared: type = settings

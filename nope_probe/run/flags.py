@@ -75,8 +75,8 @@ class CommandSettings:
     function: ClassVar[str] = ""  # that runs the command from Python
     examples: ClassVar[tuple[str, ...]] = ()  # arguments, for its help
     showing: ClassVar[tuple[str, ...]] = ("image", "verbose", "dry_run")  # flags on what is shown
-    boxes: ClassVar[Mapping[str, str]] = {}  # the titles of boxes in its help, by first flag
-    unrecorded: ClassVar[tuple[str, ...]] = ("out",)  # flags that change no number and no name
+    boxes: ClassVar[Mapping[str, str]] = {}  # titles in its help, by the class's first flag there
+    unrecorded: ClassVar[tuple[str, ...]] = ("out", "tokens")  # they change no number and no name
     in_one_process: ClassVar[bool] = True
     # Where settings have no such flag: see `RunSettings`.
     out: LocalPath | None = None
@@ -114,10 +114,6 @@ class CommandSettings:
             else:
                 words += [flag_of(name), *map(str, as_tuple(value))]
         return shlex.join(words)
-
-    def at(self: Chosen, out: Path) -> Chosen:
-        """Return the same settings of a run in another folder."""
-        return type(self)(**{**vars(self), "out": out})
 
     @property
     def device(self) -> str:

@@ -155,15 +155,10 @@ class RunSettings(ModelSettings):
     dtype: Dtype = "auto"
     out: LocalPath | None = None
 
-    unrecorded: ClassVar[tuple[str, ...]] = ("out", "tokens")
     in_one_process = False
-    boxes: ClassVar = {
-        **ModelSettings.boxes,
-        "data": "data",
-        "layers": "measuring",
-        "out": "output",
-    }
+    boxes: ClassVar = {"data": "data", "layers": "measuring", "out": "output"}
     runs_all_layers: ClassVar[bool] = False  # whichever of them are studied
+    shortest: ClassVar[int] = MIN_KEYS + 2  # tokens of a sequence that has a query to measure
 
     def __post_init__(self) -> None:
         if self.data == "auto":
@@ -385,11 +380,6 @@ class RunSettings(ModelSettings):
             f"--layers {depth if self.layers == 'auto' else self.layers} of {info.name} do not "
             f"attend: L{first} is the first that does, try --layers {first + 1}",
         )
-
-    @property
-    def shortest(self) -> int:
-        """The fewest tokens of a sequence that has a query which is measured."""
-        return MIN_KEYS + 2
 
     @property
     def removes(self) -> bool:

@@ -137,6 +137,8 @@ class Settings(RemovingSettings):
     query: int | str = -1
     steps: Annotated[int, Interval(ge=1, le=100)] = 1
 
+    shortest = MIN_KEYS
+
     def __post_init__(self) -> None:
         is_alone = self.text is not None and self.data is None and self.n_seqs is None
         data, n_seqs = (ALONE, 1) if is_alone else ("auto", N_SEQS)
@@ -145,11 +147,6 @@ class Settings(RemovingSettings):
         if self.n_seqs is None:
             object.__setattr__(self, "n_seqs", n_seqs)
         super().__post_init__()
-
-    @property
-    def shortest(self) -> int:
-        """The fewest tokens of a sequence that has a query which is measured."""
-        return MIN_KEYS
 
     @property
     def reads_corpus(self) -> bool:

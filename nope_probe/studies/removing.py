@@ -49,7 +49,7 @@ class RemovingSettings(RunSettings):
 
     kept_positions: Annotated[int, Interval(ge=0, le=LARGEST)] = 1
 
-    boxes: ClassVar = {**RunSettings.boxes, "remove": "removing"}
+    boxes: ClassVar = {"remove": "removing"}
 
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""

@@ -145,7 +145,8 @@ class Study(ABC, Generic[Chosen]):
             return cls.carry_out(Session(settings, cls.load))
         validate_one_process()
         with TemporaryDirectory(prefix="nope-probe-") as place:
-            with Session(settings.at(Path(place, "run")), cls.load).opened() as session:
+            elsewhere = type(settings)(**{**vars(settings), "out": Path(place, "run")})
+            with Session(elsewhere, cls.load).opened() as session:
                 sys.stdout.write(forecast(session, [*cls(session).passes()]))
             return session.folder
 
