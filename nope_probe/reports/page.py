@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import is_number
 from nope_probe.figures.words import Column
@@ -22,6 +20,7 @@ from nope_probe.run.manifest import Manifest
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+    from jinja2 import Template
 
 
 MOST_ROWS = 8  # of a lead's table
@@ -55,6 +54,8 @@ class Headline:
 
 def _template(name: str) -> Template:
     """Return a template of this folder, which escapes what it is given."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # which --help lacks
+
     folder = Environment(
         loader=PackageLoader("nope_probe", "reports"),
         autoescape=True,
