@@ -35,7 +35,7 @@ from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
 from nope_probe.analyses.verdicts import mostly_lost, value_of
 from nope_probe.figures.intervals import bound_columns
-from nope_probe.figures.words import NUMBERS
+from nope_probe.figures.words import INFORMATION, NUMBERS
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.maps import Layers, heads_of
 from nope_probe.maps.positions import PositionSums
@@ -46,18 +46,9 @@ TableRow = dict[str, Any]
 Row = tuple[Condition, str]  # what is removed, and what the weights among it are replaced by
 INTACT_ROW: Row = (INTACT, NO_REPLACEMENT)
 Maps = dict[Row, Layers]
-WEIGHTS = (  # of a head's attention weights
-    "information",
-    "first_position",
-    "first_content",
-    "others_position",
-    "others_content",
-    "positional_share",
-    "others_share",
-    "first_weight",
-)
-ATTENTION = (*WEIGHTS, "pattern_missed")
 GAPS = ("positional_share_gap", "others_share_gap")
+ATTENTION = tuple(name for name in INFORMATION if name not in (*GAPS, "sink_weight"))  # with bounds
+WEIGHTS = tuple(name for name in ATTENTION if name != "pattern_missed")  # from weights alone
 
 
 def interval_columns(**intervals: Interval) -> TableRow:
