@@ -366,8 +366,8 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
     untrained model.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, or what `load` returns; bit-identical
-            afterwards.
+        model: in any form that `load` takes in memory, or what it returns; bit-identical
+            afterwards. Meanwhile a transformers model refuses passes: run what is yielded.
         seed: the seed of the draws.
 
     Raises:
@@ -383,7 +383,7 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
     model = model_of(model)
     generator = torch.Generator().manual_seed(seed)
     taken = "the model is untrained already: leave the other `untrained` first"
-    with registered(_REDRAWN, model, object(), taken), _restored(model):
+    with registered(_REDRAWN, model, object(), taken), refused(model), _restored(model):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(_drawn(name, parameter, generator))

@@ -5,12 +5,13 @@ Importing TransformerLens takes seconds, so this file is imported where a model 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.component_setup import setup_submodules
@@ -29,6 +30,7 @@ from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, JointRows
 from nope_probe.hooks.layers.model import blocks_of, layers_of
+from nope_probe.hooks.layers.tap import current
 from nope_probe.hooks.layers.text_decoder import context_in, is_decoder_class
 
 
@@ -78,6 +80,10 @@ def boot_bridge(
             "attend in later layers"
         )
     _run_as_transformers(model)
+    hf = model.original_model
+    for part in (hf, hf.base_model):
+        run = part.forward
+        vars(part)["forward"] = update_wrapper(partial(_with_attentions, hf.config, run), run)
     for layer in layers:
         assert isinstance(layer, BridgeLayer)
         layer.attach_for_good(implementation)
@@ -174,3 +180,25 @@ def _run_as_transformers(model: TransformerBridge) -> None:
         linear = block._modules.get("linear_attn")
         if linear is not None:
             vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)
+
+
+def _with_attentions(
+    config: PreTrainedConfig, forward: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Run a decoder's forward pass, and return attention weights if they are asked for.
+
+    transformers finds none: its attention hands over what the tap returns.
+    """
+    outer, wanted = current.weights, options.get("output_attentions")
+    if wanted is None:  # captures read what they need
+        wanted = getattr(config, "output_attentions", False) and not current.readers
+    if not wanted and outer is None:
+        return forward(*args, **options)
+    weights = current.weights = list[Tensor]() if outer is None else outer
+    try:
+        output = forward(*args, **options)
+    finally:
+        current.weights = outer
+    if hasattr(output, "attentions"):
+        output["attentions"] = tuple(weights)
+    return output

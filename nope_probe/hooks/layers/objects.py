@@ -60,8 +60,9 @@ TAKEN = (
 # Where nnsight's, parallel and loaded models have the model that they wrap.
 _WRAPPED = ("_module", "_model", "module", "model")
 NOT_ABLATED = (
-    "this model is not ablated here: call the model that `ablated` yields (`as model`), or its "
-    "`model.original_model`, a transformers model of the same weights, run eagerly (uncompiled)"
+    "this model is not ablated here: call the model that `ablated` yields (`as model`; so does "
+    "`untrained`), or its `model.original_model`, a transformers model of the same weights, run "
+    "eagerly (uncompiled)"
 )
 CHANGED = (
     "the model has changed since it was loaded ({path}: a hook, a module, a setting or an "
@@ -447,19 +448,29 @@ def merge_adapters(model: Any) -> None:
         is_within = path.endswith(".token_adapter")  # of a wrapper, which merges it
         if is_within or not isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
             continue
-        tuner: Any = layer
-        base = getattr(tuner, "original_module", None) or tuner.get_base_layer()
-        for name, weight in [*base.named_parameters(recurse=False)]:
-            base.register_parameter(name, nn.Parameter(weight.detach(), requires_grad=False))
-        with reading(f"peft does not merge the adapter of {path} into its weights"):
-            if not tuner.disable_adapters and hasattr(tuner, "unload_and_optionally_merge_module"):
-                base = tuner.unload_and_optionally_merge_module(
-                    merge=True, safe_merge=True, adapter_names=None
-                )
-            elif not tuner.disable_adapters and not tuner.merged:
-                tuner.merge(safe_merge=True)
-                base = tuner.get_base_layer()
-        if any(weight.requires_grad for weight in tuner.parameters()):
-            for weight in base.parameters(recurse=False):
-                weight.requires_grad_().register_hook(refuse_gradient)
-        model.set_submodule(path, base)
+        model.set_submodule(path, _merged(path, layer))
+
+
+def _merged(path: str, tuner: Any) -> nn.Module:
+    """Return the module under an adapter, with copies of the weights that the adapter changes."""
+    base = getattr(tuner, "original_module", None) or tuner.get_base_layer()
+    originals = dict(base.named_parameters(recurse=False))
+    for name, weight in originals.items():
+        # `detach` would share the count of changes, which is the caller's.
+        base.register_parameter(name, nn.Parameter(weight.data, requires_grad=False))
+    with reading(f"peft does not merge the adapter of {path} into its weights"):
+        if not tuner.disable_adapters and hasattr(tuner, "unload_and_optionally_merge_module"):
+            base = tuner.unload_and_optionally_merge_module(
+                merge=True, safe_merge=True, adapter_names=None
+            )
+        elif not tuner.disable_adapters and not tuner.merged:
+            tuner.merge(safe_merge=True)
+            base = tuner.get_base_layer()
+    is_trained = any(weight.requires_grad for weight in tuner.parameters())
+    for name, weight in dict(base.named_parameters(recurse=False)).items():
+        before = originals.get(name)
+        if before is not None and before.data_ptr() == weight.data_ptr():
+            base.register_parameter(name, before)
+        elif is_trained:
+            weight.requires_grad_().register_hook(refuse_gradient)
+    return base

@@ -76,11 +76,13 @@ class PassState(local):
         n_seqs: the number of sequences, until position embeddings are made.
         readers: called with the attention of each pass, after all hooks, by tap.
         edits: the edits in place of an ablation's, by tap.
+        weights: the attention weights of the blocks of a pass that returns them; None in others.
     """
 
     angles: Angles | None = None
     far_apart = False
     n_seqs: int | None = None
+    weights: list[Float[Tensor, "batch head query_pos key_pos"]] | None = None
 
     def __init__(self) -> None:
         self.readers: dict[Tap, list[Callable[[Attention], None]]] = {}
@@ -135,6 +137,8 @@ class Tap:
             attention = replace(attention, hooked_pattern=pattern)
         for read in current.readers.get(self, ()):
             read(attention)
+        if current.weights is not None:
+            current.weights.append(attention.pattern(masked=self.masked))
         is_hooked = attention.hooked is not None or attention.hooked_pattern is not None
         is_fused = attention.soft_cap is attention.sinks is attention.fixed is None
         drops = isinstance(dropout, Tensor) or dropout > 0

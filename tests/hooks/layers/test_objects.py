@@ -26,6 +26,7 @@ from nope_probe import (
     capture_scores,
     head_scores,
     load,
+    untrained,
 )
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.objects import model_of
@@ -392,3 +393,46 @@ def test_a_bridge_that_computes_something_else_is_refused(tiny: ByName) -> None:
     with pytest.raises(UserError, match="fails parity: logits off by"):
         model_of(hf)
     assert hf.config.vocab_size == D_VOCAB
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "gptj", "opt", "gpt_oss"])
+def test_the_transformers_model_of_a_bridge_returns_attention_weights_where_they_are_asked_for(
+    model_type: str, tmp_path: Path
+) -> None:
+    """By the interface, with sinks, in line, and where the head's class skips its backbone."""
+    tiny = write_decoder(model_type, tmp_path)
+    with torch.inference_mode():
+        expected = tiny.hf(tiny.tokens, output_attentions=True).attentions
+    run: Any = load(tiny.hf).model.original_model
+    assert not run(tiny.tokens).attentions
+    tiny.hf.config.output_attentions = True
+    by_configuration: Any = load(tiny.hf).model.original_model
+    tiny.hf.config.output_attentions = False
+    asked = {"output_attentions": True}
+    for part, options in ((run, asked), (run.base_model, asked), (by_configuration, {})):
+        with torch.inference_mode():
+            found = part(tiny.tokens, **options).attentions
+        assert len(found) == len(expected)
+        assert all(distance(*pair) <= NETWORK for pair in zip(found, expected, strict=True))
+    with ablated(tiny.hf, "mask") as model, torch.inference_mode():
+        (weights, *_) = model.original_model(tiny.tokens, output_attentions=True).attentions
+    assert (weights.triu(1).sum((-2, -1)) > 0).all()
+
+
+def test_an_untrained_model_in_peft_is_the_one_that_is_yielded(tiny: ByName) -> None:
+    given = adapted(deepcopy(tiny("llama").hf))
+    with torch.inference_mode():
+        before = given(TOKENS).logits
+    fresh = capture_scores(given, TOKENS)
+    with untrained(given, seed=5) as model, ablated(model, "mask") as without:
+        redrawn = capture_scores(without, TOKENS)
+        with pytest.raises(UserError, match=r"the model that `ablated` yields.*so does"):
+            capture_scores(given, TOKENS)
+        with pytest.raises(UserError, match=r"the model that `ablated` yields.*so does"):
+            given(TOKENS)
+    with untrained(tiny("llama").hf, seed=5) as model, ablated(model, "mask"):
+        expected = capture_scores(model, TOKENS)
+    assert distance(redrawn.mean, expected.mean) == 0, "the same numbers, without the adapter"
+    assert distance(capture_scores(given, TOKENS).mean.nan_to_num(), fresh.mean.nan_to_num()) == 0
+    with torch.inference_mode():
+        assert torch.equal(given(TOKENS).logits, before)
