@@ -69,6 +69,7 @@ MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
 BINS = 64  # of positions beyond the trained context
 NO_TOKENS = "random tokens need a tokenizer, and the model has none"
 NO_BOS = "sequences begin without a BOS token"
+FEW_HELD_OUT = "{n} documents are in odd folds, and {least} are needed"
 NO_COPY = "the intact model does not copy"
 ABOVE_UNIFORM = "above a uniform guess: only the difference says something"
 PLACE = ["removed", "replacement"]
@@ -106,6 +107,10 @@ class Behaviour(Study[Settings]):
         text = replace(Probe.of(data, settings.prefix_len), texts=data)
         no_tokens, probes = NO_TOKENS if tokenizer is None else "", {"text": text}
         reasons = {"copy": no_tokens, "bos": no_tokens if data.bos else NO_BOS}
+        is_held_out = halves_of(text.engine(self.session).fold_of) == 1
+        n_held_out = len(data.documents[is_held_out].unique())
+        if n_held_out < MIN_DOCUMENTS // 2:
+            reasons["position"] = FEW_HELD_OUT.format(n=n_held_out, least=MIN_DOCUMENTS // 2)
         if "extrapolation" in settings.measures:
             try:
                 probes["long"] = self._long_windows()
@@ -164,7 +169,7 @@ class Behaviour(Study[Settings]):
                 probe.engine(session), self._measured_on(name), key=f"positions/{name}"
             )
         yield from costs(session, conditions, self.probes, self._losses)
-        if "position" in settings.measures:
+        if self.decodes:
             drawn = partial(untrained, seed=settings.seed)
             for weights, inside in (("distances", nullcontext), ("untrained", drawn)):
                 for name, ablation in conditions.items():
@@ -177,6 +182,11 @@ class Behaviour(Study[Settings]):
                             inside=inside,
                             kind="decoding",
                         )
+
+    @property
+    def decodes(self) -> bool:
+        """Whether positions are decoded."""
+        return "position" in {*self.settings.measures} - {*self.skipped}
 
     def _measured_on(self, probe: str) -> list[Ablation]:
         """Return the conditions whose means are measured anew on sequences of another length.
@@ -357,7 +367,7 @@ class Behaviour(Study[Settings]):
         """
         chance = chance_distance(self.text.inputs.shape[1], self.skip)
         rows, names = list[TableRow](), ("distance", "null", "untrained", "difference")
-        for condition in self.conditions if "position" in self.settings.measures else ():
+        for condition in self.conditions if self.decodes else ():
             distances = results[f"distances/{condition}"]
             of = {"distance": distances[..., 0], "null": distances[..., 1]}
             if f"untrained/{condition}" in results:

@@ -1,13 +1,14 @@
 """Every command on a tiny decoder, with its default readers and removals, and heads' maps."""
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from support.plain_attention import plain_attention
 from support.tiny_models import Tiny
 
-TEXT = {"n_seqs": 8, "seq_len": 24, "folds": 5}
+from nope_probe.studies import commands
+
+TEXT = {"n_seqs": 10, "seq_len": 24, "folds": 5}
 RANDOM = {**TEXT, "seq_len": 12, "data": "random"}
 # Of each run: its command, and its sizes.
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -30,11 +31,12 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def run_command(name: str, tiny: Tiny, out: Path) -> None:
     """Run a command on a decoder into a folder; `circuit` on the first layer that attends."""
-    command, sizes = COMMANDS[name]
-    module: Any = import_module(f"nope_probe.studies.{command}_run")
+    named, sizes = COMMANDS[name]
+    command = commands.COMMANDS[named]
     first = (
         {"layer": min(plain_attention(tiny.hf, tiny.tokens), default=0)}
         if name == "circuit"
         else {}
     )
-    module.run(module.Settings(model=str(tiny.folder), **sizes, **first, out=out))
+    settings: Any = command.settings
+    command.study()(settings(model=str(tiny.folder), **sizes, **first, out=out))

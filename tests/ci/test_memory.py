@@ -13,6 +13,7 @@ from support.tiny_models import ByName, tokens
 from nope_probe import Ablation, ablated, load
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.run.session import Session
+from nope_probe.studies.commands import COMMANDS
 from nope_probe.studies.trace import Settings
 
 
@@ -35,7 +36,7 @@ def test_the_memory_of_a_run_holds_the_maps_of_its_largest_pass(
     settings = import_module(f"nope_probe.{command}").Settings(
         model="nope-tiny", n_seqs=8, seq_len=17, out=tmp_path / "run", **options
     )
-    (kind,) = import_module(f"nope_probe.studies.{command}_run").run.args
+    kind: Any = COMMANDS[command].study().__self__  # type: ignore[attr-defined]
     with Session(settings, kind.load).opened() as session:
         assert max(one.maps for one in kind(session).passes()) == most
 

@@ -349,3 +349,13 @@ def test_a_range_of_layers_has_the_positions_of_these_layers() -> None:
     )
     expected = whole[whole["layer"].isin([2, 3])].reset_index(drop=True)
     pd.testing.assert_frame_equal(some, expected)
+
+
+def test_positions_are_not_decoded_of_three_documents() -> None:
+    """Of five folds of eight documents, the two odd ones have three documents."""
+    options = {"n_seqs": 8, "seq_len": 11, "folds": 5, "remove": ("mask",), "layers": 1}
+    run = run_behaviour("rope-tiny", measures=["loss", "position"], **options)
+    assert run.manifest.results["skipped"]["position"].startswith("3 documents are in odd folds")
+    values = run.tables["behaviour"].set_index("measure")["value"]
+    assert values.loc["loss"].notna().any()
+    assert values.loc[["position"]].isna().all()
