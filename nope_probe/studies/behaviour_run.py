@@ -108,7 +108,7 @@ class Behaviour(Study[Settings]):
         no_tokens, probes = NO_TOKENS if tokenizer is None else "", {"text": text}
         reasons = {"copy": no_tokens, "bos": no_tokens if data.bos else NO_BOS}
         is_held_out = halves_of(text.engine(self.session).fold_of) == 1
-        n_held_out = len(data.documents[is_held_out].unique())
+        n_held_out = len(text.documents[is_held_out].unique())
         if n_held_out < MIN_DOCUMENTS // 2:
             reasons["position"] = FEW_HELD_OUT.format(n=n_held_out, least=MIN_DOCUMENTS // 2)
         if "extrapolation" in settings.measures:
