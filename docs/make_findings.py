@@ -1,9 +1,10 @@
 """Measure two language models and the shipped ones: python docs/make_findings.py FOLDER [RUN ...].
 
 Each command of `COMMANDS`, or of the named ones, runs into one folder in FOLDER, unless it is
-finished there (after `make real` of both models; two hours on two cores). Writes docs/findings.csv
-and the pictures (needs Chromium), and prints the tables of findings.md, trace.md and the README.
-Without FOLDER it prints the tables of what is stored. `draw_attention.py` draws the pictures of
+finished there (after `make real` of both models; three hours on two cores). Writes
+docs/findings.csv and the pictures (needs Chromium), and pastes the tables into the README and into
+the pages findings, intervals and trace: a table there is replaced by the one with its header.
+Without FOLDER it pastes the tables of what is stored. `draw_attention.py` draws the pictures of
 attention from the same FOLDER.
 """
 
@@ -32,16 +33,20 @@ from nope_probe import (
     ablated,
     attribute,
     calibrate,
+    capture_losses,
     capture_scores,
     figures,
     load,
     read_run,
     sequences,
 )
-from nope_probe.analyses.verdicts import kinds_of
+from nope_probe.analyses.behaviour import by_document, cost_of, mean_interval
+from nope_probe.analyses.verdicts import Maker, kinds_of
 from nope_probe.figures.intervals import interval_text
+from nope_probe.figures.names import words
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import COLUMNS, THREE_NUMBERS
+from nope_probe.studies.ablate_page import maker_text
 
 SMOLLM2, GEMMA = "--model smollm2-135m", "--model gemma-3-270m"
 ALL_LAYERS = f"ablate {SMOLLM2} --layers all --n-seqs"
@@ -49,6 +54,16 @@ NO_MARK = "--remove written --kept-positions 0"
 WORTH = "--remove rope written rope+written --measures loss"
 TWINS = ("nope-tiny", "rope-tiny")
 LENGTHS = {32: 64, 128: 16, 512: 8}  # tokens, and how many sequences
+LONGER = {  # the model, tokens, how many sequences, and how many at once
+    **{f"code {n}": (SMOLLM2, n, n_seqs, "") for n, n_seqs in ((256, 48), (1024, 16))},
+    "gemma 256": (GEMMA, 256, 16, " --batch-size 4"),
+}
+SIZES = {  # the model, and how many texts
+    **{model: (f"--model {model}", (64, 256, 1024)) for model in TWINS},
+    "code": (f"{SMOLLM2} --layers all", (48, 192)),
+    "prose": (f"{SMOLLM2} --layers all --data prose", (192,)),
+    "gemma": (f"{GEMMA} --layers all", (48,)),
+}
 LEAST = "--remove rope --least --k 30 60 100 150 200 --draws 3"
 GEMMA_LEAST = "--remove rope --least --k 8 16 27 40 53 --draws 3"  # of 72 heads, as many parts
 COMMANDS = {
@@ -59,13 +74,18 @@ COMMANDS = {
     "gemma": f"ablate {GEMMA} --layers all --n-seqs 96",
     "gemma never": f"ablate {GEMMA} --layers all --n-seqs 48 --bos never",
     "gemma turn": f'ablate {GEMMA} --layers all --n-seqs 48 --bos "<start_of_turn>"',
-    **{f"code {n}": f"{ALL_LAYERS} 16 --seq-len {n} --remove written" for n in (256, 512)},
+    **{
+        run: f"ablate {model} --layers all --n-seqs {n_seqs} --seq-len {n} --remove written{small}"
+        for run, (model, n, n_seqs, small) in LONGER.items()
+    },
+    **{
+        f"{run} {n}": f"ablate {model} --n-seqs {n} --remove written"
+        for run, (model, sizes) in SIZES.items()
+        for n in sizes
+    },
     "no mark code": f"{ALL_LAYERS} 48 {NO_MARK}",
     "no mark gemma": f"ablate {GEMMA} --layers all --n-seqs 48 {NO_MARK}",
     **{f"no mark {model}": f"ablate --model {model} {NO_MARK}" for model in TWINS},
-    "worth code": f"behaviour {SMOLLM2} {WORTH} copy --n-seqs 64 --seq-len 64",
-    "worth prose": f"behaviour {SMOLLM2} {WORTH} --n-seqs 64 --seq-len 64 --data prose",
-    "worth gemma": f"behaviour {GEMMA} {WORTH} copy --n-seqs 48 --seq-len 64",
     "worth nope-tiny": "behaviour --model nope-tiny --remove written --measures loss copy "
     "--n-seqs 256 --seq-len 96",
     "worth rope-tiny": f"behaviour --model rope-tiny {WORTH} copy --n-seqs 256 --seq-len 96",
@@ -104,14 +124,15 @@ COMMANDS = {
     },
 }
 # What is stored of a run: a table, the columns that name a row of it, and its estimates.
-VALUES = ("pattern", ("removed", "replacement"), ("lead", "order"))
 NUMBERS = {
     "lead": "first key's lead",
     "order": "order of the other keys",
     "not_by_distance": "not by distance",
 }
+VALUES = ("pattern", ("removed", "replacement"), tuple(NUMBERS))
 COUNTS = ("layers", "below_half")
-MEANS = (*NUMBERS, *(f"{name}_{count}" for name in NUMBERS for count in COUNTS), "cost", "loss")
+COSTS_OF = ("cost", "cost_with_noise", "cost_null")
+MEANS = (*NUMBERS, *(f"{name}_{count}" for name in NUMBERS for count in COUNTS), *COSTS_OF, "loss")
 OVER_LAYERS = ("over_layers", ("removed", "replacement"), MEANS)
 EFFECTS = ("effects", ("of", "writer"), ("predicted", "held", "direct", "total"))
 TRACED = [
@@ -119,14 +140,13 @@ TRACED = [
     ("writers", ("of", "side", "writer"), ("part",)),
     EFFECTS,
 ]
+NOT_BY_DISTANCE = (("removed", "replacement"), ("not_by_distance",))
+LAYERED = {"code": "code, 96", "code 192": "code, 192", "prose 192": "prose, 192", "gemma": "Gemma"}
 COSTS = [("tests", ("order", "measure", "k"), ("cost",))]
 NEED = [("tests", ("measure", "k"), ("cost", "chance"))]
 STORED_OF = {
-    **{run: [OVER_LAYERS] for run in COMMANDS if run.startswith(("code", "no mark"))},
-    **{run: [OVER_LAYERS] for run in ("prose", "im_start", "endoftext")},
-    **{run: [OVER_LAYERS] for run in COMMANDS if run.startswith("gemma")},
-    "free": [VALUES],
-    **{run: [VALUES, OVER_LAYERS] for run in TWINS},
+    **{run: [OVER_LAYERS] for run, command in COMMANDS.items() if command.startswith("ablate")},
+    **{run: [VALUES, OVER_LAYERS] for run in ("free", *TWINS)},
     "trace": TRACED,
     "trace nope-tiny": TRACED,
     "trace rope-tiny": TRACED,
@@ -142,6 +162,7 @@ STORED_OF = {
     "content least": COSTS,
     **{run: NEED for run in COMMANDS if run.startswith(("need", "layers"))},
 }
+ROOT, PAGES = Path(__file__).parent.parent, ("findings", "intervals", "trace")
 STORED, IMAGES = Path(__file__).parent / "findings.csv", Path(__file__).parent / "images"
 CHECKPOINTS = Path(__file__).parent.parent / "nope_probe" / "checkpoints"
 TEXTS = {
@@ -165,29 +186,55 @@ CONDITIONS = {
     "w_q+w_k mean": "both constant",
     "w_o mean": "attention writes a constant (W_O)",
 }
+WORDS = {"lead": "lead", "order": "order", "not_by_distance": "not by distance"}
+WITHIN = "within noise"
 SHORTER = ("code", "gemma")  # the runs of the README's table
-MODELS = {  # the shown layer of each
-    "free": ("eq. 1, L3", 3),
-    "nope-tiny": ("nope-tiny, L2", 2),
-    "rope-tiny": ("rope-tiny, L3", 3),
-    "code": ("SmolLM2, mean of 30 layers", None),
-    "gemma": ("Gemma 3, mean of 18 layers", None),
+MODELS = {
+    "free": "eq. 1",
+    "nope-tiny": "nope-tiny",
+    "rope-tiny": "rope-tiny",
+    "code": "SmolLM2",
+    "gemma": "Gemma 3",
+}
+LARGEST = {  # the layer where each number is largest
+    "free": {"order": 3},
+    "nope-tiny": {"lead": 2, "order": 2, "not_by_distance": 2},
+    "rope-tiny": {"lead": 3, "order": 1, "not_by_distance": 3},
 }
 WRITTEN = {
     "nope-tiny": "nope-tiny, 64 tokens",
     "rope-tiny": "rope-tiny, 64",
     "code": "SmolLM2, 64, code",
     "prose": "SmolLM2, 64, prose",
-    "endoftext": "SmolLM2, 64, endoftext first",
-    **{f"code {n}": f"SmolLM2, {n}, code" for n in (256, 512)},
     "gemma": "Gemma 3, 64, code",
 }
+BY_LENGTH = {
+    "code": "SmolLM2, 64 tokens, 96 texts",
+    "code 256": "SmolLM2, 256, 48",
+    "code 1024": "SmolLM2, 1,024, 16",
+    "gemma": "Gemma 3, 64 tokens, 96 texts",
+    "gemma 256": "Gemma 3, 256, 16",
+}
+HOW_MANY = {
+    **{f"{model} {n}": f"{model}, {n:,} texts" for model in TWINS for n in (64, 256, 1024)},
+    "code 48": "SmolLM2, code, 48 texts",
+    "code": "SmolLM2, code, 96 texts",
+    "code 192": "SmolLM2, code, 192 texts",
+    "prose": "SmolLM2, prose, 48 texts",
+    "prose 192": "SmolLM2, prose, 192 texts",
+    "gemma 48": "Gemma 3, code, 48 texts",
+    "gemma": "Gemma 3, code, 96 texts",
+}
+QUARTERS = {  # the model, where its texts begin, and how it is called
+    f"quarters {run} {windows}": (model, windows, f"{MODELS[run]}, {where}")
+    for run, model in (("code", "smollm2-135m"), ("gemma", "gemma-3-270m"))
+    for windows, where in (("random", "cut at random"), ("start", "from a document's start"))
+}
+SPANS = {"1 to 15": (0, 15), "16 to 31": (15, 31), "32 to 47": (31, 47), "48 to 63": (47, 63)}
+SPANS |= {"later half": (31, 63), "all": (0, 63)}
 WORTHS = {
     "worth nope-tiny": "nope-tiny, 96 tokens",
     "worth rope-tiny": "rope-tiny, 96",
-    "worth code": "SmolLM2, 64, code",
-    "worth prose": "SmolLM2, 64, prose",
-    "worth gemma": "Gemma 3, 64, code",
 }
 READERS = {2: "MLP1", 3: "MLP2", 4: "MLP2", 5: "MLP2"}  # each with its strongest writer
 TERMS = {
@@ -227,7 +274,6 @@ NEEDS = {  # the runs that order heads by need
     "attention": "code, 64 tokens",
     "attention prose": "prose, 64 tokens",
 }
-BOTH = ("mask+rope none", "w_q+w_k mean")  # rows that the README leaves out of small models
 NULLS = (*(run for run in WRITTEN if run not in TWINS), *TWINS)
 ADDENDS = {
     "pattern/intact": "intact",
@@ -243,10 +289,10 @@ SUMS = {
 COSTLY = {"copy_random": "second copy of random tokens", "text": "text"}
 
 
-def measure(folder: Path, names: Sequence[str] = (*COMMANDS, *KEYS)) -> pd.DataFrame:
+def measure(folder: Path, names: Sequence[str] = (*COMMANDS, *KEYS, *QUARTERS)) -> pd.DataFrame:
     """Return the estimates of runs that the pages show, a row each, in nats; draw the pictures."""
     runs = dict[str, Run]()
-    for name in [name for name in names if name not in KEYS]:
+    for name in [name for name in names if name in COMMANDS]:
         if name.startswith("layers"):
             order_by_layers(folder)
         runs[name] = finished(folder / name.replace(" ", "-"), COMMANDS[name])
@@ -266,6 +312,8 @@ def measure(folder: Path, names: Sequence[str] = (*COMMANDS, *KEYS)) -> pd.DataF
             ),
             *([steps_back(runs["attention"])] if "attention" in runs else []),
             *(constant_keys(name) for name in names if name in KEYS),
+            *(by_quarter(name) for name in names if name in QUARTERS),
+            *(answers_of(name, runs[name]) for name in MODELS if name in runs),
             *([rank_correlations(runs)] if {*NEEDS} <= {*runs} else []),
             *(
                 null_means(name, run.tables["pattern"])
@@ -276,6 +324,12 @@ def measure(folder: Path, names: Sequence[str] = (*COMMANDS, *KEYS)) -> pd.DataF
                 estimates(name, of_conditions(run, table), labels, columns)
                 for name, run in runs.items()
                 for table, labels, columns in STORED_OF.get(name, ())
+            ),
+            *(
+                estimates(name, rows[rows["removed"].isin(["intact", "written"])], *NOT_BY_DISTANCE)
+                for name, rows in (
+                    (name, runs[name].tables["pattern"]) for name in LAYERED if name in runs
+                )
             ),
         ]
     )
@@ -343,6 +397,17 @@ def of_heads(run: str, table: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(run=run, layer=pd.NA, low=np.nan, high=np.nan)
 
 
+def answers_of(name: str, run: Run) -> pd.DataFrame:
+    """Return what makes and carries each number, a row each, in how many layers of how many."""
+    rows = run.answer
+    columns = [rows[column].astype(str) for column in ("number", "way", "made_by", "carried_by")]
+    texts = ["|".join(cells) for cells in zip(*columns, strict=True)]
+    found = {"name": texts, "value": rows["layers"], "low": rows["of_layers"]}
+    return pd.DataFrame({**found, "high": rows["below_zero"]}).assign(
+        run=name, layer=pd.NA, measure="answer"
+    )
+
+
 def steps_back(run: Run) -> pd.DataFrame:
     """Return what L16H0 wrote for L18H6 to look at: its term, what it moved, and the effect."""
     steps = run.tables["why_steps"]
@@ -359,6 +424,28 @@ def steps_back(run: Run) -> pd.DataFrame:
     }
     rows = pd.DataFrame({"name": "L18H6", "measure": [*parts], "value": [*parts.values()]})
     return rows.assign(run="attention", layer=pd.NA, low=np.nan, high=np.nan)
+
+
+def by_quarter(run: str) -> pd.DataFrame:
+    """Return the cost of written position in parts of 64 positions: less its null's, and both.
+
+    The loss at a position is that of its token, so the first token has none.
+    """
+    name, windows, _ = QUARTERS[run]
+    loaded = load(name)
+    texts = sequences(tokenizer=loaded.tokenizer, n_seqs=192, seq_len=64, windows=windows)
+    losses = {"intact": capture_losses(loaded, texts)}
+    for removed in ("written", "written_null"):
+        with ablated(loaded, removed, tokens=texts) as model:
+            losses[removed] = capture_losses(model, texts)
+    of_document = {what: by_document(x, texts.documents) for what, x in losses.items()}
+    rows = []
+    for span, (first, stop) in SPANS.items():
+        at = {what: x[:, first:stop].mean(1) for what, x in of_document.items()}
+        for measure, values in cost_of(at["written"], at["intact"], at["written_null"]).items():
+            ends = zip(("value", "low", "high"), mean_interval(values).ends, strict=True)
+            rows.append({"name": span, "measure": measure, **dict(ends)})
+    return pd.DataFrame(rows).assign(run=run, layer=pd.NA)
 
 
 def constant_keys(run: str) -> pd.DataFrame:
@@ -527,13 +614,16 @@ def save_small(figure: go.Figure, image: Path) -> None:
 def tables(stored: pd.DataFrame) -> list[str]:
     """Return the pages' tables in Markdown."""
     return [
-        compact(families(stored)),
-        *(over_layers(of(stored, run=run), MODELS[run][0]) for run in SHORTER),
+        compact(families(stored)).replace(WITHIN, "noise"),
+        compact(verdicts(stored)),
+        *(over_layers(at(stored, run, "lead"), f"{MODELS[run]}, nats") for run in SHORTER),
         keys_alone(stored),
         by_text(stored),
-        *(of_models(stored, number) for number in ("order", "lead")),
-        compact(smaller(stored)),
-        not_by_distance(stored),
+        *(of_models(stored, number) for number in NUMBERS),
+        by_length(stored),
+        how_many(stored),
+        layer_by_layer(stored),
+        quarters(stored),
         without_written(stored),
         worth(stored),
         written(of(stored, run="trace")),
@@ -560,44 +650,130 @@ def compact(table: str) -> str:
 
 def families(stored: pd.DataFrame) -> str:
     """Return the README's table: the three numbers, and the cost of removal, in two families."""
-    shown = {run: of(stored, run=run) for run in SHORTER}
-    short = {"lead": "lead", "order": "order", "not_by_distance": "not by distance", "cost": "cost"}
     lines = {
         label: [
-            number_or_nothing(
-                of(rows, name=name), measure, "+z.2f" if measure == "cost" else "z.2f"
-            )
-            for rows in shown.values()
-            for measure in short
+            cell(of(at(stored, run, number), name=name), number)
+            for run in SHORTER
+            for number in (*NUMBERS, "cost")
         ]
         for name, label in CONDITIONS.items()
     }
-    models = [MODELS[run][0].split()[0].rstrip(",") for run in SHORTER]
     columns = [
-        f"{model}: {title}" if title == "lead" else title
-        for model, title in product(models, short.values())
+        f"{MODELS[run]}: {title}" if title == "lead" else title
+        for run, title in product(SHORTER, (*WORDS.values(), "cost"))
     ]
     return markdown("nats", columns, lines)
 
 
-def over_layers(rows: pd.DataFrame, title: str) -> str:
-    """Return the table of means over layers, and of how many layers keep less than half."""
+def verdicts(stored: pd.DataFrame) -> str:
+    """Return the README's table of what makes each number in five models."""
     lines = {}
-    for name, label in CONDITIONS.items():
-        row = of(rows, name=name)
-        lines[label] = [
-            cell
-            for number in NUMBERS
-            for cell in (
-                estimate(row, number),
-                "{:.0f}\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}{:.0f}".format(
-                    *(value(row, f"{number}_{count}") for count in ("below_half", "layers"))
-                ),
-            )
-        ]
-        lines[label].append(estimate(row, "cost", "+z.2f"))
+    for number, title in NUMBERS.items():
+        cells = []
+        for run in MODELS:
+            rows = of(stored, run=run, measure="answer")
+            rows = rows[rows["name"].str.startswith(f"{number}|")]
+            makers, carriers = [], ""
+            for row in rows[rows["value"] >= rows["low"] / 3].itertuples():
+                _, way, sources, carriers = row.name.split("|")
+                maker = Maker(way=way, sources=tuple(sources.split("+")) if sources else ())
+                count = f" ({row.value:.0f}/{row.low:.0f})" if row.low else ""
+                makers.append(maker_text(maker, number) + count)
+            below = rows["high"].max()
+            if number == "lead" and below >= rows["low"].max() / 3 > 0:
+                makers.append(f"trails in {below:.0f}")
+            carried = ", ".join(words(name) for name in carriers.split(", ") if name)
+            cells.append("<br>".join(makers) + f"<br>*{carried}*" * bool(carried))
+        lines[title] = cells
+    return markdown("made by<br>*carried by*", list(MODELS.values()), lines)
+
+
+def over_layers(rows: pd.DataFrame, title: str, names: Mapping[str, str] = CONDITIONS) -> str:
+    """Return the table of means over layers, and of how many layers keep less than half."""
+    lines = {label: over_layers_cells(of(rows, name=name)) for name, label in names.items()}
     columns = [name for heading in NUMBERS.values() for name in (heading, "below half")]
-    return markdown(f"{title}, nats", [*columns, "cost on text"], lines)
+    return markdown(title, [*columns, "cost"], lines)
+
+
+def over_layers_cells(row: pd.DataFrame) -> list[str]:
+    """Return the cells of one condition: each number, its layers below half, and the cost."""
+    cells = []
+    for number in NUMBERS:
+        counts = [value(row, f"{number}_{count}") for count in ("below_half", "layers")]
+        below = "{:.0f}\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}{:.0f}".format(*counts)
+        cells += [estimate(row, number), below]
+    return [*cells, estimate(row, "cost", "+z.2f")]
+
+
+def by_length(stored: pd.DataFrame) -> str:
+    """Return the table of the three numbers by the length of the texts."""
+    names = ("intact none", "mask none", "written none", "rope none", "mask+rope none")
+    lines = {
+        f"{title}: {CONDITIONS[name]}": over_layers_cells(of(at(stored, run, "lead"), name=name))
+        for run, title in BY_LENGTH.items()
+        for name in names
+    }
+    columns = [name for heading in NUMBERS.values() for name in (heading, "below half")]
+    return markdown("nats, mean of all layers", [*columns, "cost"], lines)
+
+
+def how_many(stored: pd.DataFrame) -> str:
+    """Return the table of the numbers of written position by how many texts there are."""
+    lines = {}
+    for run, title in HOW_MANY.items():
+        rows = of(stored, run=run)
+        rows = rows[rows["layer"].isna()]
+        written = of(rows, name="written none")
+        intact, null = (
+            cell(of(rows, name=name), "not_by_distance") for name in ("intact none", "its null")
+        )
+        lines[title] = [
+            *(estimate(written, number) for number in NUMBERS),
+            intact,
+            null,
+            *(estimate(written, cost, "+z.3f") for cost in COSTS_OF),
+        ]
+    columns = [
+        *NUMBERS.values(),
+        "not by distance, intact",
+        "its null",
+        "cost",
+        "rise",
+        "null's rise",
+    ]
+    return markdown("without written position, nats", columns, lines)
+
+
+def layer_by_layer(stored: pd.DataFrame) -> str:
+    """Return the table of the part not by distance in every layer, with what is not written.
+
+    Layers in which no text's part exceeds its noise are left out.
+    """
+    rows = of(stored, measure="not_by_distance").dropna(subset="layer")
+    intact = of(rows, name="intact none")
+    known = intact[intact["run"].isin(LAYERED) & (intact["low"] > 0)]["layer"]
+    lines = {
+        f"L{layer:.0f}": [
+            cell(of(rows, run=run, layer=layer, name=name), "not_by_distance")
+            for run in LAYERED
+            for name in ("intact none", "written none")
+        ]
+        for layer in sorted({*known})
+    }
+    columns = [f"{title}: {what}" for title in LAYERED.values() for what in ("intact", "without")]
+    return markdown("not by distance, nats", columns, lines)
+
+
+def quarters(stored: pd.DataFrame) -> str:
+    """Return the table of the cost of written position by position in the text."""
+    lines = {
+        f"{title}: {what}": [
+            estimate(of(stored, run=run, name=span), measure, "+z.2f") for span in SPANS
+        ]
+        for run, (_, _, title) in QUARTERS.items()
+        for measure, what in (("cost", "cost"), ("cost_null", "null's rise"))
+    }
+    return markdown("nats a token, at positions", list(SPANS), lines)
 
 
 def keys_alone(stored: pd.DataFrame) -> str:
@@ -637,45 +813,35 @@ def by_text(stored: pd.DataFrame) -> str:
 
 
 def of_models(stored: pd.DataFrame, number: str) -> str:
-    """Return the table of what is there of the order, or of the lead, in five models."""
-    shown = {run: of(stored, run=run) for run in MODELS}
-    for run, (_, layer) in MODELS.items():
-        shown[run] = shown[run] if layer is None else of(shown[run], layer=layer)
-    shown = {run: rows for run, rows in shown.items() if (rows["measure"] == number).any()}
+    """Return the table of what is there of a number in five models."""
+    runs = [run for run in MODELS if number in LARGEST.get(run, NUMBERS)]
     lines = {
-        label: [estimate(of(rows, name=name), number) for rows in shown.values()]
+        label: [estimate(of(at(stored, run, number), name=name), number) for run in runs]
         for name, label in CONDITIONS.items()
     }
-    title = f"{NUMBERS[number]}, nats"
-    return markdown(title, [MODELS[run][0] for run in shown], lines)
+    titles = {"code": "mean of 30 layers", "gemma": "mean of 18 layers"}
+    columns = [f"{MODELS[run]}, {titles.get(run) or place(run, number)}" for run in runs]
+    return markdown(f"{NUMBERS[number]}, nats", columns, lines)
 
 
-def smaller(stored: pd.DataFrame) -> str:
-    """Return the README's table of the models that are made or trained here, a layer of each."""
-    shown = {run: of(of(stored, run=run), layer=MODELS[run][1]) for run in ("free", *TWINS)}
-    columns = [("free", "order"), *product(TWINS, ("lead", "order"))]
-    lines = {
-        label: [number_or_nothing(of(shown[run], name=name), number) for run, number in columns]
-        for name, label in CONDITIONS.items()
-        if name not in BOTH
-    }
-    words = {"order": "order", "lead": "lead"}
-    return markdown(
-        "nats", [f"{MODELS[run][0]}: {words[number]}" for run, number in columns], lines
-    )
+def at(stored: pd.DataFrame, run: str, number: str) -> pd.DataFrame:
+    """Return the rows of a run's layer where a number is largest; of large models, the means."""
+    rows = of(stored, run=run)
+    layer = LARGEST.get(run, {}).get(number)
+    return rows[rows["layer"].isna()] if layer is None else of(rows, layer=layer)
 
 
-def not_by_distance(stored: pd.DataFrame) -> str:
-    """Return the table of what is not by distance, over all layers."""
-    names = ["intact none", "mask none", "rope none", "written none"]
-    lines = {
-        WRITTEN[run]: [
-            estimate(of(stored, run=run, name=name), "not_by_distance") for name in names
-        ]
-        for run in ("code", "prose", "gemma", "rope-tiny")
-    }
-    columns = [CONDITIONS[name] for name in names]
-    return markdown("not by distance, nats, mean of all layers", columns, lines)
+def place(run: str, number: str) -> str:
+    """Return the layer where a number is largest, as text."""
+    return f"L{LARGEST[run][number]}"
+
+
+def cell(rows: pd.DataFrame, number: str) -> str:
+    """Return a number without its interval; a size within its noise says so."""
+    row = of(rows, measure=number)
+    if number == "not_by_distance" and not row.empty and row["low"].item() <= 0:
+        return WITHIN
+    return number_or_nothing(rows, number, "+z.2f" if number == "cost" else "z.2f")
 
 
 def without_written(stored: pd.DataFrame) -> str:
@@ -684,13 +850,13 @@ def without_written(stored: pd.DataFrame) -> str:
     for run, label in WRITTEN.items():
         rows, no_mark = (of(stored, run=name) for name in (run, f"no mark {run}"))
         lines[label] = [
-            number_or_nothing(of(rows[rows["layer"].isna()], name=name), number)
+            cell(of(rows[rows["layer"].isna()], name=name), number)
             for number in ("order", "not_by_distance", "lead")
             for name in ("intact none", "written none", "its null")
         ] + [number_or_nothing(of(no_mark, name="written none"), "lead")]
     columns = [
         f"{number}: {what}"
-        for number in ("order", "not distance", "lead")
+        for number in ("order", "not by distance", "lead")
         for what in ("intact", "without", "null")
     ]
     return markdown("mean of all layers, nats", [*columns, "lead: mark taken too"], lines)
@@ -704,23 +870,21 @@ def worth(stored: pd.DataFrame) -> str:
         "copy_random_second": "second copy of random tokens",
     }
     removals = {
-        "rope": "without RoPE",
-        "written": "without written position",
-        "written_null": "its null",
-        "rope+written": "without both",
+        "rope": ("without RoPE", "difference"),
+        "written": ("without written position", "beyond_null"),
+        "written_null": ("its null", "difference"),
+        "rope+written": ("without both", "difference"),
     }
     lines = {
         f"{label}: {what}": [
-            number_or_nothing(
-                of(stored, run=run, name=f"{quantity} {removed}"), "difference", "+z.2f"
-            )
-            for removed in removals
+            estimate(of(stored, run=run, name=f"{quantity} {removed}"), measure, "+z.2f")
+            for removed, (_, measure) in removals.items()
         ]
         for run, label in WORTHS.items()
         for quantity, what in quantities.items()
     }
     lines = {label: line for label, line in lines.items() if any(line)}
-    return markdown("rise of the loss, nats", list(removals.values()), lines)
+    return markdown("rise of the loss, nats", [title for title, _ in removals.values()], lines)
 
 
 def written(rows: pd.DataFrame) -> str:
@@ -966,7 +1130,21 @@ def estimate(rows: pd.DataFrame, measure: str, style: str = "z.2f") -> str:
     if row.empty:
         return ""
     ends = tuple(float(row[name].item()) for name in ("value", "low", "high"))
+    if measure == "not_by_distance" and ends[1] <= 0:
+        return WITHIN
     return interval_text(ends, style).replace(", ", ",\N{NO-BREAK SPACE}")
+
+
+def paste(made: Sequence[str]) -> None:
+    """Put tables into the pages, in the places of the tables, or headers, that begin alike."""
+    for page in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES)):
+        text = page.read_text(encoding="utf-8")
+        for table in made:
+            header = re.escape(table.partition("\n")[0])
+            text = re.sub(
+                rf"^{header}\n(\|.*\n)*", lambda _, new=table: f"{new}\n", text, flags=re.M
+            )
+        page.write_text(text, encoding="utf-8")
 
 
 def main(*arguments: str) -> None:
@@ -979,8 +1157,7 @@ def main(*arguments: str) -> None:
         rows.to_csv(STORED, index=False, float_format="%.5g")
         if any(name.startswith("need") for name in rows["run"]):
             draw_need(rows)
-    for table in tables(pd.read_csv(STORED)):
-        print(table, end="\n\n")  # noqa: T201
+    paste(tables(pd.read_csv(STORED)))
 
 
 if __name__ == "__main__":
