@@ -72,12 +72,14 @@ class Answer:
         n_layers: the number of layers in which it exceeds its noise.
         n_below_zero: in how many of these it is below 0: the first key trails.
         carriers: what else leaves less than half of it in most of these layers.
+        alone: those of them that do not where another weight is removed too.
     """
 
     makers: Mapping[Maker, int]
     n_layers: int
     n_below_zero: int
     carriers: tuple[str, ...]
+    alone: tuple[str, ...] = ()
 
     @property
     def main(self) -> dict[Maker, int]:
@@ -135,13 +137,16 @@ def answer_of(
     n_lost = {
         other: sum(bool(mostly_lost(of[INTACT], of[other])) for of in above)
         for other in (above[0] if above else ())
-        if is_carrier(other)
+        if not other & {*SOURCES, WRITTEN_NULL}
     }
+    carriers = [other for other, n in n_lost.items() if is_carrier(other) and 2 * n > len(above)]
+    stays = [other for other, n in n_lost.items() if 2 * n < len(above)]
     return Answer(
         makers=dict(Counter(maker_of(of, sources) for of in above).most_common()),
         n_layers=len(above),
         n_below_zero=sum(of[INTACT][0] < 0 for of in above),
-        carriers=tuple(other.name for other, n in n_lost.items() if 2 * n > len(above)),
+        carriers=tuple(other.name for other in carriers),
+        alone=tuple(other.name for other in carriers if any(other < union for union in stays)),
     )
 
 

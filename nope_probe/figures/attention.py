@@ -169,7 +169,7 @@ def head_values(table: pd.DataFrame) -> go.Figure:
         known = intact[intact[name].notna()]
         for condition in shown if len(known) else ():
             left = heads[condition].loc[known.index]
-            panels[f"{title}, {row_name(condition, among=heads)}"] = [_points(name, known, left)]
+            panels[f"{title}, {row_name(condition)}"] = [_points(name, known, left)]
             lines.append(padded_range([*known[name], *left[name]]) or (0.0, 1.0))
     figure = draw_panels(
         "Each head's value without a source",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from html import escape
 
@@ -15,7 +14,6 @@ from nope_probe.removal import (
     ROWS,
     UNION,
     WRITTEN_NULL,
-    Condition,
     Words,
     parts_of,
     writer_of,
@@ -43,7 +41,7 @@ TABLE: dict[str, Words] = {
 CONSTANT = {  # weights that are replaced by their mean
     "w_q": "with constant queries (W_Q)",
     "w_k": "with constant keys (W_K)",
-    "w_q+w_k": "with both constant",
+    "w_q+w_k": "with constant queries and keys",
     "w_o": "attention writes a constant (W_O)",
 }
 MOST_HEADS = 4  # that are named; of more, their number
@@ -83,19 +81,18 @@ def short(name: str) -> str:
     return _words_of(name).short or words(name)
 
 
-def row_name(removed: str, replacement: str = NO_REPLACEMENT, among: Collection[str] = ()) -> str:
+def row_name(removed: str, replacement: str = NO_REPLACEMENT) -> str:
     """Return what a row of a table is of, wherever it is shown: in sentences, tables and legends.
 
     Args:
         removed: what is removed, `intact` for nothing.
         replacement: of the weights among it.
-        among: what is removed in all rows; of two sources, `both` are the two.
 
     Example:
         >>> row_name("mask"), row_name("w_q", "mean"), row_name("w_q", "zero")
         ('without the causal mask', 'with constant queries (W_Q)', 'with W_Q replaced by zero')
-        >>> row_name("mask+rope", among=["mask", "rope", "mask+rope"]), row_name("intact")
-        ('without both', 'intact')
+        >>> row_name("mask+rope"), row_name("intact")
+        ('without mask + RoPE', 'intact')
     """
     if removed == INTACT.name:
         return "intact"
@@ -107,9 +104,6 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT, among: Collection[
     said = _words_of(removed).phrase or words(removed)
     if replacement not in ("mean", NO_REPLACEMENT):
         return f"with {said} replaced by {replacement}"
-    sources = [name for name in {*among} if name in ROWS and ROWS[name].is_source]
-    if len(sources) == 2 and removed == Condition(sources).name:
-        return "without both"
     return f"without {said}"
 
 

@@ -273,7 +273,7 @@ def _label(view: View, panel: Panel, series: Series) -> str:
     parts, replacement = [], values.pop("replacement", NO_REPLACEMENT)
     for name, value in values.items():
         if name == "removed" and value not in view.names:
-            parts.append(row_name(value, replacement, panel.rows["removed"]))
+            parts.append(row_name(value, replacement))
         else:
             parts.append(named(view, name, series.values[view.by.index(name)]))
     parts += [series.y.replace("_", " ")] if len(panel.ys) > 1 else []
@@ -305,10 +305,9 @@ def in_words(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
         view = View(table="", title="", names=OF if name == "of" else {})
         texts[name] = [named(view, name, value) for value in table[name]]
     if "removed" in texts:
-        removed = texts["removed"].tolist()
         by = texts.pop("replacement") if "replacement" in texts else cycle([NO_REPLACEMENT])
-        rows = zip(removed, by, strict=False)
-        texts["removed"] = [row_name(name, replacement, removed) for name, replacement in rows]
+        rows = zip(texts["removed"], by, strict=False)
+        texts["removed"] = [row_name(name, replacement) for name, replacement in rows]
     return texts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -52,17 +52,21 @@ SHOWN = ("lead", "amplitude", "locality")
 COST = "cost"
 ROW = ["removed", "replacement"]
 RULE = (
-    "Made by: less than half of the number is left without it. In brackets: layers, of those above "
-    "the noise. No source: half is left without mask, window and position encoding. Carried by: in "
-    "most layers less than half is left without it."
+    "Made by: less than half is left without it. In brackets: layers, of those above the noise"
+    "{layer}. No source, the first token itself: half is left without mask, window and position "
+    "encoding. Carried by: the same in most layers."
 )
-PLACED = "Nats of score, each number where it is largest."
-MEANS = "Nats of score, means over layers."
+LAYER = "; after a colon, the one below"
+ALONE = " Alone: half is left without another weight too."
+PLACED = "Nats of score where each is largest; counts are of all layers."
+MEANS = "Nats of score, means over layers, which can differ from counts."
 VALUES = (
-    " Order: how much of the intact order is there. Not by distance: what a fit by distance leaves."
+    " Order: nats of the intact order; amplified above its value, reversed below 0. Not by "
+    "distance: what a fit leaves."
 )
 COST_RULE = " Cost: rise of the loss ({loss:.2f}){null}."
 NULL_RULE = ", of written position less the null's"
+WRITTEN = "Written position: what blocks write there, mean over texts. Null: positions permuted."
 FEW = " Few texts: {n} a half; take {least}."
 LEAST = 48  # texts of a half; with fewer, errors of the means break a model
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
@@ -89,14 +93,17 @@ def headline(run: Run) -> Headline:
     has_written = any(Condition.parse(name).of_blocks for name in means["removed"])
     null, sizes = NULL_RULE * has_written, run.manifest.fold_sizes
     said = [COST_RULE.format(loss=loss, null=null) for loss in intact_rows(means).get("loss", ())]
-    if has_written and (n := min(sum(sizes[::2]), sum(sizes[1::2]))) < LEAST:
-        said.append(FEW.format(n=n, least=LEAST))
+    n = min(sum(sizes[::2]), sum(sizes[1::2]))
+    few = FEW.format(n=n, least=LEAST) * (n < LEAST)
     caption = "".join([MEANS if shows_means(run) else PLACED, VALUES, *said])
-    then = Headline(sentence="", table=value_table(run), caption=caption)
+    last = Headline(sentence=WRITTEN + few) if has_written else None
+    then = Headline(sentence="", table=value_table(run), caption=caption, then=last)
     if not found["order"].n_layers:
         then = replace(no_pattern(run), then=then)
-    table = verdict_table(found, [Condition.parse(name) for name in run.manifest.removed or ()])
-    return Headline(sentence="", table=table, caption=RULE, then=then)
+    table = verdict_table(run, found)
+    rule = RULE.format(layer=LAYER * any(": L" in text for text in table["made by"]))
+    rule += ALONE * any(answer.alone for answer in found.values())
+    return Headline(sentence="", table=table, caption=rule, then=then)
 
 
 def answers_of(run: Run) -> dict[str, Answer]:
@@ -105,20 +112,20 @@ def answers_of(run: Run) -> dict[str, Answer]:
     return answers(run.tables["pattern"], results["conditions"], results["positional_sources"])
 
 
-def verdict_table(found: Mapping[str, Answer], removed: Sequence[Condition]) -> pd.DataFrame:
-    """Return what makes and what carries each number, as text.
-
-    Args:
-        found: the answer for each number.
-        removed: what the run removes besides the sources.
-    """
-    asked = [of for of in removed if is_carrier(of)]
+def verdict_table(run: Run, found: Mapping[str, Answer]) -> pd.DataFrame:
+    """Return what makes each number, also in the layer of its values, and what carries it."""
+    asked = [of for of in map(Condition.parse, run.manifest.removed or ()) if is_carrier(of)]
+    intact = intact_rows(run.tables["pattern"])
     rows, none = [], "none of the weights" if any(of.weights for of in asked) else "none"
     for number, answer in found.items():
         n, below = answer.n_layers, answer.n_below_zero
         trails = number == "lead" and below >= THIRD * n > 0
-        makers = [f"{maker_text(x, number)} ({k} of {n})" for x, k in answer.main.items()]
-        carriers = [words(name) for name in answer.carriers] or [none]
+        layer = None if shows_means(run) else largest_layer(intact, number)
+        main, shown = answer.main, None if layer is None else makers_of(run, number)[layer]
+        main |= {x: k for x, k in answer.makers.items() if x == shown}
+        at = {shown: f": L{layer}"} if len(main) > 1 else {}
+        makers = [f"{maker_text(x, number)} ({k} of {n}{at.get(x, '')})" for x, k in main.items()]
+        carriers = [words(x) + " alone" * (x in answer.alone) for x in answer.carriers] or [none]
         rows.append(
             {
                 "": NUMBERS[number] + f"\n(trails in {below} of {n})" * trails,
@@ -137,10 +144,11 @@ def maker_text(maker: Maker, number: str) -> str:
         >>> maker_text(Maker(way="each needed", sources=("mask", "rope")), "not_by_distance")
         'mask and RoPE, each needed'
         >>> maker_text(Maker(way="no source"), "lead")
-        'the first token, no source'
+        'the first token itself'
     """
     if not maker.sources:
-        return f"{'the first token, ' * (number == 'lead' and maker.way != WITHIN)}{maker.way}"
+        is_own = number == "lead" and maker.way != WITHIN
+        return "the first token itself" if is_own else maker.way
     joined = listed([short(name) for name in maker.sources])
     return joined if maker.way == "alone" else f"{joined}, {maker.way}"
 
@@ -151,9 +159,9 @@ def value_table(run: Run) -> pd.DataFrame:
     A run of `--layers all` has their means over layers. The last column is the cost.
     """
     pattern, means = run.tables["pattern"], run.tables["over_layers"]
-    removed, are_means = means["removed"].tolist(), shows_means(run)
+    are_means = shows_means(run)
     names = [
-        row_name(name, by, removed) for name, by in zip(removed, means["replacement"], strict=True)
+        row_name(name, by) for name, by in zip(means["removed"], means["replacement"], strict=True)
     ]
     of_layers = f"mean of {len(run.manifest.layers)} layers,\n" * are_means
     cells = {f"{of_layers}nats ±95%": names}
@@ -189,14 +197,21 @@ def largest_layer(intact: pd.DataFrame, number: str) -> int | None:
     return None if rows.empty else int(rows["layer"].iloc[rows[number].abs().argmax()])
 
 
+def makers_of(run: Run, number: str) -> dict[int, Maker]:
+    """Return what makes a number in each layer."""
+    results = run.manifest.results
+    of_layers = values_by_layer(run.tables["pattern"], number, results["conditions"])
+    sources = results["positional_sources"]
+    return {layer: maker_of(values, sources) for layer, values in of_layers.items()}
+
+
 def maker_section(run: Run) -> Section:
     """Return the section of what makes each number in each layer."""
-    results, columns = run.manifest.results, dict[str, list[str]]()
+    columns = dict[str, list[str]]()
     for number in answers_of(run):
-        of_layers = values_by_layer(run.tables["pattern"], number, results["conditions"])
-        makers = [maker_of(values, results["positional_sources"]) for values in of_layers.values()]
-        columns["layer"] = [f"L{layer}" for layer in of_layers]
-        columns[NUMBERS[number]] = [maker_text(maker, number) for maker in makers]
+        makers = makers_of(run, number)
+        columns["layer"] = [f"L{layer}" for layer in makers]
+        columns[NUMBERS[number]] = [maker_text(maker, number) for maker in makers.values()]
     return Section(
         title="What makes each number in each layer",
         caption="The rule is that of the first table.",
@@ -332,7 +347,7 @@ def condition_maps(run: Run) -> dict[str, Pooled]:
     by, names = next(iter(results["replacements"]), NO_REPLACEMENT), results["conditions"]
     for name in names:
         is_plain = f"score/{name}" in run.maps
-        title = row_name(name, NO_REPLACEMENT if is_plain else by, names)
+        title = row_name(name, NO_REPLACEMENT if is_plain else by)
         scores = run.maps[f"score/{name}" if is_plain else f"score_{by}/{name}"]
         maps[title] = pattern_of(run, np.asarray(scores))
     return maps

@@ -58,6 +58,11 @@ FIRST = (
 )
 WITHOUT_FIRST = "Share of position among the keys of {model}'s heads: {share}."
 UNMEASURED = "No query of {model} sees 8 keys, so no head is measured."
+CAPTION = (
+    "Mean of all heads; heads with most and least position; [ ]: 95% intervals. First: how far the "
+    "first key's weight is from uniform, either way (KL). Others: the same of the rest. Position: "
+    "the share of it that all texts have."
+)
 LOOK = "In the text {head} gives {weight} of the attention of {query} to {key}"
 IN_OTHERS = ", in other texts {in other texts}"
 WHY = "The largest term of this score is {term}: {nats} of {score} nats."
@@ -320,9 +325,7 @@ def headline(model: str, table: pd.DataFrame, skip_keys: int = 1) -> Headline:
             model=model, first=first, share=share
         ),
         table=rows,
-        caption="The mean of all heads, and the heads with most and least position. Weight and "
-        "nats above uniform of the first key. Nats of the other keys, and how much of them is "
-        "position, the same in every text." + SINKS * ("sink_weight" in numbers),
+        caption=CAPTION + SINKS * ("sink_weight" in numbers),
     )
 
 

@@ -173,7 +173,8 @@ def headline(run: Run) -> Headline:
     shown = cells["ablated" if removed else "intact"]
     shown |= {letter: f"none: {why}" for letter, why in absent.items()}
     first: Letter = "b" if "f" in absent else "f"
-    table = pd.DataFrame(cells, index=[*STAGE_WORDS]).add_suffix(" prefers").fillna("")
+    table = pd.DataFrame(cells, index=[*STAGE_WORDS]).fillna("")
+    table = table.rename(columns=lambda name: f"{name} prefers" if removed else "prefers")
     names = [f"({x}) {words.name}, {words.formula}" for x, words in STAGE_WORDS.items()]
     table.insert(0, "stage", names)
     return Headline(
@@ -185,11 +186,14 @@ def headline(run: Run) -> Headline:
             after=shown["g"],
         ),
         table=table,
-        caption="The keys with the larger values at a stage, near or far ones. The number is the "
-        "rank correlation of a score, or of two positions' inner product, with the key's position.",
+        caption="The keys with the larger values at a stage, near or far ones; neither: the "
+        "interval includes 0. The number, ± half its 95% interval, is the rank correlation of a "
+        "score, or of two positions' inner product, with the key's position.",
     )
 
 
 def _preference(locality: ValueAndBounds) -> str:
     """Return the keys that have larger values at a stage, with the number that shows it."""
-    return "no order" if isnan(locality[0]) else f"{preferred_keys(locality)} ({locality[0]:+.2f})"
+    value, low, high = locality
+    text = f"{preferred_keys(locality)} ({value:+.2f}±{max(value - low, high - value):.2f})"
+    return "no order" if isnan(value) else text

@@ -95,14 +95,14 @@ VIEWS = (
 LEAST = 0.05  # of a lead or pattern: terms and writers that make less are left out
 INDENT = "· "  # before a head, whose nats its attention's row counts
 FIRST = (
-    "In {reader}, {most} makes the largest part of the {of}: {part} of {whole} nats, with "
-    "{against} against it."
+    "In {reader}, {most} makes the largest part of the {of}: {part} of {whole} nats; parts that "
+    "push back make {against}."
 )
 NO_PATTERN = "No layer or head shows a lead or order that exceeds the noise."
 NOTHING = "{reader} shows no lead or order that exceeds the noise."
 CAPTION = (
-    "An attention's nats are the sum of its heads'. Against: the parts in it that push back, whose "
-    "sign is not that of the whole. Lost: on all paths, without its position."
+    "An attention's nats are the sum of all its heads'. Against: parts in it that push back, with "
+    "another sign than the whole. Lost: what is missing without its position."
 )
 CHOSEN = " {reader} has the largest {number} of {layers}."
 ROTATION, ALIBI = "RoPE's rotation", "ALiBi"

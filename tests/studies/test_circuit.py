@@ -98,7 +98,7 @@ def test_the_first_line_is_the_order_before_and_after_the_mlp(without_mlp: Path)
     assert_numbers_are_cells(lead)
     f, g = lead.table.set_index("stage")["ablated prefers"].iloc[5:7]
     for cell, letter in ((f, "f"), (g, "g")):
-        assert f"({table['locality']['ablated', letter]:+.2f})" in cell
+        assert f"({table['locality']['ablated', letter]:+.2f}±" in cell
     assert lead.sentence == (
         f"In L0 of nope-tiny without the MLPs, keys preferred by the MLP's input (f): {f}; "
         f"by the block's output (g): {g}."
@@ -153,5 +153,6 @@ def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(tmp_path: 
     lead = report(read_run(tmp_path / "run")).headline
     assert_numbers_are_cells(lead)
     assert "keys preferred by scores (b): " in lead.sentence
+    assert [*lead.table] == ["stage", "prefers"], "nothing is removed"
     assert lead.table.iloc[5].tolist()[1] == f"none: {absent['f']}"
     assert np.diagonal(maps["gram/b"]) == pytest.approx(1, rel=NETWORK)  # unit vectors

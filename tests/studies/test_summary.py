@@ -98,6 +98,28 @@ def test_the_verdict_has_a_row_for_each_number_with_counts_of_layers() -> None:
     ]
 
 
+def test_the_verdict_has_the_answer_of_the_layer_whose_values_are_shown() -> None:
+    given = tables(VALUES | {"w_k": (-0.59, 0.31)})
+    pattern = given["pattern"]
+    others = [pattern[pattern["layer"] == 0].assign(layer=layer) for layer in (2, 3)]
+    is_own = (pattern["layer"] == 1) & pattern["removed"].isin(["mask", "mask+rope"])
+    for name, value in bounds("lead", 6.0).items():
+        pattern.loc[is_own, name] = value
+    given["pattern"] = pd.concat([pattern, *others])
+    result = lead(given, layers=[0, 1, 2, 3])
+    assert result.table.to_numpy().tolist()[:2] == [
+        ["first key's lead", "mask (3 of 4)\nthe first token itself (1 of 4: L1)", "W_K, W_O"],
+        ["order of other keys", "RoPE (4 of 4)", "W_K alone"],
+    ], "the values are of L1, and with constant queries too the order stays"
+    assert "after a colon, the one below" in result.caption
+    assert "Alone:" in result.caption
+    of_all = {"settings": MANIFEST["settings"] | {"layers": "all"}}
+    result = lead(given, layers=[0, 1, 2, 3], **of_all)
+    assert result.table.iloc[0, 1] == "mask (3 of 4)", "the values are means"
+    assert "colon" not in result.caption
+    assert "can differ from counts" in result.then.caption
+
+
 def test_each_number_stands_at_the_layer_where_it_is_largest() -> None:
     result = lead(tables()).then
     assert result.table.columns.tolist() == [
@@ -111,10 +133,10 @@ def test_each_number_stands_at_the_layer_where_it_is_largest() -> None:
         ["intact", "6.16±0.01", "0.95±0.01", "0.20±0.01", ""],
         ["without the causal mask", "-0.98±0.01", "1.02±0.01", "0.20±0.01", ""],
         ["without RoPE", "4.02±0.01", "-0.03±0.01", "0.20±0.01", "0.50±0.01"],
-        ["without both", "-0.07±0.01", "-0.01±0.01", "within noise", ""],
+        ["without mask + RoPE", "-0.07±0.01", "-0.01±0.01", "within noise", ""],
         ["with constant queries (W_Q)", "5.66±0.01", "0.93±0.01", "0.20±0.01", "0.50±0.01"],
         ["with constant keys (W_K)", "-0.59±0.01", "0.51±0.01", "0.20±0.01", "0.50±0.01"],
-        ["with both constant", "-1.12±0.01", "1.01±0.01", "0.20±0.01", "0.50±0.01"],
+        ["with constant queries and keys", "-1.12±0.01", "1.01±0.01", "0.20±0.01", "0.50±0.01"],
         [
             "attention writes a constant (W_O)",
             "-0.92±0.01",
@@ -130,8 +152,8 @@ def test_a_word_stands_below_the_values_of_few_texts_in_a_half() -> None:
     values = VALUES | {"written": VALUES["intact"]}
     few, many = (lead(tables(values), fold_sizes=(n, n + 1) * 4).then for n in (11, 12))
     assert "(3.00), of written position less the null's." in many.caption
-    assert "Few texts: 44 a half; take 48." in few.caption
-    assert "texts a half" not in many.caption
+    assert "Few texts: 44 a half; take 48." in few.then.sentence
+    assert "a half" not in many.then.sentence
 
 
 def test_a_run_of_all_layers_shows_their_mean() -> None:
