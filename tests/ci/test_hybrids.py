@@ -40,7 +40,7 @@ from nope_probe.studies.behaviour import report as behaviour_report
 
 N_SEQS, N_POS = 16, 29
 ATTENDING = [1, 3]
-NOTE = "L0, L2 do not attend"
+NOTE = "layers without attention: L0, L2"
 MASK_OF_L0 = Ablation(remove=["mask"], layers=[0])
 
 

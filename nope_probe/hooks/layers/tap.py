@@ -505,7 +505,9 @@ class InlineAttention(TorchFunctionMode):
         assert self.added is not None
         assert self.tap.scale is not None
         added = self._by_head(self.added)
-        visible, by_openai = unmasked(added.to(v.dtype)), added == OPENAI
+        # CodeGen scales the mask with the scores.
+        visible = unmasked(added.to(v.dtype) / min(self.tap.scale, 1.0))
+        by_openai = added == OPENAI
         if bool((~visible | by_openai | (added == 0)).all()):
             visible &= ~by_openai
         bias = added.masked_fill(~visible, 0)
