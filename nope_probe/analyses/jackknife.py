@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from math import pi
 from typing import NoReturn, Protocol, TypeVar
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
 from scipy.special import stdtrit
 from torch import Tensor
 
+from nope_probe.analyses.differences import MIN_FOLDS, errors_of, freedom_of, rms_differences
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 
 Place = TypeVar("Place", int, tuple[int, int])  # a layer, or a layer and a head
 Of = TypeVar("Of", bound="HasIntervals")
-MIN_FOLDS = 4
-ELLIPSE_POINTS = 721
 MOST_ROWS = 40  # that are shown of a table
 
 
@@ -126,29 +125,22 @@ def error_of(estimates: Estimates) -> float:
     Raises:
         UserError: for fewer than 4 folds.
     """
-    weights, n_folds = estimates.weights, len(estimates.weights)
+    n_folds = len(estimates.weights)
     if n_folds < MIN_FOLDS:
         raise UserError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
-    variance = (weights / (1 - weights) * _deviations(estimates).square()).mean()
-    return float(variance.sqrt())
+    return float(errors_of(*_as_row(estimates))[0])
 
 
-def _deviations(estimates: Estimates) -> Float[Tensor, " fold"]:
-    """Return the jackknife's pseudovalues less their mean."""
-    value, deleted = estimates.values[0].double(), estimates.values[1:].double()
-    weights = estimates.weights
-    pseudo = (value - (1 - weights) * deleted) / weights
-    return pseudo - (weights * pseudo).sum()
+def _as_row(estimates: Estimates) -> tuple[Float[np.ndarray, "1 _"], Float[np.ndarray, "1 fold"]]:
+    """Return the values and the weights of estimates as a row of arrays."""
+    both = (estimates.values, estimates.weights)
+    values, weights = (array.double().cpu().numpy()[None] for array in both)
+    return values, weights
 
 
 def t_quantile(weights: Float[Tensor, " fold"]) -> float:
     """Return how many standard errors half a 95% interval from folds of these weights has."""
-    return float(stdtrit(freedom(weights), 0.975))
-
-
-def freedom(weights: Float[Tensor, " fold"]) -> float:
-    """Return the degrees of freedom of t for folds of these weights: F - 1 for F equal folds."""
-    return float(1 / weights.square().sum()) - 1
+    return float(stdtrit(freedom_of(weights[None].cpu().numpy()), 0.975)[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,30 +221,15 @@ def rms(squares: Estimates) -> Interval:
 
 
 def rms_difference(one: Estimates, other: Estimates) -> Interval:
-    """Return RMS one - RMS other with its interval, from paired estimates of their mean squares.
+    """Return RMS one - RMS other with its interval; see `rms_differences`.
 
-    The jackknife of a root is too narrow near 0, where the root is not smooth. The interval holds
-    the differences of the roots over an ellipse of both squares instead. Any weighted sum of the
-    squares varies over this ellipse by its jackknife interval. Squares below 0 count as
-    0 in the ends of the interval.
+    Args:
+        one: estimates of the first mean square.
+        other: those of the other, paired with them.
     """
-    weights = one.weights
-    scale = t_quantile(weights) * (weights / (1 - weights) / len(weights)).sqrt()
-    x, y = (scale * _deviations(squares) for squares in (one, other))
-    # A point of the ellipse is the squares' difference, then `one`: equal squares stay equal.
-    distance = (x - y).norm()
-    along = (x - y) / distance.clamp_min(1e-300)
-    shared, first, second = x @ along, one.values[0], other.values[0]
-    angles = torch.linspace(0, 2 * pi, ELLIPSE_POINTS, dtype=torch.float64)
-    ones = first + shared * angles.cos() + (x - shared * along).norm() * angles.sin()
-    others = ones - (first - second) - distance * angles.cos()
-    differences = ones.clamp_min(0).sqrt() - others.clamp_min(0).sqrt()
-    value = signed_root(float(first)) - signed_root(float(second))
-    return Interval(
-        value=value,
-        low=min(value, float(differences.min())),
-        high=max(value, float(differences.max())),
-    )
+    values, weights = _as_row(one)
+    value, low, high = rms_differences(values, _as_row(other)[0], weights)[0].tolist()
+    return Interval(value=value, low=low, high=high)
 
 
 def share(part: Estimates, whole: Estimates) -> Interval:

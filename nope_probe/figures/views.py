@@ -256,15 +256,15 @@ def _traces(
 
 
 def _nth(panel: Panel, view: View, series: Series) -> int:
-    """Return the place of a series' second value among those of its panel; `none` is first.
+    """Return the place of a series' last value among those of its panel; `none` is first.
 
     So what replaces weights is dashed, and its markers are open.
     """
     if len(view.by) < 2:
         return 0
-    values = list(dict.fromkeys(panel.rows[view.by[1]]))
+    values = list(dict.fromkeys(panel.rows[view.by[-1]]))
     values.sort(key=lambda value: value != NO_REPLACEMENT)
-    return values.index(series.values[1])
+    return values.index(series.values[-1])
 
 
 def _label(view: View, panel: Panel, series: Series) -> str:
@@ -355,7 +355,9 @@ def _place_x(figure: go.Figure, view: View, table: pd.DataFrame) -> None:
         )
     elif view.scale == "log":
         places = sorted({*table[view.x].tolist()})  # a number of heads is whole
-        figure.update_xaxes(type="log", tickvals=places, ticktext=[f"{x:g}" for x in places])
+        places = places[:: -(-len(places) // MOST_TICKS)]
+        names = [named(view, view.x, x) for x in places]
+        figure.update_xaxes(type="log", tickvals=places, ticktext=names)
     elif not pd.api.types.is_numeric_dtype(table[view.x]):
         texts = {str(value): named(view, view.x, value) for value in table[view.x]}
         figure.update_xaxes(

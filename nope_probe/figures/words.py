@@ -88,8 +88,8 @@ class View:
             panel, where all but the first have open markers or other dashes. Without y, the
             section shows the table alone.
         x: the column along the axis; of rows, the column down the axis.
-        by: the columns whose values are series. The first gives colour and marker, the second
-            dashes or open markers. Of cells, the column of the rows.
+        by: the columns whose values are series. The first gives colour and marker, the last of
+            several dashes or open markers. Of cells, the column of the rows.
         panels: the column whose values are panels.
         kind: `dots` have error bars and stand side by side; `rows` are dots on their sides, a row
             for each value of x; `lines` join the dots, which are hollow where the interval has 0;

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -217,24 +217,26 @@ def _write_files(folder: Path, run: Run) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-def validate_files(out: Path, manifest: Manifest) -> None:
-    """Check every file of a run against the checksum in its manifest.
+def validate_files(out: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:
+    """Check files of a run, by default all, against the checksums in its manifest.
 
     Raises:
         UserError: naming a file that differs.
     """
-    for name, checksum in manifest.checksums.items():
+    for name in manifest.checksums if names is None else names:
+        checksum = manifest.checksums[name]
         if not (out / name).is_file() or file_checksum(out / name) != checksum:
             raise not_as_written(out, name)
 
 
-def read_run(folder: Path | str) -> Run:
+def read_run(folder: Path | str, arrays: Collection[str] = READ) -> Run:
     """Read a finished run of any command: its tables and maps, without the model.
 
     The page and the fold maps stay on disk.
 
     Args:
         folder: the run's folder.
+        arrays: the files of arrays to read; with fewer than all, no other is checked either.
 
     Raises:
         UserError: if it is incomplete or a file is not the one that the manifest names.
@@ -258,12 +260,13 @@ def read_run(folder: Path | str) -> Run:
     """
     out = local_path(folder)
     manifest = read_manifest(out)
-    validate_files(out, manifest)
-    files = [out / name for name in sorted(manifest.checksums)]
-    arrays = [file for file in files if file.name in READ]
+    names = sorted(manifest.checksums)
+    read = [name for name in names if name in arrays or name.endswith(".csv")]
+    validate_files(out, manifest, names if arrays == READ else read)
+    files = [out / name for name in read]
     return Run(
         manifest=manifest,
-        arrays={file.stem: load_file(file) for file in arrays},
+        arrays={file.stem: load_file(file) for file in files if file.suffix != ".csv"},
         tables={file.stem: read_table(file) for file in files if file.suffix == ".csv"},
     )
 

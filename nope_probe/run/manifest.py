@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from platform import python_version
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -21,9 +23,14 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.run.paths import checkpoint_dir
 from nope_probe.run.settings import FORMAT
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 FileRecord: TypeAlias = dict[str, dict[str, str | int]]  # a source's files, their hash or size
 Record = TypeVar("Record")
+STEP = re.compile(r"[-_/]?(?:step|checkpoint)[-_]?(\d+)", re.IGNORECASE)
 MOST_TOKENS = 60  # that an error lists
+LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
 OF_FILE = ("format", "complete", "checksum")  # entries of manifest.json that check the file itself
 
 
@@ -192,6 +199,57 @@ class Manifest:
         return record_of(cls, {**entries, "results": results})
 
 
+def what_differs(
+    manifests: Sequence[Manifest], names: Sequence[str], taken: Collection[str] = ()
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return what differs among runs: their settings, or their names where nothing else does.
+
+    The step of a checkpoint, in a revision or in the name of a folder, is a setting of its own. The
+    axis is the setting with the most values; a number with more than two comes first.
+
+    Args:
+        manifests: the runs'.
+        names: those of their folders.
+        taken: names that settings must not have, next to which they stand in a table.
+
+    Returns:
+        A row for each run, under its name, and a column for each setting that differs: the axis,
+        then the settings that differ at a place on it, then those that change along it. With it,
+        the columns of the second kind.
+    """
+    import pandas as pd
+
+    records = []
+    for of in manifests:
+        about = of.settings | {"seed": f"seed {of.settings.get('seed')}", "given": None}
+        about |= {"model": about.get("model", "") if of.model is None else of.model.name}
+        lists = {name: " ".join(map(str, x)) for name, x in about.items() if isinstance(x, list)}
+        records.append(about | lists)
+    table = pd.DataFrame(records, dtype=object)
+    table = table.where(table.notna(), "default")
+    if table.duplicated().any():
+        table["run"] = names
+    for name in table.columns.intersection(["revision", "model", "run"]):
+        steps = table[name].str.extract(STEP)[0]
+        if steps.notna().all() and steps.nunique() > 1:
+            table[name] = table[name].str.replace(STEP, "", regex=True)
+            table["step"] = steps.astype(int)
+    for name in table.columns.intersection(["model", "data"]):
+        last = table[name].map(lambda path: Path(path).name)
+        table[name] = last if last.nunique() == table[name].nunique() else table[name]
+    table = table.rename(columns={name: f"{name} of run" for name in table if name in taken})
+    counts = table.nunique()
+    table = table.loc[:, counts > 1].infer_objects()
+    kept = [*map(str, table)]
+    axis = max(kept, key=lambda of: (counts[of] > 2 and table[of].dtype.kind in "if", counts[of]))
+    varies = table.groupby(axis).nunique().max() > 1
+    lines = [*map(str, varies.index[varies])]
+    table = table[[*dict.fromkeys([axis, *lines, *kept])]]
+    rows = table[[axis, *lines]].to_dict("records")
+    named = ([x if isinstance(x, str) else f"{of} {x}" for of, x in row.items()] for row in rows)
+    return table.set_axis([*map(", ".join, named)]), lines
+
+
 def record_of(kind: type[Record], entries: JsonObject) -> Record:
     """Return the record that has these entries, as JSON holds them; others are left out."""
     return TypeAdapter(kind).validate_python(entries)
@@ -231,3 +289,8 @@ def read_manifest(out: Path) -> Manifest:
 def not_as_written(out: Path, name: str) -> UserError:
     """Return the error for a file of a run that is not as the run wrote it."""
     return UserError(f"{out / name} is not the file that the run wrote; remove {out} and run again")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that the numbers depend on."""
+    return {"python": python_version(), **{name: version(name) for name in LIBRARIES}}

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import chain
-from platform import python_version
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -42,7 +40,7 @@ from nope_probe.run.folder import (
     record_sources,
     write_run,
 )
-from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel
+from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel, versions
 from nope_probe.run.paths import checkpoint_dir, folder_of, locked, validate_memory
 from nope_probe.run.process_group import Processes, device_of_process, process_group
 from nope_probe.run.processes import Signals, print_line, status
@@ -53,7 +51,6 @@ SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 OF_INPUTS = ("name", "bos", "bos_token", "sha256", "notes")  # what a manifest says of them
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=CommandSettings)
-LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
 # Where a model came from, where it is, and who wrote it do not change its numbers.
 _UNUSED = (
     *UNUSED_IN_FILE,
@@ -323,11 +320,6 @@ def _plain(value: Any) -> object:
     if hasattr(value, "item"):
         return value.item()
     return getattr(value, "__name__", None) or str(type(value) if " at 0x" in str(value) else value)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that the numbers depend on."""
-    return {"python": python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
 def input_arrays(inputs: Sequences) -> dict[str, np.ndarray]:

@@ -1,24 +1,27 @@
-"""`compare`: what is asked of two finished runs, and the page of their differences."""
+"""`compare`: what is asked of finished runs, and the pages of their differences.
+
+Two runs are shown by their largest differences, and three or more as a series: what differs among
+their settings is the axis of its figure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from html import escape
+from typing import TYPE_CHECKING
 
 import tyro
 
 from nope_probe.figures.intervals import column_text
-from nope_probe.figures.names import row_name, words
-from nope_probe.figures.words import INFORMATION, Column, Columns, View, listed, reader_of
+from nope_probe.figures.words import INFORMATION, Column, Columns, View, listed
 from nope_probe.files import JsonObject
-from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import CommandSettings, LocalPath, Mistakes
-from nope_probe.run.manifest import Manifest, read_manifest
-from nope_probe.run.paths import folder_of
+from nope_probe.run.manifest import Manifest, read_manifest, what_differs
+from nope_probe.run.paths import checkpoint_dir, folder_of
+from nope_probe.studies.compare_series import PARTS, row_text, series_report
 from nope_probe.studies.tidy import declared, row_maps, sections
 
 if TYPE_CHECKING:
@@ -28,13 +31,17 @@ if TYPE_CHECKING:
 
 PATTERN = "pattern/intact"  # the maps that two runs may share
 COMPARED = ("ablate", "attention", "behaviour", "circuit", "trace")
-PARTS = tuple(name for name, about in INFORMATION.items() if about.unit == "nats")
 COLUMNS = {
     "table": Column("table", "The runs' table that the number stands in."),
     "number": Column("number", "Its column; what names its row are the columns before."),
-    "value": Column("value", "The second run's number."),
+    "run": Column("run", "The run, named by the settings that differ; of a series."),
+    "value": Column("value", "The number; of two runs the second's."),
     "base_value": Column("base value", "The first run's number."),
-    "difference": Column("difference", "The second run's number less the first's.", signed=True),
+    "difference": Column(
+        "difference",
+        "The second run's number less the first's; in a series, less that of the run before.",
+        signed=True,
+    ),
     "p_holm": Column("p, by Holm's rule", "The chance of so large a difference, times tests left."),
     "differs": Column("differs", "Whether the difference survives Holm's rule within its table."),
     "method": Column("method", "`paired` fold by fold, or `unpaired`; of no test, blank."),
@@ -52,7 +59,7 @@ HEADS = View(
     caption="Red: more nats than in the first run, blue: fewer. A dot marks a change that survives "
     "Holm's rule. Heads behind a changed head change as well: look at the first layer with dots.",
 )
-NUMBERS = View(
+ALL = View(
     table="differences",
     title="All numbers that the runs share",
     caption="Differences that survive Holm's rule come first, the largest before the others.",
@@ -61,27 +68,26 @@ NUMBERS = View(
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(CommandSettings):
-    """Compare two finished runs of one command.
+    """Compare finished runs of one command: two, or a series.
 
     Puts every number that they share on one page and in differences.csv: differences with
-    intervals, paired if the runs had the same sequences, and tested. Patterns of runs of `ablate`
-    are shown side by side, and of runs of `attention` the heads that changed are named.
+    intervals, paired if the runs had the same sequences, and tested. Of two runs of `ablate` the
+    patterns are shown side by side, and of two of `attention` the heads that changed are named.
+    Three runs or more are drawn along the setting that differs, and neighbours are tested.
 
     Attributes:
-        runs: The folders of the runs; the first is the one to compare with.
-        labels: Their names [their models, or their folders].
+        runs: The folders of the runs; of two, the first is the one to compare with.
         out: Folder of the comparison [runs/compare-HASH].
     """
 
     command = "compare"
     examples = (
         "runs/ablate-nope-tiny-0a1b2c3d runs/ablate-rope-tiny-4e5f6a7b",
-        "runs/one runs/two --labels before after",
+        "runs/length-*",
     )
-    showing = ("verbose",)
+    showing = ("image", "verbose")
 
     runs: tyro.conf.Positional[tuple[LocalPath, ...]] = ()
-    labels: tuple[str, ...] = ()
     out: LocalPath | None = None
 
     @property
@@ -89,70 +95,75 @@ class Settings(CommandSettings):
         """The command that wrote the runs, for the default folder's name."""
         return read_manifest(self.runs[0]).kind
 
-    def recorded(self) -> JsonObject:
-        """Return the identity of a comparison: the runs' labels, and their files' checksums.
+    def differing(self) -> tuple[pd.DataFrame, list[str]]:
+        """Return what differs among the runs; see `what_differs`."""
+        names = [folder.resolve().name for folder in self.runs]
+        names = names if len({*names}) == len(names) else [*map(str, self.runs)]
+        return what_differs([*map(read_manifest, self.runs)], names, declared(self.subject))
 
-        Labels are as given, or the names of the models or folders, if these differ.
-        """
-        manifests = [read_manifest(folder) for folder in self.runs]
-        models = [Path(manifest.model_name).name for manifest in manifests]
-        folders = [folder.resolve().name for folder in self.runs]
-        choices = map(list, (self.labels, models, folders, map(str, self.runs)))
-        labels = next(names for names in choices if len({*names} - {""}) == len(manifests))
-        named = zip(labels, manifests, strict=True)
-        return {"runs": [{"label": name, "checksums": dict(of.checksums)} for name, of in named]}
+    def recorded(self) -> JsonObject:
+        """Return the identity of a comparison: the runs' labels, and their files' checksums."""
+        checksums = [dict(read_manifest(folder).checksums) for folder in self.runs]
+        named = zip(self.differing()[0].index, checksums, strict=True)
+        return {"runs": [{"label": label, "checksums": of_run} for label, of_run in named]}
 
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong with the runs, each with its message."""
-        runs, labels = self.runs, self.labels
-        yield len(runs) != 2, f"expected two runs to compare, got {len(runs)}"
-        yield labels and len(labels) != 2, f"2 runs need as many --labels, got {len(labels)}"
-        yield len({*labels}) == 1, "two runs have the same label; name them with --labels"
-        yield len({folder.resolve() for folder in runs}) < 2, "a run was given twice"
+        runs = self.runs
+        yield len({folder.resolve() for folder in runs}) < len(runs), "a run was given twice"
+        going = [f"{of}" for of in runs if checkpoint_dir(of).is_dir() and not of.is_dir()]
+        yield len(going) > 1, f"{', '.join(going)} are not finished; run their commands again"
+        yield from unlike([*map(read_manifest, runs)])
         out = folder_of(self, self.recorded()).resolve()
         for folder in runs:
             is_inside = out.is_relative_to(folder.resolve())
             yield is_inside, f"{out} is in the run {folder}: take --out outside of the runs"
-        yield from unlike(*map(read_manifest, runs))
 
 
-def unlike(base: Manifest, other: Manifest) -> Mistakes:
-    """Yield why two runs cannot be compared, each reason with its message."""
-    for kind in (base.kind, other.kind):
+def unlike(manifests: Sequence[Manifest]) -> Mistakes:
+    """Yield why runs cannot be compared, each reason with its message."""
+    yield len(manifests) < 2, f"expected two runs or more to compare, got {len(manifests)}"
+    kinds = [*dict.fromkeys(manifest.kind for manifest in manifests)]
+    for kind in kinds:
         is_of = f"a run is of {kind}: runs of {listed(COMPARED)} can be compared"
         yield kind not in COMPARED, is_of
-    for what, one, two in (
-        ("commands", base.kind, other.kind),
-        ("numbers of skipped keys (--skip-keys)", base.skip_keys, other.skip_keys),
-        ("lengths of sequences (--seq-len)", base.seq_len, other.seq_len),
-        ("rows (--query-rows)", base.settings.get("query_rows"), other.settings.get("query_rows")),
-        ("blocks (--layer)", base.settings.get("layer"), other.settings.get("layer")),
-    ):
-        yield (
-            one != two,
-            f"the runs have unlike {what}: {one} and {two}; repeat one run with the other's",
-        )
+    yield len(kinds) > 1, f"the runs have unlike commands: {listed(kinds)}; take those of one"
+
+
+def cells_of(manifest: Manifest) -> tuple[object, ...]:
+    """Return what positions and cells of maps mean the same in: length, rows, and skipped keys."""
+    return manifest.seq_len, manifest.settings.get("query_rows"), manifest.skip_keys
 
 
 def report(run: Run) -> Report:
-    """Return the report of a comparison, which reads the compared runs again."""
+    """Return the report of a comparison; that of two runs reads them again."""
     from nope_probe.run.folder import read_run
 
-    folders = run.manifest.results["folders"]
+    folders, table = run.manifest.results["folders"], run.tables["differences"]
+    if len(folders) > 2:
+        series = series_report(run)
+        return replace(series, sections=[*series.sections, pages_of(run)])
     runs = {label: read_run(folder) for label, folder in folders.items()}
     base, label = runs
     kind = runs[base].manifest.kind
     signed = {name: replace(INFORMATION[name], signed=True) for name in PARTS}
     columns = declared(kind) | signed | COLUMNS
     views, chapters = (
-        ([HEADS], ("compare", "attention")) if kind == "attention" else ([NUMBERS], ("compare",))
+        ([HEADS], ("compare", "attention")) if kind == "attention" else ([ALL], ("compare",))
     )
     return Report(
         title=f"{label} against {base}",
-        headline=headline(label, base, run.tables["differences"], columns),
-        sections=[*_maps(runs), *sections(views, run.tables, columns)],
+        headline=headline(label, base, table, columns),
+        sections=[*_maps(runs), *sections(views, run.tables, columns), pages_of(run)],
         how_to_read=[note for chapter in chapters for note in notes.how_to_read(chapter)],
     )
+
+
+def pages_of(run: Run) -> Section:
+    """Return the section with links to the pages of the compared runs."""
+    pages = run.manifest.results["pages"].items()
+    links = (f'<li><a href="{escape(page)}">{escape(label)}</a></li>' for label, page in pages)
+    return Section(title="The runs", caption="", html=f"<ul>{''.join(links)}</ul>")
 
 
 def headline(label: str, base: str, table: pd.DataFrame, columns: Columns) -> Headline:
@@ -198,23 +209,11 @@ def furthest(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     cells = []
     for row in table.drop_duplicates(places).head(MOST_ROWS).to_dict("records"):
         about = columns[row["number"]]
-        cells.append({"number": f"{_place(row, places)}: {about.label}"})
+        cells.append({"number": f"{row_text(row, places)}: {about.label}"})
         for name, style in styles.items():
             of = replace(COLUMNS[name], unit=about.unit)
             cells[-1][of.label] = column_text(row, name, of, style)
     return pd.DataFrame(cells)
-
-
-def _place(row: Mapping[Any, Any], places: Sequence[str]) -> str:
-    """Return what a row is of, such as `L2, without the causal mask`."""
-    known = {name: row[name] for name in places if row[name] == row[name]}
-    table, removed = known.pop("table"), str(known.pop("removed", INTACT.name))
-    by = str(known.pop("replacement", NO_REPLACEMENT))
-    shown = [reader_of(known) if "layer" in known else str(table).replace("_", " ")]
-    if removed != INTACT.name:
-        shown.append(row_name(removed, by))
-    shown += [words(str(of)) for name, of in known.items() if name not in ("layer", "head")]
-    return ", ".join(shown)
 
 
 def _maps(runs: Mapping[str, Run]) -> Iterator[Section]:
@@ -222,7 +221,8 @@ def _maps(runs: Mapping[str, Run]) -> Iterator[Section]:
     from nope_probe.figures.maps import term_maps
 
     layers = sorted(set.intersection(*({*run.manifest.layers} for run in runs.values())))
-    if layers and all(PATTERN in run.arrays.get("maps", {}) for run in runs.values()):
+    alike = len({cells_of(run.manifest) for run in runs.values()}) == 1
+    if alike and layers and all(PATTERN in run.arrays.get("maps", {}) for run in runs.values()):
         maps = {
             label: row_maps(run, run.maps[PATTERN][[*map(run.manifest.layers.index, layers)]])
             for label, run in runs.items()

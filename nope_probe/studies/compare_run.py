@@ -1,31 +1,35 @@
-"""What `compare` computes: every number that runs share, less the first run's, fold by fold."""
+"""What `compare` computes: the numbers that runs share, and their differences, fold by fold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeAlias
 
+import numpy as np
 import pandas as pd
-import torch
 
-from nope_probe.analyses.differences import LEVEL, compare_numbers, holm
-from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.differences import LEVEL, Numbers, compare_numbers, holm
 from nope_probe.errors import UserError, kind_of
-from nope_probe.figures.intervals import bound_columns, interval_of
+from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.words import PLACES, Columns
-from nope_probe.maps.estimates import Estimates
 from nope_probe.run.flags import refuse
-from nope_probe.run.folder import Run, read_run
+from nope_probe.run.folder import READ, Run, is_finished, read_run, write_run
+from nope_probe.run.manifest import Manifest, versions, what_differs
+from nope_probe.run.paths import checkpoint_dir, folder_of, locked
 from nope_probe.run.processes import status
-from nope_probe.run.session import Session
-from nope_probe.studies.compare import Settings, report, unlike
-from nope_probe.studies.page import with_page
-from nope_probe.studies.tables import TableRow
+from nope_probe.studies.compare import Settings, cells_of, report, unlike
+from nope_probe.studies.compare_series import VALUES
 from nope_probe.studies.tidy import declared
 
 # A profile holds hundreds of numbers, one per distance, which would hide all other numbers.
 PROFILES = ("offsets",)
+CELLS = "position"  # names rows that mean the same at one length alone
+Named: TypeAlias = tuple[pd.DataFrame, Numbers]  # what names each number, and the numbers
+NOTHING_SHARED = "the runs have no numbers in common"
 
 
 def run(settings: Settings) -> Path:
@@ -34,44 +38,70 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for runs that cannot be compared, or that share no number.
     """
-    with Session(settings).opened() as session:
-        if not session.finished:
+    settings.validate()
+    recorded = settings.recorded()
+    folder = folder_of(settings, recorded)
+    with locked(checkpoint_dir(folder)):
+        if not is_finished(folder, recorded, {}):
             with status("comparing and writing"):
-                session.write(analyse(session))
-    return session.folder
+                write_run(folder, analyse(settings, folder))
+    return folder
 
 
-def analyse(session: Session[Settings]) -> Run:
-    """Compare the runs' tables, and return the run."""
-    runs = [read_run(folder) for folder in session.settings.runs]
-    table = difference(*runs)
-    labels = [of["label"] for of in session.recorded["runs"]]
-    results = {"folders": dict(zip(labels, map(str, session.settings.runs), strict=True))}
-    manifest = replace(session.manifest(), sources=None, seconds=0, results=results)
-    return with_page(session, Run(manifest=manifest, tables={"differences": table}), report)
-
-
-def difference(base: Run, other: Run) -> pd.DataFrame:
-    """Return every number that two runs share, and its difference with a 95% interval.
-
-    A number is a declared column with bounds, but for profiles. Layers are those of both runs.
-    Differences are `other` less `base`: fold by fold (paired) where both runs had the same
-    sequences in the same folds, so that the sequences' common noise cancels. Numbers without
-    replicates have no interval.
+def analyse(settings: Settings, folder: Path) -> Run:
+    """Compare the runs' tables, and return the run with its page.
 
     Args:
-        base: the run to compare with, as `run_ablations` and its like or `read_run` return it.
-        other: another run of the same command.
+        settings: name the runs.
+        folder: where the run will be, which links to the pages of the runs.
+    """
+    # Of two runs, maps are shown side by side.
+    files = READ if len(settings.runs) == 2 else READ[:1]
+    runs = [read_run(of, files) for of in settings.runs]
+    differing, lines = settings.differing()
+    pages = [os.path.relpath(of / "report.html", folder) for of in settings.runs]
+    results = {
+        "of": settings.subject,
+        "lines": lines,
+        "folders": dict(zip(differing.index, map(str, settings.runs), strict=True)),
+        "pages": dict(zip(differing.index, pages, strict=True)),
+    }
+    manifest = Manifest(
+        kind=settings.command,
+        command=settings.typed(),
+        settings=settings.recorded(),
+        versions=versions(),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        results=results,
+    )
+    compared = Run(manifest=manifest, tables={"differences": _differences(runs, differing, lines)})
+    return replace(compared, page=report(compared).html(manifest))
+
+
+def difference(*runs: Run) -> pd.DataFrame:
+    """Return every number that runs share, and its differences with 95% intervals.
+
+    A number is a declared column with bounds, but for profiles; where lengths, rows or skipped keys
+    differ, rows of single positions are left out. Of two runs, the difference is that of the second
+    less the first. Of three or more, a series, it is less that of the run before, along the setting
+    that differs; where another setting differs too, of the run before with the same. Differences
+    are taken fold by fold (paired) where both runs had the same sequences in the same folds, so
+    that the sequences' common noise cancels. Numbers without replicates have no interval.
+
+    Args:
+        runs: two or more of one command, as `run_ablations` and its like or `read_run` return
+            them; of two, the first is the one to compare with.
 
     Returns:
         The table of `compare`'s differences.csv, a row for each number: its `table`, the columns
-        that name its row, such as `layer` and `removed`, `number`, `value` and `base_value`,
-        `difference` with its bounds, `p_holm` over the numbers of the table, `differs`, and
-        `method`; first the numbers that differ, the largest difference before the others.
+        that name its row, such as `layer` and `removed`, `number`, `value`, `difference` with its
+        bounds, `p_holm` over the numbers of the table, `differs`, and `method`. Of two runs it has
+        `base_value`, and first the numbers that differ, the largest difference before the others;
+        of a series the bounds of `value` and, in front, `run` and the settings that differ.
 
     Raises:
-        UserError: for what are no runs, or for runs of different commands, lengths, rows or skipped
-            keys, or without a number in common.
+        UserError: for what are no runs, or for runs of different commands, or without a number in
+            common.
 
     Example:
         >>> from nope_probe import difference, run_ablations
@@ -81,55 +111,88 @@ def difference(base: Run, other: Run) -> pd.DataFrame:
         >>> bool(numbers.loc["locality", "differs"]), numbers.loc["locality", "method"]
         (True, 'paired')
     """
-    for run in (base, other):
+    for run in runs:
         if not isinstance(run, Run):
             raise UserError(f"expected runs, as `read_run` returns them, got {kind_of(run)}")
-    refuse(unlike(base.manifest, other.manifest))
-    columns = declared(base.manifest.kind)
-    one, two = ((of.manifest.data.sha256, of.manifest.fold_sizes) for of in (base, other))
-    shared = [name for name in base.tables if name in other.tables and name not in PROFILES]
-    rows = [row for name in shared for row in _rows(base, other, name, columns, one == two)]
-    if not rows:
-        raise UserError("the runs have no numbers in common")
-    names, numbers = map(pd.DataFrame, zip(*rows, strict=True))
-    table = names.join(numbers)
+    manifests = [run.manifest for run in runs]
+    refuse(unlike(manifests))
+    names, taken = [f"run {n}" for n in range(len(runs))], declared(manifests[0].kind)
+    return _differences(runs, *what_differs(manifests, names, taken))
+
+
+def _differences(
+    runs: Sequence[Run], differing: pd.DataFrame, lines: Sequence[str]
+) -> pd.DataFrame:
+    """Return the table of `difference`, given what differs among the runs; see `what_differs`."""
+    columns, axis = declared(runs[0].manifest.kind), differing.iloc[:, 0]
+    sides, parts = [_numbers_of(run, runs, columns) for run in runs], list[pd.DataFrame]()
+    data = [(run.manifest.data.sha256, run.manifest.fold_sizes) for run in runs]
+    line = [*differing[[*lines]].itertuples(index=False, name=None)]
+    order = axis if len(runs) > 2 and axis.dtype.kind in "if" else range(len(runs))
+    by_line = sorted(zip(map(line.index, line), order, range(len(runs)), strict=True))
+    last = -1
+    for _, _, run in by_line:
+        names, numbers = sides[run]
+        part = names.assign(**dict(zip(VALUES, numbers.ends.T, strict=True)))
+        if last >= 0 and line[last] == line[run]:
+            same_folds = data[last] == data[run]
+            part = part.join(_changes(sides[last], sides[run], columns, same_folds))
+        about = {"run": differing.index[run], **differing.iloc[run]}
+        parts.append(pd.concat([pd.DataFrame(about, part.index), part], axis=1))
+        last = run
+    table = pd.concat([*parts, pd.DataFrame(columns=["before"])], ignore_index=True)
+    shared = table.pop("before").notna()
+    if not shared.any():
+        raise UserError(f"{NOTHING_SHARED} along {axis.name}")
     p = table.groupby("table", sort=False)["p_holm"].transform(holm)
-    table = table.assign(p_holm=p, differs=p <= LEVEL, size=table["difference"].abs())
-    by_size = table.sort_values(["differs", "size"], ascending=False, kind="stable")
+    table = table.assign(p_holm=p, differs=p <= LEVEL, method=table.pop("method"))
+    if len(runs) > 2:
+        return table
+    by_size = table[shared].drop(columns=["run", *differing, *VALUES[1:]])
+    by_size = by_size.assign(size=by_size["difference"].abs())
+    by_size = by_size.sort_values(["differs", "size"], ascending=False, kind="stable")
     return by_size.drop(columns="size").reset_index(drop=True)
 
 
-def _rows(
-    base: Run, other: Run, table: str, columns: Columns, paired: bool
-) -> Iterator[tuple[TableRow, TableRow]]:
-    """Yield what names the row of each number that two tables share, and its difference."""
-    of_runs = [run.tables[table] for run in (base, other)]
-    shared = [str(name) for name in of_runs[0] if name in of_runs[1] and name in columns]
-    names = [name for name in shared if name in PLACES or columns[name].names_rows]
+def _numbers_of(run: Run, runs: Sequence[Run], columns: Columns) -> Named:
+    """Return the numbers of a run that are declared with bounds, of the tables of all runs."""
+    alike = len({cells_of(of.manifest) for of in runs}) == 1
+    kept, names, ends, replicates, weights = run.arrays.get("estimates", {}), [], [], [], []
+    for name, table in run.tables.items():
+        known = [x for x in map(str, table) if x in columns]
+        places = [x for x in known if x in PLACES or columns[x].names_rows]
+        is_shared = all(name in of.tables for of in runs) and (alike or CELLS not in places)
+        is_shown = bool(places) and is_shared and name not in PROFILES
+        for number in [x for x in known if is_shown and {*bound_columns(x)} <= {*table}]:
+            of_number = kept.get(f"{name}/{number}", np.full((len(table), 1), np.nan))
+            shares = kept.get(f"weights/{name}/{number}", kept.get(f"weights/{name}", np.zeros(0)))
+            shares = shares[..., : of_number.shape[1] - 1]
+            replicates.append(pd.DataFrame(of_number))
+            weights.append(pd.DataFrame(np.broadcast_to(shares, of_number[:, 1:].shape)))
+            ends.append(table[[number, *bound_columns(number)]].to_numpy(float))
+            names.append(table[places].assign(number=number))
+            names[-1].insert(0, "table", name)
     if not names:
-        return
-    numbers = [name for name in shared if {*bound_columns(name)} <= {*of_runs[0]} & {*of_runs[1]}]
-    places = [of_run[names].assign(place=range(len(of_run))) for of_run in of_runs]
-    pairs = places[0].merge(places[1], on=names, suffixes=("", " of the other"))
-    for *named, one, two in pairs.itertuples(index=False):
-        for number in numbers:
-            before, after = _number(base, table, number, one), _number(other, table, number, two)
-            is_rms = bool(columns[number].noise)
-            change, p, method = compare_numbers(before, after, paired=paired, is_rms=is_rms)
-            row = {"table": table, **dict(zip(names, named, strict=True))}
-            values = {"number": number, "value": after.value, "base_value": before.value}
-            tested = {"p_holm": p, "differs": False, "method": method}
-            yield row, {**values, **change.columns("difference"), **tested}
+        raise UserError(NOTHING_SHARED)
+    rows = pd.concat(names, ignore_index=True)
+    rows["number"] = rows.pop("number")  # the last column again
+    return rows, Numbers(
+        ends=np.concatenate(ends),
+        replicates=pd.concat(replicates).to_numpy(),
+        weights=pd.concat(weights).fillna(0.0).to_numpy(),
+    )
 
 
-def _number(run: Run, table: str, column: str, row: int) -> Interval:
-    """Return a number of a run with its interval, and its replicates if the run keeps them."""
-    value, low, high = interval_of(run.tables[table].iloc[row], column)
-    kept, key, replicates = run.arrays.get("estimates", {}), f"{table}/{column}", None
-    if key in kept:
-        of_table = kept.get(f"weights/{key}", kept[f"weights/{table}"])
-        weights = of_table if of_table.ndim == 1 else of_table[row]
-        n_folds = int((weights > 0).sum())
-        values, weights = kept[key][row, : 1 + n_folds], weights[:n_folds]
-        replicates = Estimates(values=torch.from_numpy(values), weights=torch.from_numpy(weights))
-    return Interval(value=value, low=low, high=high, replicates=replicates)
+def _changes(base: Named, other: Named, columns: Columns, paired: bool) -> pd.DataFrame:
+    """Return the changes of the numbers that two runs share, by their rows in the other run."""
+    (names, numbers), (others, changed) = base, other
+    one, two = (of.assign(row=range(len(of))) for of in (names, others))
+    pairs = one.merge(two, on=[*names.columns.intersection(others.columns)])
+    before, after = pairs["row_x"].to_numpy(), pairs["row_y"].to_numpy()
+    is_rms = pairs["number"].map(lambda name: bool(columns[name].noise)).to_numpy(bool)
+    changes = compare_numbers(
+        numbers.take(before), changed.take(after), paired=paired, is_rms=is_rms
+    )
+    changes = changes.rename(columns={"p": "p_holm"}).set_index(after)
+    changes.insert(0, "base_value", numbers.ends[before, 0])
+    return changes.assign(before=before)

@@ -20,9 +20,9 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, path_of, validate_reachable, validate_revision
 from nope_probe.run.flags import LAYERS, SEED, SEQ_LEN, Mistakes, effects_of
 from nope_probe.run.folder import record_sources
+from nope_probe.run.manifest import versions
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import status
-from nope_probe.run.session import versions
 from nope_probe.run.settings import ModelSettings
 from probe import N_SHORT, ModelFindings, probe_layers
 

@@ -8,15 +8,11 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import ttest_ind, ttest_rel
+from support.compared_numbers import Difference, compare
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
-from nope_probe.analyses.differences import (
-    LEVEL,
-    Difference,
-    compare_numbers,
-    holm,
-)
+from nope_probe.analyses.differences import LEVEL, holm
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, rms_difference
 from nope_probe.analyses.pattern import measure, measure_pattern
 from nope_probe.figures.words import MEASURES
@@ -37,7 +33,7 @@ def mean(folds: Tensor) -> Interval:
 
 
 def of(base: Tensor, other: Tensor, *, paired: bool = True) -> Difference:
-    return compare_numbers(mean(base), mean(other), paired=paired)
+    return compare(mean(base), mean(other), paired=paired)
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -54,7 +50,7 @@ def test_the_difference_of_a_mean_is_tested_as_scipy_tests_it(paired: bool, seed
 
 def test_an_rms_is_paired_on_its_squares() -> None:
     x, y = (Estimates.of_means(noise(seed).abs() + seed) for seed in (0, 1))
-    found = compare_numbers(rms(x), rms(y), paired=True, is_rms=True)
+    found = compare(rms(x), rms(y), paired=True, is_rms=True)
     expected = rms_difference(y, x)
     assert found.interval.ends == pytest.approx(expected.ends)
     test = ttest_rel(noise(1).abs() + 1, noise(0).abs())
@@ -72,10 +68,10 @@ def test_differences_of_rounding_are_none_and_those_of_every_fold_alike_are_cert
 
 
 def test_what_has_no_number_or_no_folds_is_not_tested() -> None:
-    undefined = compare_numbers(UNDEFINED, mean(noise(0)), paired=True)
+    undefined = compare(UNDEFINED, mean(noise(0)), paired=True)
     assert isnan(undefined.interval.value)
     bare = replace(mean(noise(0)), replicates=None)
-    without = compare_numbers(bare, mean(noise(1)), paired=True)
+    without = compare(bare, mean(noise(1)), paired=True)
     assert without.interval.value == pytest.approx(float((noise(1) - noise(0)).mean()))
     assert isnan(without.interval.low)
     assert isnan(without.p)
@@ -93,7 +89,7 @@ def test_unlike_gaps_of_bounds_widen_the_change_of_their_parts_toward_more_conte
     ends = {"others_position": (0, -gap, 0), "others_content": (0, 0, gap)}
     for part in PARTS:
         of_heads = [getattr(of_head, part) for of_head in (base, wide)]
-        found = compare_numbers(*of_heads, paired=True)
+        found = compare(*of_heads, paired=True)
         assert found.interval.ends == pytest.approx(ends.get(part, (0, 0, 0)), abs=1e-12)
         assert found.p == 1
 
@@ -102,7 +98,7 @@ def test_a_change_within_the_gaps_is_none() -> None:
     less = noise(0) - 0.05  # position among the other keys: by less than an eighth of the gap
     for gaps, differs in (((0.0, 0.0), True), ((0.0, 0.8), True), ((0.8, 0.0), False)):
         heads = [head(folds, gap) for folds, gap in zip((noise(0), less), gaps, strict=True)]
-        found = compare_numbers(*(h.others_position for h in heads), paired=True)
+        found = compare(*(h.others_position for h in heads), paired=True)
         assert (found.p <= LEVEL) is differs
 
 
@@ -131,7 +127,7 @@ def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[s
     """Return the measures of a model's pattern less those of another's, as `compare` does."""
     after, before = (vars(measure_pattern(pattern)) for pattern in (one, other))
     return {
-        name: compare_numbers(
+        name: compare(
             before[name], after[name], paired=paired, is_rms=bool(MEASURES[name].noise)
         ).interval
         for name in after

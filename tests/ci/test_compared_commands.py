@@ -1,5 +1,6 @@
 """Two runs of every command are compared, number by number."""
 
+import shutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from support.command_line import run_command
 from support.finished_runs import WITHOUT_REPLICATES
 
-from nope_probe import compare
+from nope_probe import compare, figures
 from nope_probe.run.folder import Run, read_run, write_run
 from nope_probe.studies.commands import COMMANDS
 from nope_probe.studies.tidy import declared
@@ -61,7 +62,7 @@ def test_every_command_that_writes_runs_is_compared() -> None:
 def test_two_runs_of_any_command_are_compared(
     name: str, pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_command(compare, *pairs[name], "--labels", "x", "y", "--out", tmp_path / "out")
+    run_command(compare, *pairs[name], "--out", tmp_path / "out")
     base, other = map(read_run, pairs[name])
     compared = read_run(tmp_path / "out")
     rows = compared.tables["differences"]
@@ -73,10 +74,12 @@ def test_two_runs_of_any_command_are_compared(
             stored = run.tables[table][column].to_numpy()
             known = part[side].dropna().to_numpy()
             assert np.isclose(known[:, None], stored, rtol=1e-6).any(1).all()
-    said = f"{rows['differs'].sum() or 'None'} of {rows['p_holm'].notna().sum()} numbers of y "
+    said = (
+        f"{rows['differs'].sum() or 'None'} of {rows['p_holm'].notna().sum()} numbers of smollm3 "
+    )
     if name == "attention":
         n_changed = rows.groupby(["layer", "head"])["differs"].any().sum()
-        said = f"{n_changed or 'None'} of 12 heads of y and x differ"
+        said = f"{n_changed or 'None'} of 12 heads of smollm3 and llama differ"
     assert said in " ".join(capsys.readouterr().out.split())
     tokens = [run.arrays["tokens"]["tokens"] for run in (base, other)]
     assert {*rows["method"].dropna()} == {"paired" if np.array_equal(*tokens) else "unpaired"}
@@ -85,3 +88,25 @@ def test_two_runs_of_any_command_are_compared(
     names = ["table", *(column for column in rows if column in declared(name))]
     names = [column for column in names if column not in ("value", "difference")]
     assert not rows.duplicated([*names, "number"]).any()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_series_of_any_command_is_drawn_and_has_the_numbers_of_its_runs(
+    name: str, pairs: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    folders = [*pairs[name], Path(shutil.copytree(pairs[name][0], tmp_path / "again"))]
+    run_command(compare, *folders, "--out", tmp_path / "out")
+    series = read_run(tmp_path / "out")
+    rows = series.tables["differences"]
+    assert {*rows["run"]} == {folder.name for folder in folders}
+    for folder, (_, of_run) in zip(folders, rows.groupby("run", sort=False), strict=True):
+        tables = read_run(folder).tables
+        for (table, column), part in of_run.groupby(["table", "number"]):
+            for end in ("", "_low", "_high"):
+                stored = tables[table][f"{column}{end}"].to_numpy()
+                np.testing.assert_array_equal(part[f"value{end}"], stored)
+    drawn = figures.of_run(series)
+    assert [*drawn] == ["The numbers along the runs"]
+    assert len(drawn["The numbers along the runs"].data)
+    first, last = (rows[rows["run"] == folders[n].name]["value"].reset_index() for n in (0, 2))
+    pd.testing.assert_frame_equal(first[["value"]], last[["value"]])

@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.compared_numbers import compare
 from support.dense_patterns import estimates as estimates_of
 from support.dense_patterns import fold_products
 from support.manifests import manifest_of
 from torch import Tensor
 
-from nope_probe.analyses.differences import LEVEL, compare_numbers, holm
+from nope_probe.analyses.differences import LEVEL, holm
 from nope_probe.analyses.jackknife import jackknife, rms, share
 from nope_probe.analyses.reader import Reader
 from nope_probe.maps.estimates import Estimates, fold_weights
@@ -88,7 +89,7 @@ def test_without_a_difference_a_number_is_named_in_at_most_one_family_of_twenty(
     for family in range(100):
         seeds = range(1000 * family, 1000 * family + 70, 2)
         means = [[jackknife(Estimates.of_means(noise(n))) for n in (at, at + 1)] for at in seeds]
-        p = [compare_numbers(*pair, paired=paired).p for pair in means]
+        p = [compare(*pair, paired=paired).p for pair in means]
         named += holm(pd.Series(p)).min() <= LEVEL
     # 5 of 100 expected at most; 12 or more have a probability below 0.005.
     assert named < 12

@@ -155,7 +155,7 @@ behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --
     --remove rope qk
 behaviour --measures position bos --no-pack --no-shuffle --alpha 0 --remove mask mlp
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
-compare runs/one runs/two --out runs/compared --verbose
+compare runs/one runs/two --out runs/compared --image d.svg --verbose
 compare runs/one runs/two --no-verbose
 trace --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3
@@ -349,8 +349,10 @@ def desk(
     for name in ("nope-tiny", "rope-tiny"):
         copytree(runs / name, runs / "twins" / name)
     copytree(runs / "rope-tiny", runs / "ablate-rope-tiny-4e5f6a7b")
-    copytree(runs / "nope-tiny", runs / "one")
-    copytree(runs / "rope-tiny", runs / "two")
+    for name in ("one", "length-16", "pythia-step1000"):
+        copytree(runs / "nope-tiny", runs / name)
+    for name in ("two", "length-32", "length-64", "pythia-step16000", "pythia-step143000"):
+        copytree(runs / "rope-tiny", runs / name)
     (runs / "nope-tiny").rename(runs / "ablate-nope-tiny-0a1b2c3d")
     (runs / "rope-tiny").rename(runs / "ablate-rope-tiny-8d5ee2a4")
     return folder

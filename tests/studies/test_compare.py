@@ -15,8 +15,7 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.run.folder import Run, read_run, write_run
 from nope_probe.run.manifest import read_manifest
-from nope_probe.run.session import Session
-from nope_probe.studies.compare import Settings
+from nope_probe.run.paths import checkpoint_dir, locked
 from nope_probe.studies.tables import interval_columns
 from tests.support.manifests import manifest_of
 
@@ -75,7 +74,7 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     folds = {"x": maps(0), "y": maps(1, slope=0.9)}
     runs = [write(tmp_path / f"run-{name}", folds[name], model=name) for name in folds]
     out = tmp_path / "out"
-    run_command(compare, *runs, "--labels", "x", "y", "--out", out)
+    run_command(compare, *runs, "--out", out)
     compared = read_run(out)
     rows = compared.tables["differences"]
     assert set(rows.dropna(subset=["difference"])["method"]) == {"paired"}
@@ -86,6 +85,7 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
         assert table.loc[(layer, "locality"), "difference"] == pytest.approx(expected)
     page = (out / "report.html").read_text()
     assert "less that of x" in page
+    assert 'href="../run-x/report.html">x</a>' in page
     assert "The intact pattern in both runs" not in page, "no run keeps the pattern's map"
 
 
@@ -98,7 +98,7 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     out = tmp_path / "out"
     shutil.rmtree(runs[1])
     write(runs[1], maps(0), model="b")  # the same maps as a's
-    with Session(Settings(runs=tuple(runs), out=out)).opened():
+    with locked(checkpoint_dir(out)):
         line = refused(capfd, tmp_path, compare, *runs, "--out", out)
         assert "another process is at work on the run in" in line
     assert not out.exists()
@@ -120,13 +120,11 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"folds": maps(1, n=17)}, "unlike lengths of sequences (--seq-len): 13 and 17"),
         ({"kind": "trace"}, "unlike commands: ablate and trace"),
         (
             {"kind": "heads"},
             "is of heads: runs of ablate, attention, behaviour, circuit and trace",
         ),
-        ({"skip_keys": 1}, "unlike numbers of skipped keys (--skip-keys): 0 and 1"),
     ],
 )
 def test_runs_that_cannot_be_compared_are_refused(
@@ -144,14 +142,16 @@ def test_folders_that_cannot_be_compared_are_refused(
     (tmp_path / "empty").mkdir()
     (tmp_path / ".c.unfinished").mkdir()
     inside = f"is in the run {other}: take --out outside of the runs"
+    (tmp_path / ".d.unfinished").mkdir()
+    going = f"{tmp_path / 'c'}, {tmp_path / 'd'} are not finished"
     for arguments, message in (
-        ([], "expected two runs to compare, got 0"),
-        ([base, other, base], "expected two runs to compare, got 3"),
+        ([], "expected two runs or more to compare, got 0"),
+        ([base], "expected two runs or more to compare, got 1"),
+        ([base, other, base], "a run was given twice"),
+        ([base, tmp_path / "c", tmp_path / "d"], going),
         ([base, base], "a run was given twice"),
         ([base, tmp_path / "empty"], "holds no run: it has no manifest.json"),
         ([base, tmp_path / "c"], "is not finished; run its command again"),
-        ([base, other, "--labels", "x"], "2 runs need as many --labels, got 1"),
-        ([base, other, "--labels", "x", "x"], "two runs have the same label"),
         ([base, other, "--out", other / "compared"], inside),
     ):
         assert message in refused(capfd, tmp_path, compare, *arguments)

@@ -85,8 +85,8 @@ def test_other_tokens_are_unpaired_and_the_page_names_the_flags(
     for seed, run in enumerate(runs):
         small = [*SMALL[:-1], 7]
         run_command(attention, "--model", folders[0], *small, "--seed", seed, "--out", run)
-    run_command(compare, *runs, "--labels", "one", "two", "--out", tmp_path / "out")
+    run_command(compare, *runs, "--out", tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "None of 12 heads of two and one differ beyond noise." in page
+    assert "None of 12 heads of seed 1 and seed 0 differ beyond noise." in page
     assert "Run both with the same --data" in page
     assert {*read_run(tmp_path / "out").tables["differences"]["method"].dropna()} == {"unpaired"}
