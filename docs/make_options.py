@@ -10,7 +10,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from textwrap import fill
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from docstring_parser.google import parse as parse_docstring
 
@@ -54,6 +54,8 @@ def written(hint: Any) -> str:
         >>> written(Path | Collection[Literal["auto", 4]] | None)
         "Path | Collection[Literal['auto', 4]] | None"
     """
+    if get_origin(hint) is Annotated:
+        return written(get_args(hint)[0])
     arguments = get_args(hint)
     if isinstance(hint, UnionType) or get_origin(hint) is Union:
         return " | ".join(map(written, arguments))
