@@ -26,6 +26,7 @@ NOT_CODE = (
         for model in ("nope-tiny", "rope-tiny")
         for file in ("config.json", "model.safetensors", "tokenizer.json", "training.json")
     ),
+    "reports/headline.html",
     "reports/page.html",
     "reports/how_to_read.txt",
     "figures/text_view.css",

@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
     settings = simulation_study.Settings(
         alpha=(0.0, 0.25), rope=True, n_samples=70, out=out, **SMALL
     )
-    return simulation_study.run(settings)
+    return simulation_study.Simulate.run(settings)
 
 
 def test_a_run_holds_the_maps_of_theory_and_simulation_in_float32(folder):
