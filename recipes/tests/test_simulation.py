@@ -77,7 +77,7 @@ def test_every_number_of_a_layer_follows_from_its_maps(folder, tmp_path):
     settings = simulation_study.Settings(
         alpha=(0.0, 0.25), rope=True, n_samples=70, control_variate=False, out=tmp_path, **SMALL
     )
-    plain = pd.read_csv(simulation_study.run(settings) / "layers.csv")
+    plain = pd.read_csv(simulation_study.Simulate.run(settings) / "layers.csv")
     table, every_step = (pd.read_csv(folder / f"{name}.csv") for name in ("layers", "steps"))
     assert list(zip(table["alpha"], table["layer"], strict=True)) == [
         (alpha, layer) for alpha in (0.0, 0.25) for layer in (0, 1)
