@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -66,8 +66,7 @@ def series_report(run: Run) -> Report:
     if view.panels == "measure":
         rows = rows[rows["measure"].isin(LEADING)]
     shown = [name for name in places if name in rows and name != view.panels]
-    among = {*rows.get("removed", ())}
-    of_rows = [row_text(row, shown, among) for row in rows.to_dict("records")]
+    of_rows = [row_text(row, shown) for row in rows.to_dict("records")]
     rows = rows.drop(columns="table").assign(row=of_rows)
     also = ", ".join(name for name in others if name not in lines)
     tested = (
@@ -161,19 +160,18 @@ def series_headline(
     )
 
 
-def row_text(row: Mapping[Any, Any], places: Sequence[str], among: Collection[str] = ()) -> str:
+def row_text(row: Mapping[Any, Any], places: Sequence[str]) -> str:
     """Return what a row is of, such as `L2, without the causal mask`.
 
     Args:
         row: of a table.
         places: the columns that say it.
-        among: what is removed in all rows; see `row_name`.
     """
     known = {name: row[name] for name in places if row[name] == row[name]}
     table, removed = known.pop("table", ""), known.pop("removed", None)
     by = str(known.pop("replacement", NO_REPLACEMENT))
     shown = [reader_of(known) if "layer" in known else str(table).replace("_", " ")]
     if removed is not None and (removed != INTACT.name or not any(shown)):
-        shown.append(row_name(str(removed), by, among))
+        shown.append(row_name(str(removed), by))
     shown += [words(str(of)) for name, of in known.items() if name not in ("layer", "head")]
     return ", ".join(filter(None, shown))
