@@ -60,7 +60,7 @@ _STRICT = ConfigDict(strict=True)
 
 
 @cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
+def _adapter(hint: Any) -> TypeAdapter:  # beartype knows no subscript of it
     return TypeAdapter(hint, config=_STRICT)
 
 

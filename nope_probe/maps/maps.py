@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
@@ -23,6 +23,8 @@ from nope_probe.stages import Letter
 Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
 NO_HEADS = "the maps have no heads: capture_scores(..., per_head=True) keeps them"
 SHOWN = 64  # positions of the figure at the end of a notebook's cell
+
+Record = TypeVar("Record", bound="LayerRecord")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -49,7 +51,7 @@ class LayerRecord(TensorRecord):
         head = "" if self.of_head is None else f"H{self.of_head}"
         return tuple(f"L{layer}{head}" for layer in self.layers)
 
-    def _head(self, layer: int, head: int, heads: Sequence[int], **of_heads: Any) -> Self:
+    def _head(self: Record, layer: int, head: int, heads: Sequence[int], **of_heads: Any) -> Record:
         """Return the maps of one head, of the tensors [fold, layer, head, ...] by their names.
 
         Raises:
