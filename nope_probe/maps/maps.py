@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, TypeVar
 
 import pandas as pd
 import torch
@@ -23,8 +22,6 @@ from nope_probe.stages import Letter
 Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
 NO_HEADS = "the maps have no heads: capture_scores(..., per_head=True) keeps them"
 SHOWN = 64  # positions of the figure at the end of a notebook's cell
-
-Record = TypeVar("Record", bound="LayerRecord")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -51,8 +48,8 @@ class LayerRecord(TensorRecord):
         head = "" if self.of_head is None else f"H{self.of_head}"
         return tuple(f"L{layer}{head}" for layer in self.layers)
 
-    def _head(self: Record, layer: int, head: int, heads: Sequence[int], **of_heads: Any) -> Record:
-        """Return the maps of one head, of the tensors [fold, layer, head, ...] by their names.
+    def place_of(self, layer: int, head: int, heads: Sequence[int]) -> tuple[int, int]:
+        """Return the places of a layer among the layers, and of a head among its heads.
 
         Raises:
             UserError: for a head that is not there.
@@ -60,10 +57,7 @@ class LayerRecord(TensorRecord):
         if layer not in self.layers or head not in heads:
             first, last = (f"L{self.layers[end]}H{heads[end]}" for end in (0, -1))
             raise UserError(f"no L{layer}H{head}; there are {first} to {last}")
-        place, index = self.layers.index(layer), heads.index(head)
-        visible, kept = self.visible[[place]], {x: t for x, t in of_heads.items() if t is not None}
-        of_head = {name: tensor[:, [place]][:, :, [index]] for name, tensor in kept.items()}
-        return replace(self, visible=visible, layers=(layer,), of_head=head, **of_head)
+        return self.layers.index(layer), heads.index(head)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -145,11 +139,16 @@ class ScoreMaps(LayerRecord):
         """
         if self.per_head is None:
             raise UserError(NO_HEADS)
-        of = self._head(layer, head, range(self.per_head.shape[2]), folds=self.per_head)
-        inputs, blocks = self.checksums[:1], self.checksums[1:]
-        place = slice(self.layers.index(layer), self.layers.index(layer) + 1)
-        checksums = (*inputs, *blocks[place])
-        return replace(of, folds=of.folds.squeeze(2), per_head=None, checksums=checksums)
+        place, index = self.place_of(layer, head, range(self.per_head.shape[2]))
+        return replace(
+            self,
+            folds=self.per_head[:, [place], index],
+            visible=self.visible[[place]],
+            per_head=None,
+            layers=(layer,),
+            of_head=head,
+            checksums=(*self.checksums[:1], *self.checksums[1:][place : place + 1]),
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row for each layer (or the head), query and visible key: the score, nats."""
@@ -371,9 +370,15 @@ class AttentionMaps(LayerRecord):
         Raises:
             UserError: for maps that have no such head.
         """
+        place, index = self.place_of(layer, head, self.heads)
         names = ("weights", "information", "others", "scores", "sinks")
-        tensors = {name: getattr(self, name) for name in names}
-        return self._head(layer, head, self.heads, **tensors)
+        whole = {name: getattr(self, name) for name in names}
+        of_head: dict[str, Any] = {
+            name: None if tensor is None else tensor[:, [place]][:, :, [index]]
+            for name, tensor in whole.items()
+        }
+        visible = self.visible[[place]]
+        return replace(self, visible=visible, layers=(layer,), of_head=head, **of_head)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row for each layer, head, query and visible key: the weight."""
