@@ -91,6 +91,7 @@ def test_what_cannot_be_trained_into_is_refused(tmp_path: Path):
         ("file", {}, "is a file"),
         ("run", {"steps": 0}, "--steps 0 should be greater than or equal to 1"),
         ("run", {"steps": 5001}, "--steps 5001: nope-tiny has 5,000 steps"),
+        ("run", {"steps": 3, "snapshots": (2, 4)}, "--snapshots 4: the training has 3 steps"),
         ("run", {"resume": True}, r"--resume: .* holds no checkpoint"),
         ("begun", {}, "holds other files; take --resume, or choose"),
     ):
@@ -103,13 +104,14 @@ def test_training_says_in_words_what_was_trained_how_well_and_where_it_is(
 ):
     shorten_training(monkeypatch.setattr, monkeypatch.setitem)
     out = tmp_path / "run"
-    run_command(train, "--preset", "nope-tiny", "--steps", 3, "--out", out)
+    run_command(train, "--preset", "nope-tiny", "--steps", 3, "--snapshots", 0, 2, "--out", out)
     printed = capfd.readouterr()
     loss = json.loads((out / "training.json").read_text())["held_out_loss"]
     assert printed.out.splitlines() == [
         "Trained nope-tiny for 3 steps of 44 tokens: its loss on held-out text is "
         f"{loss:.3f} nats per token.",
         f"The model is in {out}: study it with --model {out}",
+        f"Snapshots are in {out}/step-N: run a command on each, and `compare` the runs.",
     ]
     state = SimpleNamespace(global_step=1000, max_steps=5000, is_world_process_zero=True)
     for logs in ({"loss": "3.14159"}, {"eval_loss": 2.0}, {"train_runtime": "7"}):

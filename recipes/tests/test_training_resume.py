@@ -14,15 +14,23 @@ from ci.failures import files_of_at_most
 from safetensors.torch import load_file
 from short_training import SHORT, short_corpus, shorten_training
 from support.rounding import NETWORK
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainerState
+from transformers import (
+    AutoModelForCausalLM,
+    SmolLM3ForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    set_seed,
+)
 
 import trainer as trainer_module
+from nope_probe import difference, run_ablations
 from nope_probe.errors import StorageError, UserError
 from nope_probe.run.paths import locked
 from nope_probe.run.processes import Interrupted
 from presets import RECIPES, Settings, split_batch
 from trainer import log_spaced, model_card
-from training_run import run
+from training_run import run, smollm3_config
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -77,6 +85,61 @@ def test_a_run_leaves_a_folder_that_plain_transformers_loads(finished: Path):
     assert sorted(set(dynamics["step"])) == sorted(log_spaced(5))
     assert sorted(set(dynamics["layer"])) == [0, 1, 2, 3]
     assert dynamics["amplitude"].notna().all()
+
+
+@pytest.fixture(scope="module")
+def with_snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("train") / "run"
+    run(Settings(preset="nope-tiny", out=out, snapshots=(5, 0, 3)))
+    return out
+
+
+def test_snapshots_are_models_and_the_last_is_the_trained_model_to_the_byte(
+    with_snapshots: Path, finished: Path
+):
+    assert results(with_snapshots) == results(finished), "snapshots do not change the training"
+    assert sorted(path.name for path in with_snapshots.glob("step-*")) == [
+        "step-0",
+        "step-3",
+        "step-5",
+    ]
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"):
+        last, trained = (folder / name for folder in (with_snapshots / "step-5", finished))
+        assert last.read_bytes() == trained.read_bytes(), name
+    set_seed(0)
+    config = smollm3_config("tiny", rope=False)
+    untrained = SmolLM3ForCausalLM(config).state_dict()
+    stored = load_file(with_snapshots / "step-0" / "model.safetensors")
+    for name, weights in stored.items():
+        assert weights.equal(untrained[name].bfloat16()), name
+
+
+def test_a_command_takes_a_snapshot_and_a_series_has_its_steps(with_snapshots: Path):
+    runs = [
+        run_ablations(
+            str(with_snapshots / f"step-{step}"), n_seqs=8, seq_len=11, folds=4, remove="sources"
+        )
+        for step in (5, 0, 3)
+    ]
+    table = difference(*runs)
+    assert [*table.columns[:2]] == ["run", "step"]
+    assert [*table["step"].unique()] == [0, 3, 5]
+    assert {*table["method"].dropna()} == {"paired"}
+
+
+def test_a_resumed_run_keeps_the_snapshots_that_are_left(with_snapshots: Path, tmp_path: Path):
+    out = Path(shutil.copytree(with_snapshots, tmp_path / "run"))
+    for name in ("step-5", "checkpoint-5"):
+        shutil.rmtree(out / name)
+    for name in ("training.json", "model.safetensors"):
+        (out / name).unlink()
+    earlier = {path: path.stat().st_mtime_ns for path in out.glob("step-[03]/*")}
+    with pytest.raises(UserError, match="holds a run with another snapshots"):
+        resume(out, snapshots=(5,))
+    resume(out, snapshots=(5, 0, 3))
+    last, expected = (of / "step-5" / "model.safetensors" for of in (out, with_snapshots))
+    assert last.read_bytes() == expected.read_bytes()
+    assert {path: path.stat().st_mtime_ns for path in out.glob("step-[03]/*")} == earlier
 
 
 def write_half_a_checkpoint(out: Path) -> None:

@@ -7,14 +7,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from annotated_types import Interval
+
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.names import validate_hub_answers, validate_reachable
-from nope_probe.run.flags import COUNT, SEED, CommandSettings, LocalPath
+from nope_probe.run.flags import COUNT, LARGEST, SEED, CommandSettings, LocalPath
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import process_count
 from training_folder import OWN_FILES, validate_same_training
 
+STEP = Interval(ge=0, le=LARGEST)
 PresetName = Literal["nope-tiny", "rope-tiny", "nope-1.5b", "rope-1.5b"]
 
 
@@ -109,16 +112,23 @@ class Settings(CommandSettings):
         preset: Which model to train.
         out: Folder to write [runs/train-PRESET].
         steps: Stop early; the recipe's by default.
+        snapshots: After which steps to keep the model too, each in a folder OUT/step-N that --model
+            takes; 0 is the untrained model.
         seed: Seed of weights and data order.
         resume: Resume from the newest checkpoint in OUT.
     """
 
-    examples = ("--preset nope-tiny", "--preset rope-tiny --steps 100 --out runs/short")
+    examples = (
+        "--preset nope-tiny",
+        "--preset rope-tiny --steps 100 --out runs/short",
+        "--preset rope-tiny --snapshots 0 30 100 300 1000 2000 5000",
+    )
     in_one_process = False
 
     preset: PresetName
     out: LocalPath | None = None
     steps: Annotated[int | None, COUNT] = None
+    snapshots: tuple[Annotated[int, STEP], ...] = ()
     seed: Annotated[int, SEED] = 0
     resume: bool = False
 
@@ -128,13 +138,19 @@ class Settings(CommandSettings):
         return RECIPES[self.preset.split("-")[1]]
 
     @property
+    def n_steps(self) -> int:
+        """How many steps the training has."""
+        return self.steps or self.recipe.steps
+
+    @property
     def identity(self) -> JsonObject:
         """The identity of the run as JSON values; a run continues weights with this identity."""
         recipe = self.recipe
         identity = {
             "preset": self.preset,
             "seed": self.seed,
-            "steps": self.steps or recipe.steps,
+            "steps": self.n_steps,
+            "snapshots": self.snapshots,
             "recipe": asdict(recipe),
         }
         return json.loads(json.dumps(identity))
@@ -155,6 +171,9 @@ class Settings(CommandSettings):
         split_batch(recipe, process_count())
         if steps is not None and steps > recipe.steps:
             raise UserError(f"--steps {steps}: {self.preset} has {recipe.steps:,} steps")
+        if max(self.snapshots, default=0) > self.n_steps:
+            last = max(self.snapshots)
+            raise UserError(f"--snapshots {last}: the training has {self.n_steps:,} steps")
         if self.resume:
             validate_same_training(out, self.identity)
             return

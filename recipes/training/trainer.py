@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from contextlib import nullcontext, suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,33 @@ class StopOnSignal(TrainerCallback):
         """Ask Trainer for a checkpoint, and for no further step."""
         if self.signals.received is not None:
             control.should_save = control.should_training_stop = True
+
+
+class Snapshots(TrainerCallback):
+    """Keeps the model after some steps, as `save_model` writes it at the end, in OUT/step-N.
+
+    Args:
+        steps: the steps; 0 is the untrained model.
+        out: the folder of the training.
+        tokenizer: the model's.
+    """
+
+    def __init__(
+        self, steps: Collection[int], out: Path, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self.steps, self.out, self.tokenizer = steps, out, tokenizer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the untrained model; a resumed run has kept its own."""
+        if not state.global_step:
+            self.on_step_end(args, state, control, **kwargs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the model, if this step is due; training goes on with the weights in float32."""
+        if state.global_step in self.steps and state.is_world_process_zero:
+            folder = self.out / f"step-{state.global_step}"
+            deepcopy(kwargs["model"]).to(torch.bfloat16).save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
 
 
 class Dynamics(TrainerCallback):

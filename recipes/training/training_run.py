@@ -18,6 +18,7 @@ from nope_probe.run.processes import Signals, is_first_process, process_count, s
 from presets import Settings
 from trainer import (
     MarkWhole,
+    Snapshots,
     StopOnSignal,
     evaluate,
     make_trainer,
@@ -101,11 +102,13 @@ def run(settings: Settings) -> Path:
 def closing(settings: Settings, out: Path) -> list[str]:
     """Return lines that name the trained model, its loss and its folder."""
     loss = json.loads((out / FINISHED).read_text(encoding="utf-8"))["held_out_loss"]
-    steps, tokens = settings.steps or settings.recipe.steps, settings.recipe.batch_tokens
+    steps, tokens = settings.n_steps, settings.recipe.batch_tokens
+    kept = f"Snapshots are in {out}/step-N: run a command on each, and `compare` the runs."
     return [
         f"Trained {settings.preset} for {steps:,} steps of {tokens:,} tokens: its loss on held-out "
         f"text is {loss:.3f} nats per token.",
         f"The model is in {out}: study it with --model {out}",
+        *([kept] if settings.snapshots else []),
     ]
 
 
@@ -132,9 +135,10 @@ def _train(settings: Settings, out: Path, signals: Signals) -> None:
             corpus,
             recipe,
             out=out,
-            steps=settings.steps or recipe.steps,
+            steps=settings.n_steps,
             seed=settings.seed,
         )
+    trainer.add_callback(Snapshots(settings.snapshots, out, tokenizer))
     trainer.add_callback(MarkWhole(about))
     trainer.add_callback(StopOnSignal(signals))
     train(trainer, checkpoint, signals)
