@@ -236,6 +236,8 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
+        # TransformerLens loads it again with these arguments, else of `main`.
+        tokenizer.init_kwargs |= {"revision": revision} if revision else {}
     else:
         tokenizer = None
     if tokenizer is None:

@@ -14,8 +14,9 @@ from support.decoders import write_decoder
 from support.fake_hub import put_into_cache
 from support.refused_models import write
 from support.rounding import NETWORK
-from support.tiny_models import D_VOCAB, ByName, distance, randomised
+from support.tiny_models import D_VOCAB, ByName, distance, randomised, write_tiny
 
+from nope_probe import difference, run_ablations
 from nope_probe.errors import UserError
 from nope_probe.models.context import read_config
 from nope_probe.models.huggingface import load_hugging_face
@@ -60,6 +61,26 @@ def test_a_name_of_transformer_lens_loads_its_model(
     tokens, model = tiny("gpt2").tokens, load(name).model
     with torch.inference_mode():
         assert distance(model(tokens), tiny("gpt2").hf(tokens).logits) <= NETWORK
+
+
+def test_checkpoints_of_pythia_are_read_from_a_cache_by_friendly_name_and_make_a_series(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    runs, flags = [], {"n_seqs": 8, "seq_len": 11, "folds": 4, "data": "random", "layers": 2}
+    for seed, step in enumerate((1000, 0, 64)):
+        checkpoint = write_tiny("neox", tmp_path / f"{step}", seed)
+        where = {"revision": f"step{step}", "commit": f"{seed}" * 40}
+        put_into_cache(tmp_path / "cache", "EleutherAI/pythia-70m", checkpoint.folder, **where)
+        loaded = load("pythia-70m", revision=f"step{step}")
+        with torch.inference_mode():
+            logits = loaded.model(checkpoint.tokens)
+        assert distance(logits, checkpoint.hf(checkpoint.tokens).logits) <= NETWORK
+        runs.append(run_ablations("pythia-70m", revision=f"step{step}", remove="sources", **flags))
+    table = difference(*runs)
+    assert [*table["run"].unique()] == ["step 0", "step 64", "step 1000"]
+    with pytest.raises(UserError, match="EleutherAI/pythia-70m is not in the local cache"):
+        load("pythia-70m", revision="step7")
 
 
 def test_an_architecture_that_transformer_lens_does_not_read_is_an_error_with_the_nearest(

@@ -15,12 +15,14 @@ from huggingface_hub import close_session, constants
 COMMIT = "5" * 40
 
 
-def put_into_cache(cache: Path, name: str, model: Path) -> None:
-    """Copy a model's folder into a cache of the Hub, as if it had been downloaded."""
+def put_into_cache(
+    cache: Path, name: str, model: Path, revision: str = "main", commit: str = COMMIT
+) -> None:
+    """Copy a model's folder into a cache of the Hub, as if a revision had been downloaded."""
     folder = cache / f"models--{name.replace('/', '--')}"
-    copytree(model, folder / "snapshots" / COMMIT)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text(COMMIT)
+    copytree(model, folder / "snapshots" / commit)
+    (folder / "refs").mkdir(exist_ok=True)
+    (folder / "refs" / revision).write_text(commit)
 
 
 class HubHandler(BaseHTTPRequestHandler):
