@@ -9,6 +9,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
@@ -205,7 +206,8 @@ def what_differs(
     """Return what differs among runs: their settings, or their names where nothing else does.
 
     The step of a checkpoint, in a revision or in the name of a folder, is a setting of its own. The
-    axis is the setting with the most values; a number with more than two comes first.
+    axis is the setting with the most values; a number with more than two comes first, if there are
+    two runs or more on a line.
 
     Args:
         manifests: the runs'.
@@ -238,13 +240,21 @@ def what_differs(
         last = table[name].map(lambda path: Path(path).name)
         table[name] = last if last.nunique() == table[name].nunique() else table[name]
     table = table.rename(columns={name: f"{name} of run" for name in table if name in taken})
-    counts = table.nunique()
-    table = table.loc[:, counts > 1].infer_objects()
-    kept = [*map(str, table)]
-    axis = max(kept, key=lambda of: (counts[of] > 2 and table[of].dtype.kind in "if", counts[of]))
-    varies = table.groupby(axis).nunique().max() > 1
-    lines = [*map(str, varies.index[varies])]
-    table = table[[*dict.fromkeys([axis, *lines, *kept])]]
+    table = table.loc[:, table.nunique() > 1].infer_objects()
+    settings = [*map(str, table)]
+    lines_along = {
+        of: [x for x in settings if table.groupby(of)[x].nunique().max() > 1] for of in settings
+    }
+
+    def rank(axis: str) -> tuple[bool, int]:
+        n_places, along = table[axis].nunique(), lines_along[axis]
+        n_lines = len(table[along].drop_duplicates()) if along else 1
+        is_number = n_places > 2 and table[axis].dtype.kind in "if"
+        return is_number and 2 * n_lines <= len(table), n_places
+
+    axis = max(settings, key=rank)
+    lines = lines_along[axis]
+    table = table[[*dict.fromkeys([axis, *lines, *settings])]]
     rows = table[[axis, *lines]].to_dict("records")
     named = ([x if isinstance(x, str) else f"{of} {x}" for of, x in row.items()] for row in rows)
     return table.set_axis([*map(", ".join, named)]), lines
@@ -252,7 +262,14 @@ def what_differs(
 
 def record_of(kind: type[Record], entries: JsonObject) -> Record:
     """Return the record that has these entries, as JSON holds them; others are left out."""
-    return TypeAdapter(kind).validate_python(entries)
+    record: type = kind
+    return _adapter_of(record).validate_python(entries)
+
+
+@cache
+def _adapter_of(kind: type) -> TypeAdapter:
+    """Return what reads records of a kind; it takes longer to make than to use."""
+    return TypeAdapter(kind)
 
 
 def read_manifest(out: Path) -> Manifest:

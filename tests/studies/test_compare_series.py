@@ -15,7 +15,6 @@ from support.command_line import ended
 
 from nope_probe import difference, figures, read_run
 from nope_probe.analyses.jackknife import jackknife, rms
-from nope_probe.errors import UserError
 from nope_probe.figures import words as names
 from nope_probe.maps.estimates import Estimates
 from nope_probe.run.folder import Run, write_run
@@ -244,8 +243,9 @@ def test_runs_that_share_nothing_and_a_changed_run_are_refused_in_one_line(tmp_p
     assert "is not the file that the run wrote" in result.err
 
 
-def test_runs_of_which_no_two_are_on_one_line_are_refused() -> None:
+def test_a_number_along_which_no_two_runs_are_on_a_line_is_no_axis() -> None:
     places = ((5, "a"), (5, "b"), (7, "c"), (9, "d"))
     runs = [run_of(seed, seq_len=n, model=model) for seed, (n, model) in enumerate(places)]
-    with pytest.raises(UserError, match="the runs have no numbers in common along seq_len"):
-        difference(*runs)
+    table = difference(*runs)
+    assert [*table.columns[:3]] == ["run", "model", "seq_len"]
+    assert [*table.dropna(subset=["difference"])["run"].unique()] == ["b", "c", "d"]
