@@ -140,8 +140,8 @@ def _differences(
         about = {"run": differing.index[run], **differing.iloc[run]}
         parts.append(pd.concat([pd.DataFrame(about, part.index), part], axis=1))
         last = run
-    table = pd.concat([*parts, pd.DataFrame(columns=["before"])], ignore_index=True)
-    shared = table.pop("before").notna()
+    table = pd.concat(parts, ignore_index=True)
+    shared = table.pop("before").notna() if "before" in table else table["number"].isna()
     if not shared.any():
         raise UserError(f"{NOTHING_SHARED} along {axis.name}")
     p = table.groupby("table", sort=False)["p_holm"].transform(holm)

@@ -75,6 +75,7 @@ def test_neighbours_along_the_axis_are_tested_fold_by_fold() -> None:
     table = difference(*(run_of(seed, seq_len=n) for n, seed in lengths.items()))
     assert [*table["run"].unique()] == ["seq_len 16", "seq_len 32", "seq_len 128"]
     assert [*table.columns[:3]] == ["run", "seq_len", "table"]
+    assert table["seq_len"].dtype.kind == "i"
     assert table[table["seq_len"] == 16]["difference"].isna().all()
     for number, of_number in enumerate(NUMBERS):
         for row, removed in enumerate(CONDITIONS):
