@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.errors import UserError
+from nope_probe.maps.folds import halves_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,7 +108,7 @@ def pair_weights(
         tensor([0.0000, 0.1250, 0.0000])
     """
     fold = torch.arange(len(weights))
-    group = fold % 2 if across_halves else fold
+    group = halves_of(fold) if across_halves else fold
     return weights[:, None] * weights * (group[:, None] != group)
 
 

@@ -306,9 +306,10 @@ class BridgeLayer(Layer):
     def attach_for_good(self, implementation: str) -> None:
         """Let the block attend through its tap from now on, in place of an implementation."""
         joint = self.attn._modules.get("qkv")
-        for letter, rows in zip("qkv", self._rows_of_joint(joint) if joint else (), strict=False):
-            projection = JointRows(joint.original_component, rows)
-            getattr(self.attn, letter).set_original_component(projection)
+        if joint is not None:
+            for letter, rows in zip("qkv", self._rows_of_joint(joint), strict=True):
+                projection = JointRows(joint.original_component, rows)
+                getattr(self.attn, letter).set_original_component(projection)
         self.attach_tap()
         if self.uses_interface:
             name = NAME if implementation == "eager" else FUSED

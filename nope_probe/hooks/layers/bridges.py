@@ -80,6 +80,7 @@ def boot_bridge(
             "attend in later layers"
         )
     _run_as_transformers(model)
+    _follow_joint_gates(model)
     hf = model.original_model
     for part in (hf, hf.base_model):
         run = part.forward
@@ -171,15 +172,20 @@ def _run_as_transformers(model: TransformerBridge) -> None:
         if type(model.original_model).__name__ == "OpenAIGPTLMHeadModel":
             hf_block: Any = block.original_component
             hf_block.register_forward_hook(lambda _, args, output: tuple(output))
+        linear = block._modules.get("linear_attn")
+        if linear is not None:
+            vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)
+
+
+def _follow_joint_gates(model: TransformerBridge) -> None:
+    """Let the gates of MLPs follow the joint projection that TransformerLens has split."""
+    for block in blocks_of(model):
         mlp: Any = block._modules.get("mlp")
         if hasattr(mlp, "split_gate_up_matrix"):
             joint = getattr(mlp.original_component, mlp.fused_attr)
             halves = torch.arange(len(joint.weight)).chunk(2)
             for name, rows in zip(("gate", "in"), halves, strict=True):
                 getattr(mlp, name).set_original_component(JointRows(joint, rows))
-        linear = block._modules.get("linear_attn")
-        if linear is not None:
-            vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)
 
 
 def _with_attentions(

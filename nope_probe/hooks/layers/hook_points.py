@@ -161,11 +161,6 @@ def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
         yield
 
 
-def restores_places(hook: object) -> bool:
-    """Return whether `hooks_in_place` added a hook to its module."""
-    return isinstance(hook, _KeptInPlace)
-
-
 class _KeptInPlace:
     """Runs when a module is entered: checks that its hooks are there, and restores their order.
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Num
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
+from nope_probe.hooks.layers.attention import whole
 from nope_probe.hooks.layers.block_kinds import is_plain
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import blocks_of
@@ -320,9 +322,13 @@ def _is_setting(value: object) -> bool:
 
 def _version_of(tensor: Tensor) -> tuple[object, ...]:
     """Return what a change of a tensor changes, a change of `tensor.data` too."""
-    numbers = tensor.detach().flatten()
-    some = numbers[:: max(1, len(numbers) // N_NUMBERS)]
-    return tensor._version, tensor.data_ptr(), *some.tolist()
+    return tensor._version, tensor.data_ptr(), *some_numbers(tensor).tolist()
+
+
+def some_numbers(tensor: Tensor) -> Num[Tensor, " number"]:
+    """Return some numbers of a tensor: enough to know it by, and read in no time."""
+    numbers = whole(tensor.detach()).flatten()
+    return numbers[:: 1 + len(numbers) // N_NUMBERS]
 
 
 def validate_unchanged(bridge: HookedModel) -> None:

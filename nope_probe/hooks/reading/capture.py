@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 
 from nope_probe.errors import UserError, as_tuple, validate_types
 from nope_probe.files import json_checksum
-from nope_probe.hooks.layers.attention import whole
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
@@ -29,7 +28,7 @@ from nope_probe.hooks.layers.model import (
     numbered_layers,
     skip_keys_of,
 )
-from nope_probe.hooks.layers.objects import N_NUMBERS, Model, model_of
+from nope_probe.hooks.layers.objects import Model, model_of, some_numbers
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.reading.accumulators import (
@@ -128,20 +127,16 @@ def capture_scores(
         skip_keys=skip_keys_of(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
         across_halves=estimated_on_halves(model, fold_of),
-        checksums=(_checksum([inputs]), *(_checksum(_some_numbers(layer)) for layer in blocks)),
+        checksums=(
+            _checksum([inputs]),
+            *(_checksum(map(some_numbers, layer.block.parameters())) for layer in blocks),
+        ),
     )
 
 
 def _checksum(tensors: Iterable[Tensor]) -> int:
     """Return a checksum of tensors as a number of 60 bits, which fits into a tensor."""
     return int(json_checksum([tensor_checksum(tensor) for tensor in tensors])[:15], 16)
-
-
-def _some_numbers(layer: Layer) -> Iterator[Tensor]:
-    """Yield some numbers of each weight of a block: enough to know it, and read in no time."""
-    for weight in layer.block.parameters():
-        numbers = whole(weight.detach()).flatten()
-        yield numbers[:: 1 + len(numbers) // N_NUMBERS]
 
 
 def _coordinates(

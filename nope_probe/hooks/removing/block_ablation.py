@@ -18,7 +18,6 @@ from nope_probe.hooks.layers.hook_points import (
     HookGroup,
     HookPoint,
     OfThread,
-    restores_places,
 )
 from nope_probe.hooks.layers.model import layers_of, modules_of, numbered_layers
 from nope_probe.hooks.layers.passes import traits_of
@@ -178,7 +177,7 @@ def estimated_on_halves(model: HookedModel, fold_of: Int[Tensor, " seq"]) -> boo
 
 
 def foreign_hooks(model: HookedModel) -> list[str]:
-    """Return the names of modules with hooks of neither an ablation, a capture nor a library."""
+    """Return the names of modules with hooks that are neither this package's nor a library's."""
     active = ABLATED.get(model)
     groups = () if active is None else active.groups
     placed_on = Counter(id(placed.point) for group in groups for placed in group.hooks)
@@ -188,7 +187,7 @@ def foreign_hooks(model: HookedModel) -> list[str]:
         if isinstance(module, HookPoint):
             reading = sum(isinstance(handle.user_hook, OfThread) for handle in [*module.fwd_hooks])
             return len(hooks) != placed_on[id(module)] + reading
-        return not all(restores_places(hook) or _is_of_the_libraries(hook) for hook in hooks)
+        return not all(_is_of_the_libraries(hook) for hook in hooks)
 
     return [name for name, module in modules_of(model).items() if has_others(module)]
 
@@ -196,5 +195,5 @@ def foreign_hooks(model: HookedModel) -> list[str]:
 def _is_of_the_libraries(hook: object) -> bool:
     # After a call that asked for attentions or hidden states, transformers leaves hooks in place.
     # They record nothing until such a call comes again.
-    known = ("transformer_lens.", "transformers.utils.output_capturing")
-    return isinstance(hook, OfThread) or str(getattr(hook, "__module__", "")).startswith(known)
+    known = ("nope_probe.", "transformer_lens.", "transformers.utils.output_capturing")
+    return str(getattr(hook, "__module__", "")).startswith(known)

@@ -30,6 +30,7 @@ from nope_probe import (
 )
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.objects import model_of
+from nope_probe.hooks.removing.block_ablation import foreign_hooks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")  # peft's
 TOKENS = tokens(5, 11)
@@ -436,3 +437,10 @@ def test_an_untrained_model_in_peft_is_the_one_that_is_yielded(tiny: ByName) -> 
     assert distance(capture_scores(given, TOKENS).mean.nan_to_num(), fresh.mean.nan_to_num()) == 0
     with torch.inference_mode():
         assert torch.equal(given(TOKENS).logits, before)
+
+
+def test_only_the_users_hooks_count_as_hooks_of_an_ablated_model(tiny: ByName) -> None:
+    with ablated(deepcopy(tiny("llama").hf), "mask") as model:
+        assert foreign_hooks(model) == []
+        model.blocks[1].register_forward_hook(lambda _, args, output: output)
+        assert foreign_hooks(model) == ["blocks.1"]
