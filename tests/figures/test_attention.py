@@ -30,7 +30,7 @@ def test_each_head_is_a_point_of_its_value_without_a_source_by_that_in_the_intac
     assert text_of(figure)[:8] == [
         f"{title}, without {name}"
         for title in ("first key's lead", "order of other keys")
-        for name in ("the causal mask", "RoPE", "rope[0:2]", "both")
+        for name in ("the causal mask", "RoPE", "rope[0:2]", "mask + RoPE")
     ]
     lead, *_, order = figure.data
     assert (list(lead.x), list(lead.y)) == ([10.0, 30.0], [7.5, 22.5]), "L1H2 has no lead"
