@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.hooked_runs import hooks_left
-from support.rounding import NETWORK
+from support.rounding import NETWORK, rounding
 from support.tiny_models import distance, tokens
 from torch import Tensor
 
@@ -81,9 +81,15 @@ def mean_of(outputs: Tensor, counts: Tensor, kept: int) -> Tensor:
     return written
 
 
-def plain_removed(hf: Any, text: Tensor, new: Tensor, kept: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the logits of texts, without the means of the others of a half, and of new texts."""
+def plain_removed(
+    hf: Any, text: Tensor, new: Tensor, kept: int = 1, rounded: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return the logits of texts, without the means of the others of a half, and of new texts.
+
+    The numbers that are added to the stream of the texts are `rounded`, up or down by chance.
+    """
     full: dict[int, Tensor] = {}
+    generator = torch.Generator().manual_seed(3)
 
     def of_texts(place: int, output: Tensor) -> Tensor:
         norm = output.norm(dim=-1)
@@ -92,7 +98,9 @@ def plain_removed(hf: Any, text: Tensor, new: Tensor, kept: int = 1) -> tuple[Te
         full[place] = mean_of(output, counts, kept)
         rows = torch.arange(len(output))
         others = [(rows != row) & (rows % 2 == row % 2) for row in rows]
-        return output - torch.stack([mean_of(output[of], counts[of], kept) for of in others])
+        changed = output - torch.stack([mean_of(output[of], counts[of], kept) for of in others])
+        up = torch.rand(output.shape, generator=generator) < 0.5
+        return changed * (1 + rounded * torch.where(up, 1.0, -1.0))
 
     logits = run_changed(hf, text, of_texts)
     return logits, run_changed(hf, new, lambda place, output: output - full[place])
@@ -106,6 +114,9 @@ def test_without_written_position_a_model_is_plain_transformers_with_its_means_s
     decoder = write_decoder(name, tmp_path)
     text, new = tokens(N_TEXTS, N_POS, seed=1), tokens(3, N_POS, seed=2)
     expected, expected_new = plain_removed(decoder.hf, text, new, kept)
+    # Linear attention amplifies a rounding, by how much depends on the weights.
+    last_sum = rounding(decoder.hf.config.hidden_size)
+    rounded, _ = plain_removed(decoder.hf, text, new, kept, last_sum)
     model = load(str(decoder.folder)).model
     with torch.inference_mode():
         intact = model(text)
@@ -114,10 +125,11 @@ def test_without_written_position_a_model_is_plain_transformers_with_its_means_s
             in_pieces = torch.cat([model(piece) for piece in text.split(2)])
         again = model(text)
     change = (expected - intact).abs().max()
-    assert change > 0.1 * intact.abs().max()
-    assert (logits - expected).abs().max() <= NETWORK * intact.abs().max()
-    assert (logits_new - expected_new).abs().max() <= NETWORK * intact.abs().max()
-    assert (in_pieces - expected).abs().max() <= NETWORK * intact.abs().max()
+    allowed = max(NETWORK * intact.abs().max(), (rounded - expected).abs().max())
+    assert change > 0.1 * intact.abs().max() > 100 * allowed
+    assert (logits - expected).abs().max() <= allowed
+    assert (logits_new - expected_new).abs().max() <= allowed
+    assert (in_pieces - expected).abs().max() <= allowed
     assert torch.equal(again, intact)
     assert not hooks_left(model)
 
