@@ -43,10 +43,10 @@ from nope_probe import (
 from nope_probe.analyses.behaviour import by_document, cost_of, mean_interval
 from nope_probe.analyses.verdicts import Maker, kinds_of
 from nope_probe.figures.intervals import interval_text
-from nope_probe.figures.names import words
+from nope_probe.figures.names import row_name
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import COLUMNS, THREE_NUMBERS
-from nope_probe.studies.ablate_page import maker_text
+from nope_probe.studies.ablate_page import carrier_text, maker_text
 
 SMOLLM2, GEMMA = "--model smollm2-135m", "--model gemma-3-270m"
 ALL_LAYERS = f"ablate {SMOLLM2} --layers all --n-seqs"
@@ -176,15 +176,11 @@ TEXTS = {
 }
 DRAWN = ("code", "prose", "im_start", "endoftext", "gemma")  # layer by layer
 CONDITIONS = {
-    "intact none": "intact",
-    "mask none": "without the mask",
-    "rope none": "without RoPE",
-    "mask+rope none": "without both",
-    "written none": "without written position",
-    "w_q mean": "constant queries (W_Q)",
-    "w_k mean": "constant keys (W_K)",
-    "w_q+w_k mean": "both constant",
-    "w_o mean": "attention writes a constant (W_O)",
+    f"{removed} {by}": row_name(removed, by)
+    for removed, by in (
+        *((name, "none") for name in ("intact", "mask", "rope", "mask+rope", "written")),
+        *((name, "mean") for name in ("w_q", "w_k", "w_q+w_k", "w_o")),
+    )
 }
 WORDS = {"lead": "lead", "order": "order", "not_by_distance": "not by distance"}
 WITHIN = "within noise"
@@ -245,7 +241,7 @@ TERMS = {
     "covariance": "covariance",
 }
 WRITERS = [(1, "MLP0"), (1, "L0H0"), (1, "L0H1"), (2, "L1H0"), (2, "L1H1"), (2, "MLP1")]
-REMOVED = {"intact": "intact", "without the mask": "mask", "without RoPE": "rope"}
+REMOVED = {row_name(name): name for name in ("intact", "mask", "rope")}
 QUANTITIES = {
     "loss": "loss",
     "loss_suffix": "suffix",
@@ -682,7 +678,7 @@ def verdicts(stored: pd.DataFrame) -> str:
             below = rows["high"].max()
             if number == "lead" and below >= rows["low"].max() / 3 > 0:
                 makers.append(f"trails in {below:.0f}")
-            carried = ", ".join(words(name) for name in carriers.split(", ") if name)
+            carried = ", ".join(map(carrier_text, filter(None, carriers.split(", "))))
             cells.append("<br>".join(makers) + f"<br>*{carried}*" * bool(carried))
         lines[title] = cells
     return markdown("made by<br>*carried by*", list(MODELS.values()), lines)
@@ -780,10 +776,10 @@ def keys_alone(stored: pd.DataFrame) -> str:
     """Return the table of the order with constant keys in all layers, and in one layer."""
     columns = {
         "intact": "intact",
-        "w_k": "constant keys in all layers",
+        "w_k": f"{row_name('w_k', 'mean')} in all layers",
         "w_k here": "in the read layer alone",
-        "w_q+w_k": "both constant",
-        "norms": "both after their norms",
+        "w_q+w_k": row_name("w_q+w_k", "mean"),
+        "norms": "the same after their norms",
     }
     lines = {
         f"{model}, {KEYS[run]} texts": [
@@ -870,10 +866,10 @@ def worth(stored: pd.DataFrame) -> str:
         "copy_random_second": "second copy of random tokens",
     }
     removals = {
-        "rope": ("without RoPE", "difference"),
-        "written": ("without written position", "beyond_null"),
+        "rope": (row_name("rope"), "difference"),
+        "written": (row_name("written"), "beyond_null"),
         "written_null": ("its null", "difference"),
-        "rope+written": ("without both", "difference"),
+        "rope+written": (row_name("rope+written"), "difference"),
     }
     lines = {
         f"{label}: {what}": [

@@ -49,9 +49,9 @@ from nope_probe import (
 # ## With RoPE, the order is RoPE's
 #
 # `run_ablations` runs the intact model, the model without the mask, without RoPE, and without
-# both, and with queries, keys, both or what attention writes constant. For each it says the lead,
-# and how much of the intact model's order of the other keys is there, both in nats: no number needs
-# to be divided by another.
+# mask + RoPE, and with queries, keys, both or what attention writes constant. For each it says the
+# lead, and how much of the intact model's order of the other keys is there, both in nats: no number
+# needs to be divided by another.
 
 # %%
 loaded = load("rope-tiny")

@@ -71,15 +71,14 @@ class Answer:
         makers: in how many layers what makes it; most layers first.
         n_layers: the number of layers in which it exceeds its noise.
         n_below_zero: in how many of these it is below 0: the first key trails.
-        carriers: what else leaves less than half of it in most of these layers.
-        alone: those of them that do not where another weight is removed too.
+        carriers: what else leaves less than half of it in most of these layers; `w_k alone` if it
+            does not where another weight is removed too.
     """
 
     makers: Mapping[Maker, int]
     n_layers: int
     n_below_zero: int
     carriers: tuple[str, ...]
-    alone: tuple[str, ...] = ()
 
     @property
     def main(self) -> dict[Maker, int]:
@@ -145,8 +144,9 @@ def answer_of(
         makers=dict(Counter(maker_of(of, sources) for of in above).most_common()),
         n_layers=len(above),
         n_below_zero=sum(of[INTACT][0] < 0 for of in above),
-        carriers=tuple(other.name for other in carriers),
-        alone=tuple(other.name for other in carriers if any(other < union for union in stays)),
+        carriers=tuple(
+            other.name + " alone" * any(other < union for union in stays) for other in carriers
+        ),
     )
 
 

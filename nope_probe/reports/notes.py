@@ -11,6 +11,7 @@ from nope_probe.run.manifest import Manifest
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
+LEAST_TEXTS = 48  # of a half; with fewer, errors of the means of written position break a model
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. Noise can take "
@@ -68,11 +69,14 @@ def run_notes(manifest: Manifest) -> list[str]:
         by_reason.setdefault(reason, []).append(names.words(name))
     kept = "; ".join(f"{', '.join(of)} ({why})" for why, of in by_reason.items())
     keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
+    half = min(sum(sizes[::2]), sum(sizes[1::2]))
+    is_short = "written" in manifest.results.get("conditions", ()) and half < LEAST_TEXTS
     uneven, n_folds = largest * len(sizes) > UNBALANCED * n, len(sizes)
     rows = (  # by the name of the note
         ("silent", silent, {"layers": words.layer_names(silent)}),
         ("sharing", sharing, {"layers": words.layer_names(sharing), "sources": sources}),
         ("few_documents", documents is not None and documents < MANY_DOCUMENTS, {"n": documents}),
+        ("few_texts", is_short, {"n": half, "least": LEAST_TEXTS}),
         ("same_sequences", distinct == 1 < n, {"n": n}),
         ("repeated", distinct > 1 and distinct * REPEATED < n, {"n": n, "distinct": distinct}),
         ("uneven_folds", uneven, {"n": n_folds, "largest": largest / max(n, 1)}),

@@ -35,7 +35,6 @@ from nope_probe.figures.words import (
     NUMBERS,
     WITHIN,
     listed,
-    with_readers,
 )
 from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
@@ -49,26 +48,18 @@ from nope_probe.studies.tidy import (
 )
 
 SHOWN = ("lead", "amplitude", "locality")
-COST = "cost"
 ROW = ["removed", "replacement"]
 RULE = (
-    "Made by: less than half is left without it. In brackets: layers, of those above the noise"
-    "{layer}. No source, the first token itself: half is left without mask, window and position "
-    "encoding. Carried by: the same in most layers."
+    "Made by: less than half is left without it. In brackets: layers, of those above the noise; "
+    "after a colon, the one below. No source, the first token itself: half is left without all "
+    "sources. Carried by: the same in most layers; alone: not without another weight too."
 )
-LAYER = "; after a colon, the one below"
-ALONE = " Alone: half is left without another weight too."
-PLACED = "Nats of score where each is largest; counts are of all layers."
-MEANS = "Nats of score, means over layers, which can differ from counts."
 VALUES = (
-    " Order: nats of the intact order; amplified above its value, reversed below 0. Not by "
-    "distance: what a fit leaves."
+    "Nats of score. Order: of the intact order; above it amplified, below 0 reversed. Not by "
+    "distance: what a fit leaves. Written position: blocks' mean output. Cost: rise of the loss; "
+    "without written position, less the null's."
 )
-COST_RULE = " Cost: rise of the loss ({loss:.2f}){null}."
-NULL_RULE = ", of written position less the null's"
-WRITTEN = "Written position: what blocks write there, mean over texts. Null: positions permuted."
-FEW = " Few texts: {n} a half; take {least}."
-LEAST = 48  # texts of a half; with fewer, errors of the means break a model
+NOTHING = "No mean over heads has a pattern above the noise; --per-head shows single heads."
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 PATTERN = (
     "Mean scores less each row's mean over the keys before the query: softmax sees nothing else. "
@@ -89,48 +80,40 @@ def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 def headline(run: Run) -> Headline:
     """Return what makes and carries each number, and its values in every condition."""
-    found, means = answers_of(run), run.tables["over_layers"]
-    has_written = any(Condition.parse(name).of_blocks for name in means["removed"])
-    null, sizes = NULL_RULE * has_written, run.manifest.fold_sizes
-    said = [COST_RULE.format(loss=loss, null=null) for loss in intact_rows(means).get("loss", ())]
-    n = min(sum(sizes[::2]), sum(sizes[1::2]))
-    few = FEW.format(n=n, least=LEAST) * (n < LEAST)
-    caption = "".join([MEANS if shows_means(run) else PLACED, VALUES, *said])
-    last = Headline(sentence=WRITTEN + few) if has_written else None
-    then = Headline(sentence="", table=value_table(run), caption=caption, then=last)
-    if not found["order"].n_layers:
-        then = replace(no_pattern(run), then=then)
-    table = verdict_table(run, found)
-    rule = RULE.format(layer=LAYER * any(": L" in text for text in table["made by"]))
-    rule += ALONE * any(answer.alone for answer in found.values())
-    return Headline(sentence="", table=table, caption=rule, then=then)
-
-
-def answers_of(run: Run) -> dict[str, Answer]:
-    """Return the answer for each number; see `Run.answer`."""
     results = run.manifest.results
-    return answers(run.tables["pattern"], results["conditions"], results["positional_sources"])
+    found = answers(run.tables["pattern"], results["conditions"], results["positional_sources"])
+    values = Headline(sentence="", table=value_table(run), caption=VALUES)
+    return Headline(
+        sentence="" if found["order"].n_layers else NOTHING,
+        table=verdict_table(run, found),
+        caption=RULE,
+        then=values,
+    )
 
 
 def verdict_table(run: Run, found: Mapping[str, Answer]) -> pd.DataFrame:
-    """Return what makes each number, also in the layer of its values, and what carries it."""
+    """Return what makes each number, also in the layer of its values, and what carries it.
+
+    Args:
+        run: of `ablate`.
+        found: its answers; see `Run.answer`.
+    """
     asked = [of for of in map(Condition.parse, run.manifest.removed or ()) if is_carrier(of)]
-    intact = intact_rows(run.tables["pattern"])
     rows, none = [], "none of the weights" if any(of.weights for of in asked) else "none"
     for number, answer in found.items():
         n, below = answer.n_layers, answer.n_below_zero
         trails = number == "lead" and below >= THIRD * n > 0
-        layer = None if shows_means(run) else largest_layer(intact, number)
+        layer = None if shows_means(run) else largest_layer(run, number)
         main, shown = answer.main, None if layer is None else makers_of(run, number)[layer]
         main |= {x: k for x, k in answer.makers.items() if x == shown}
         at = {shown: f": L{layer}"} if len(main) > 1 else {}
         makers = [f"{maker_text(x, number)} ({k} of {n}{at.get(x, '')})" for x, k in main.items()]
-        carriers = [words(x) + " alone" * (x in answer.alone) for x in answer.carriers] or [none]
+        carriers = ", ".join(map(carrier_text, answer.carriers)) or none
         rows.append(
             {
                 "": NUMBERS[number] + f"\n(trails in {below} of {n})" * trails,
                 "made by": "\n".join(makers) or WITHIN,
-                "carried by": ", ".join(carriers) if makers else "",
+                "carried by": carriers if makers else "",
             }
         )
     table = pd.DataFrame(rows)
@@ -153,27 +136,42 @@ def maker_text(maker: Maker, number: str) -> str:
     return joined if maker.way == "alone" else f"{joined}, {maker.way}"
 
 
+def carrier_text(carrier: str) -> str:
+    """Return what carries a number, in words.
+
+    Example:
+        >>> carrier_text("w_k alone")
+        'W_K alone'
+    """
+    name, *alone = carrier.split(" ")
+    return " ".join([words(name), *alone])
+
+
 def value_table(run: Run) -> pd.DataFrame:
     """Return the three numbers in every condition, each in the layer where it is largest, nats.
 
-    A run of `--layers all` has their means over layers. The last column is the cost.
+    A run of `--layers all` has their means over layers. The last column is the cost, of the intact
+    model's loss.
     """
-    pattern, means = run.tables["pattern"], run.tables["over_layers"]
-    are_means = shows_means(run)
-    names = [
-        row_name(name, by) for name, by in zip(means["removed"], means["replacement"], strict=True)
-    ]
+    means, are_means = run.tables["over_layers"], shows_means(run)
     of_layers = f"mean of {len(run.manifest.layers)} layers,\n" * are_means
+    names = [row_name(*of) for of in means[ROW].itertuples(index=False)]
     cells = {f"{of_layers}nats ±95%": names}
-    for number, title in (NUMBERS | {COST: COST}).items():
+    for number, title in NUMBERS.items():
         rows, place = means, ""
-        if not are_means and number != COST:
-            layer = largest_layer(intact_rows(pattern), number)
-            of_layer = pattern[pattern["layer"] == layer]
-            rows, place = means[ROW].merge(of_layer, on=ROW), f" (L{layer})"
+        if not are_means:
+            layer, pattern = largest_layer(run, number), run.tables["pattern"]
+            rows, place = (
+                means[ROW].merge(pattern[pattern["layer"] == layer], on=ROW),
+                f" (L{layer})",
+            )
         if number in rows and rows[number].notna().any():
             texts = [half_width_text(row, number) for row in rows.to_dict("records")]
             cells["\n".join(wrap(title + place, 13))] = texts
+    if "cost" in means:
+        intact, *others = means.to_dict("records")
+        costs = [half_width_text(row, "cost") for row in others]
+        cells["cost"] = [f"0 of {intact['loss']:.2f}", *costs]
     return pd.DataFrame(cells)
 
 
@@ -182,16 +180,13 @@ def shows_means(run: Run) -> bool:
     return run.manifest.settings.get("layers") == "all" and len(run.manifest.layers) > 1
 
 
-def largest_layer(intact: pd.DataFrame, number: str) -> int | None:
+def largest_layer(run: Run, number: str) -> int | None:
     """Return the layer in which a number is largest, of those in which it exceeds its noise.
-
-    Args:
-        intact: the intact model's rows.
-        number: its column.
 
     Returns:
         None if no layer has the number.
     """
+    intact = intact_rows(run.tables["pattern"])
     rows = intact[excludes_zero(intact, number)]
     rows = (intact if rows.empty else rows).dropna(subset=[number])
     return None if rows.empty else int(rows["layer"].iloc[rows[number].abs().argmax()])
@@ -207,15 +202,16 @@ def makers_of(run: Run, number: str) -> dict[int, Maker]:
 
 def maker_section(run: Run) -> Section:
     """Return the section of what makes each number in each layer."""
-    columns = dict[str, list[str]]()
-    for number in answers_of(run):
-        makers = makers_of(run, number)
-        columns["layer"] = [f"L{layer}" for layer in makers]
-        columns[NUMBERS[number]] = [maker_text(maker, number) for maker in makers.values()]
+    made = {number: makers_of(run, number) for number in NUMBERS}
+    columns = {
+        NUMBERS[number]: {f"L{layer}": maker_text(x, number) for layer, x in makers.items()}
+        for number, makers in made.items()
+        if number != "lead" or run.manifest.skip_keys
+    }
     return Section(
         title="What makes each number in each layer",
         caption="The rule is that of the first table.",
-        table=pd.DataFrame(columns),
+        table=pd.DataFrame(columns).rename_axis("layer").reset_index(),
     )
 
 
@@ -227,10 +223,8 @@ def half_width_text(row: Mapping[Any, Any], name: str) -> str:
         '2.50±0.25'
     """
     value, low, high = interval_of(row, name)
-    if name == "cost" and (value != value or row["removed"] == INTACT.name):
-        return ""
     if value != value:
-        return NO_PATTERN
+        return "" if name == "cost" else NO_PATTERN
     if name == "not_by_distance" and low <= 0:
         return WITHIN
     return f"{value:z.2f}±{max(value - low, high - value):.2f}"
@@ -241,7 +235,7 @@ def headline_of_intact(run: Run) -> Headline:
     pattern = run.tables["pattern"]
     above = pattern[above_noise(pattern, run.manifest.fold_sizes)]
     if above.empty:
-        return no_pattern(run)
+        return Headline(sentence=NOTHING)
     shown = above.nlargest(MOST_ROWS, "amplitude").sort_values("layer")
     return Headline(
         sentence="",
@@ -270,24 +264,6 @@ def of_figure(run: Run) -> dict[str, Any]:
     if (errors := run.arrays.get("maps", {}).get("se/intact")) is not None:
         drawn["noise"] = [float(np.sqrt(np.nanmean(of_layer**2))) for of_layer in errors]
     return drawn
-
-
-def no_pattern(run: Run) -> Headline:
-    """Return the headline of a model without a pattern above the noise: the heads that have one."""
-    manifest, heads = run.manifest, run.tables.get("head_pattern")
-    sentence = (
-        f"{manifest.model_name} shows no positional pattern in its mean over heads that exceeds "
-        "the noise."
-    )
-    if heads is None:
-        return Headline(sentence=f"{sentence} Single heads may have one: --per-head shows them.")
-    heads = with_readers(intact_rows(heads))
-    above = heads[above_noise(heads, manifest.fold_sizes)].nlargest(MOST_ROWS, "amplitude")
-    if above.empty:
-        return Headline(sentence=sentence)
-    table = brief(above.assign(head=above["reader"]), "head", ("amplitude",), MEASURES)
-    caption = "These heads have a pattern that their mean does not show."
-    return Headline(sentence=sentence, table=table, caption=caption)
 
 
 def pattern_section(run: Run) -> Section:
