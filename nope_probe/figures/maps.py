@@ -380,7 +380,8 @@ def export(figure: go.Figure, path: Path) -> Path:
     path = local_path(path)
     validate_image_name(path)
     validate_kaleido()
-    still = go.Figure(without_controls(figure)).update_layout(paper_bgcolor="white", updatemenus=[])
+    still = go.Figure(without_controls(figure)).update_layout(paper_bgcolor="white")
+    still.layout.updatemenus = ()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         still.write_image(path, width=WIDTH, height=still.layout.height, scale=SCALE)

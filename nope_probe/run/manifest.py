@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 FileRecord: TypeAlias = dict[str, dict[str, str | int]]  # a source's files, their hash or size
 Record = TypeVar("Record")
+PRECISION = (
+    "n_seqs",
+    "folds",
+    "batch_size",
+)  # settings of how well numbers are known, the last axis
 STEP = re.compile(r"[-_/]?(?:step|checkpoint)[-_]?(\d+)", re.IGNORECASE)
 MOST_TOKENS = 60  # that an error lists
 LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
@@ -216,18 +221,40 @@ def what_differs(
 
     Returns:
         A row for each run, under its name, and a column for each setting that differs: the axis,
-        then the settings that differ at a place on it, then those that change along it. With it,
-        the columns of the second kind.
+        then as many as tell runs at one place of it from each other, then the others. With it, the
+        columns of the second kind.
     """
+    table = _settings_of(manifests, names)
+    table = table.rename(columns=lambda name: f"{name} of run" if name in taken else name)
+    settings = sorted(map(str, table), key=lambda name: name in PRECISION)
+
+    def count(names: Sequence[str]) -> int:
+        return len(table[[*names]].drop_duplicates()) if names else 1
+
+    lines_along = {axis: [axis] for axis in settings}
+    for along, name in product(lines_along.values(), settings):
+        along += [name] if count([*along, name]) > count(along) else []
+
+    def rank(axis: str) -> tuple[bool, int]:
+        n_places, n_lines = count([axis]), count(lines_along[axis][1:])
+        is_number = table[axis].dtype.kind in "if" and n_places > 2
+        return is_number and 2 * n_lines <= len(table), n_places
+
+    axis, *lines = lines_along[max(settings, key=rank)]
+    table = table[[*dict.fromkeys([axis, *lines, *settings])]]
+    rows = table[[axis, *lines]].to_dict("records")
+    named = ([x if isinstance(x, str) else f"{of} {x}" for of, x in row.items()] for row in rows)
+    return table.set_axis([*map(", ".join, named)]), lines
+
+
+def _settings_of(manifests: Sequence[Manifest], names: Sequence[str]) -> pd.DataFrame:
+    """Return the settings that differ among runs, in a row for each, or the names."""
     import pandas as pd
 
-    records = []
-    for of in manifests:
-        about = of.settings | {"seed": f"seed {of.settings.get('seed')}", "given": None}
-        about |= {"model": about.get("model", "") if of.model is None else of.model.name}
-        lists = {name: " ".join(map(str, x)) for name, x in about.items() if isinstance(x, list)}
-        records.append(about | lists)
-    table = pd.DataFrame(records, dtype=object)
+    table = pd.DataFrame([{"seed": None} | of.settings for of in manifests], dtype=object)
+    models = [of.model.name if of.model else of.settings.get("model", "") for of in manifests]
+    table = table.assign(model=models, seed="seed " + table["seed"].astype(str), given=None)
+    table = table.map(lambda x: " ".join(map(str, x)) if isinstance(x, list) else x)
     table = table.where(table.notna(), "default")
     if table.duplicated().any():
         table["run"] = names
@@ -239,25 +266,7 @@ def what_differs(
     for name in table.columns.intersection(["model", "data"]):
         last = table[name].map(lambda path: Path(path).name)
         table[name] = last if last.nunique() == table[name].nunique() else table[name]
-    table = table.rename(columns={name: f"{name} of run" for name in table if name in taken})
-    table = table.loc[:, table.nunique() > 1].infer_objects()
-    settings = [*map(str, table)]
-    lines_along = {
-        of: [x for x in settings if table.groupby(of)[x].nunique().max() > 1] for of in settings
-    }
-
-    def rank(axis: str) -> tuple[bool, int]:
-        n_places, along = table[axis].nunique(), lines_along[axis]
-        n_lines = len(table[along].drop_duplicates()) if along else 1
-        is_number = n_places > 2 and table[axis].dtype.kind in "if"
-        return is_number and 2 * n_lines <= len(table), n_places
-
-    axis = max(settings, key=rank)
-    lines = lines_along[axis]
-    table = table[[*dict.fromkeys([axis, *lines, *settings])]]
-    rows = table[[axis, *lines]].to_dict("records")
-    named = ([x if isinstance(x, str) else f"{of} {x}" for of, x in row.items()] for row in rows)
-    return table.set_axis([*map(", ".join, named)]), lines
+    return table.loc[:, table.nunique() > 1].infer_objects()
 
 
 def record_of(kind: type[Record], entries: JsonObject) -> Record:

@@ -103,9 +103,8 @@ class Settings(CommandSettings):
 
     def recorded(self) -> JsonObject:
         """Return the identity of a comparison: the runs' labels, and their files' checksums."""
-        checksums = [dict(read_manifest(folder).checksums) for folder in self.runs]
-        named = zip(self.differing()[0].index, checksums, strict=True)
-        return {"runs": [{"label": label, "checksums": of_run} for label, of_run in named]}
+        named = zip(self.differing()[0].index, map(read_manifest, self.runs), strict=True)
+        return {"runs": [{"label": label, "checksums": dict(of.checksums)} for label, of in named]}
 
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong with the runs, each with its message."""
@@ -148,9 +147,8 @@ def report(run: Run) -> Report:
     kind = runs[base].manifest.kind
     signed = {name: replace(INFORMATION[name], signed=True) for name in PARTS}
     columns = declared(kind) | signed | COLUMNS
-    views, chapters = (
-        ([HEADS], ("compare", "attention")) if kind == "attention" else ([ALL], ("compare",))
-    )
+    views = [HEADS if kind == "attention" else ALL]
+    chapters = ["compare", *["attention"] * (kind == "attention")]
     return Report(
         title=f"{label} against {base}",
         headline=headline(label, base, table, columns),

@@ -170,13 +170,12 @@ def _numbers_of(run: Run, runs: Sequence[Run], columns: Columns) -> Named:
             replicates.append(pd.DataFrame(of_number))
             weights.append(pd.DataFrame(np.broadcast_to(shares, of_number[:, 1:].shape)))
             ends.append(table[[number, *bound_columns(number)]].to_numpy(float))
-            names.append(table[places].assign(number=number))
-            names[-1].insert(0, "table", name)
+            names.append(table[places].assign(table=name, number=number))
     if not names:
         raise UserError(NOTHING_SHARED)
     rows = pd.concat(names, ignore_index=True)
-    rows["number"] = rows.pop("number")  # the last column again
-    return rows, Numbers(
+    order = ["table", *rows.columns.drop(["table", "number"]), "number"]
+    return rows[order], Numbers(
         ends=np.concatenate(ends),
         replicates=pd.concat(replicates).to_numpy(),
         weights=pd.concat(weights).fillna(0.0).to_numpy(),

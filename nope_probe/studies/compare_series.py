@@ -74,7 +74,7 @@ def series_report(run: Run) -> Report:
     )
     section = Section(
         title=view.title,
-        caption=view.caption + f" Along the axis, these change too: {also}." * bool(also),
+        caption=view.caption + f" These settings differ too: {also}." * bool(also),
         figure=partial(draw_series, rows, view, columns, (axis, *lines)) if len(rows) else None,
         table=rows.drop(columns="row"),
         columns=columns,
@@ -108,11 +108,12 @@ def draw_series(
     wide = rows.pivot_table(index=index, columns="number", values=[*VALUES], sort=False)
     ends = wide.columns.map(lambda at: at[0].replace("value", at[1]))
     wide = wide.set_axis(ends, axis=1).reset_index()
-    called = {str(x): plain(str(x)) for name in settings for x in wide[name]}
+    wide["line"] = wide[lines].astype(str).agg(", ".join, axis=1) if lines else ""
+    called = {str(x): plain(str(x)) for name in (axis, "line") for x in wide[name]}
     removed = dict.fromkeys(wide.get("removed", ()))
     weights = [name for name in removed if Condition.parse(name).weights]
     later = f"removed in {weights}" if weights else ""
-    view = replace(view, x=axis, by=(*view.by, *lines), names=called, later=later)
+    view = replace(view, x=axis, by=(*view.by, "line"), names=called, later=later)
     places = wide[axis]
     if places.dtype.kind in "if" and places.min() >= 0:
         above = places[places > 0]
@@ -144,12 +145,9 @@ def series_headline(
     number, row, *_ = spread.index[0]
     most = spread[number].index.get_level_values("row").unique()[:MOST_ROWS]
     shown, about = rows[(rows[what] == number) & rows["row"].isin(most)], columns[number]
-    cells = [
-        half_width_text(
-            of | {x.replace("value", of["number"]): of[x] for x in VALUES}, of["number"]
-        )
-        for of in shown.to_dict("records")
-    ]
+    name = shown["number"].iloc[0]
+    called = shown.rename(columns=lambda column: column.replace("value", name))
+    cells = [half_width_text(of, name) for of in called.to_dict("records")]
     texts = shown.assign(cell=cells).pivot(index="row", columns="run", values="cell")
     texts = texts.reindex(index=shown["row"].unique(), columns=shown["run"].unique()).fillna("")
     texts = texts[(texts != "").any(axis=1)].rename_axis(columns=None)

@@ -46,6 +46,14 @@ def test_what_changes_along_the_axis_is_no_line() -> None:
     assert [*table] == ["seq_len", "n_seqs"]
 
 
+def test_what_follows_from_the_axis_and_the_lines_is_neither() -> None:
+    places = [("a", 64, 96), ("a", 256, 48), ("a", 1024, 16), ("b", 64, 96), ("b", 256, 16)]
+    runs = [run(model, seq_len=n, n_seqs=n_seqs) for model, n, n_seqs in places]
+    table, lines = series(runs)
+    assert lines == ["model"]
+    assert [*table] == ["seq_len", "model", "n_seqs"]
+
+
 @pytest.mark.parametrize(
     "runs",
     [
