@@ -73,12 +73,15 @@ def column_text(
         row: of a table.
         name: the column's.
         about: a share is shown in percent, an RMS where it exceeds the noise.
-        style: the format of each number; empty for three digits, or a tenth of a percent.
+        style: the format of each number; empty for three digits, or a tenth of a percent. After
+            `±`, that of the number, and half the width of its interval follows.
 
     Example:
         >>> row = {"kept": 0.5, "kept_low": 0.4, "kept_high": 0.6}
         >>> column_text(row, "kept", Column("kept", unit="share"))
         '50.0% [40.0, 60.0]'
+        >>> column_text(row, "kept", Column("kept"), "±.2f")
+        '0.50±0.10'
         >>> column_text({"layer": 1}, "layer", Column("layer"))
         '1'
     """
@@ -92,6 +95,9 @@ def column_text(
     numbers = [*interval_of(row, name)] if has_bounds else [value]
     if about.noise and has_bounds and numbers[1] <= 0 and row.get("of") != "lead":
         return about.noise
+    if style.startswith("±"):
+        value, low, high = numbers
+        return f"{value:{style[1:]}}±{max(value - low, high - value):.2f}"
     if about.is_share:
         numbers, style = [100 * number for number in numbers], style or "z.1f"
     text, *ends = (f"{number:{style}}" if style else number_text(number) for number in numbers)

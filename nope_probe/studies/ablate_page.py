@@ -24,14 +24,13 @@ from nope_probe.analyses.verdicts import (
     values_by_layer,
 )
 from nope_probe.figures.attention import head_values
-from nope_probe.figures.intervals import excludes_zero, interval_of
+from nope_probe.figures.intervals import column_text, excludes_zero
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import row_name, short, words
 from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.style import GUIDE
 from nope_probe.figures.words import (
     MEASURES,
-    NO_PATTERN,
     NUMBERS,
     WITHIN,
     listed,
@@ -153,7 +152,7 @@ def value_table(run: Run) -> pd.DataFrame:
     A run of `--layers all` has their means over layers. The last column is the cost, of the intact
     model's loss.
     """
-    means, are_means = run.tables["over_layers"], shows_means(run)
+    means, are_means, about = run.tables["over_layers"], shows_means(run), declared("ablate")
     of_layers = f"mean of {len(run.manifest.layers)} layers,\n" * are_means
     names = [row_name(*of) for of in means[ROW].itertuples(index=False)]
     cells = {f"{of_layers}nats ±95%": names}
@@ -166,11 +165,13 @@ def value_table(run: Run) -> pd.DataFrame:
                 f" (L{layer})",
             )
         if number in rows and rows[number].notna().any():
-            texts = [half_width_text(row, number) for row in rows.to_dict("records")]
+            texts = [
+                column_text(row, number, about[number], "±z.2f") for row in rows.to_dict("records")
+            ]
             cells["\n".join(wrap(title + place, 13))] = texts
     if "cost" in means:
         intact, *others = means.to_dict("records")
-        costs = [half_width_text(row, "cost") for row in others]
+        costs = [column_text(row, "cost", about["cost"], "±z.2f") for row in others]
         cells["cost"] = [f"0 of {intact['loss']:.2f}", *costs]
     return pd.DataFrame(cells)
 
@@ -213,21 +214,6 @@ def maker_section(run: Run) -> Section:
         caption="The rule is that of the first table.",
         table=pd.DataFrame(columns).rename_axis("layer").reset_index(),
     )
-
-
-def half_width_text(row: Mapping[Any, Any], name: str) -> str:
-    """Return a number of a row with half the width of its interval, as text.
-
-    Example:
-        >>> half_width_text({"lead": 2.5, "lead_low": 2.25, "lead_high": 2.75}, "lead")
-        '2.50±0.25'
-    """
-    value, low, high = interval_of(row, name)
-    if value != value:
-        return "" if name == "cost" else NO_PATTERN
-    if name == "not_by_distance" and low <= 0:
-        return WITHIN
-    return f"{value:z.2f}±{max(value - low, high - value):.2f}"
 
 
 def headline_of_intact(run: Run) -> Headline:

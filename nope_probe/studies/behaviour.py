@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -11,14 +11,13 @@ import tyro
 from annotated_types import Interval
 
 from nope_probe.figures.intervals import bound_columns, column_text
-from nope_probe.figures.names import row_name, words
+from nope_probe.figures.names import row_name
 from nope_probe.figures.words import Column, View, capitalised
 from nope_probe.hooks.removing.removals import Ablation, Replacement
 from nope_probe.models.names import trained_length
 from nope_probe.removal import (
     COMPONENTS,
     INTACT,
-    NO_REPLACEMENT,
     POSITION_ENCODINGS,
     SOURCES,
     UNION,
@@ -31,7 +30,7 @@ from nope_probe.reports.page import MOST_ROWS, Headline, Report
 from nope_probe.run.flags import COUNT, LARGEST, SEQ_LEN, Mistakes, effects_of
 from nope_probe.run.settings import Layers
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
-from nope_probe.studies.tidy import brief, sections
+from nope_probe.studies.tidy import sections
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,7 +148,14 @@ QUANTITIES = {
 LEADING = ("loss_suffix", "copy_text_second", "position", "order", "without_bos", "loss")
 SHOWN = 3  # columns of the first table, next to the conditions
 HEADING = 13  # characters in a line of its headings
-CHANGE = "+z.2f"  # the format of differences
+HEADINGS = {"loss": "cost"}  # of measures with another label in figures
+HALF_WIDTH = "±z.2f"  # the format of differences
+FIRST = "Of single removals from {model}, the {what} changes most, by {change} {unit}: {row}."
+UNMEASURED = "No removal from {model} was measured: see its losses below."
+CAPTION = (
+    "Less the intact model, whose value stands after `0 of`; without written position alone, less "
+    "its null. Cost: rise of the loss, nats a token; positions of an error. Empty: not measurable."
+)
 COLUMNS = {
     "measure": Column("measure", "The number of the row.", names_rows=True),
     "value": Column("value", "The model's number, in the measure's unit."),
@@ -364,8 +370,6 @@ def report(run: Run) -> Report:
         how_to_read=(
             *notes.how_to_read("behaviour", prefix=results["prefix"]),
             *(f"{capitalised(about.label)}: {about.meaning}" for about in known),
-            *_not_shown(behaviour),
-            *(f"Not measured: {measure} ({why})" for measure, why in results["skipped"].items()),
         ),
     )
 
@@ -380,23 +384,20 @@ def headline(run: Run) -> Headline:
     order = dict.fromkeys(("loss", *LEADING, *QUANTITIES))
     measures = [measure for measure in order if measure in {*known["measure"]}][:SHOWN]
     if not measures:
-        return Headline(sentence=f"No removal from {name} was measured: see its losses below.")
-    about, changes = QUANTITIES[measures[0]], known[known["measure"] == measures[0]]
+        return Headline(sentence=UNMEASURED.format(model=name))
+    changes = known[known["measure"] == measures[0]]
     parts = changes[~changes["removed"].str.contains(UNION, regex=False)]
     by_size = (parts if len(parts) else changes).sort_values("difference", key=abs)
-    most = by_size.iloc[-1]
-    change = column_text(most, "difference", about, CHANGE)
-    return Headline(
-        sentence=f"{capitalised(row_name(most['removed']))}, the {about.label} of {name} changes "
-        f"by {change} {about.unit}, more than without any other part.",
-        table=as_text(
-            rows[rows["measure"].isin(measures)],
-            measures,
-            run.tables["decodability"]["chance"].max(),
-        ),
-        caption="The first row is the intact model, the others are differences to it (of written "
-        "position alone, to its null): nats per token, or positions. A rise of a loss is worse.",
+    most, about = by_size.iloc[-1], QUANTITIES[measures[0]]
+    sentence = FIRST.format(
+        model=name,
+        what=about.label,
+        unit=about.unit,
+        change=column_text(most, "difference", about, HALF_WIDTH),
+        row=row_name(most["removed"], most["replacement"]),
     )
+    chance = run.tables["decodability"]["chance"].max()
+    return Headline(sentence=sentence, table=as_text(rows, measures, chance), caption=CAPTION)
 
 
 def less_nulls(behaviour: pd.DataFrame) -> pd.DataFrame:
@@ -418,25 +419,19 @@ def as_text(behaviour: pd.DataFrame, measures: Sequence[str], chance: float) -> 
     """Return a row per condition: the intact model's values, the others' differences to them."""
     import pandas as pd
 
-    is_intact, by = behaviour["removed"] == INTACT.name, behaviour["replacement"]
-    labels = behaviour["removed"].map(words).where(~is_intact, "(intact)")
-    rows = behaviour.assign(without=labels + (", " + by).where(by != NO_REPLACEMENT, ""))
-    parts = [
-        brief(rows[is_intact], "without", ["value"], QUANTITIES, by="measure"),
-        brief(rows[~is_intact], "without", ["difference"], QUANTITIES, by="measure", style=CHANGE),
-    ]
+    cells: dict[str, dict[str, str]] = {}
+    for row in behaviour.to_dict("records"):
+        of_row = cells.setdefault(row_name(row["removed"], row["replacement"]), {})
+        of_row[row["measure"]] = column_text(
+            row, "difference", QUANTITIES[row["measure"]], HALF_WIDTH
+        )
+        if row["removed"] == INTACT.name and row["value"] == row["value"]:
+            of_row[row["measure"]] = f"0 of {row['value']:z.2f}"
     headings = {
-        QUANTITIES[name].title: "\n".join(wrap(QUANTITIES[name].label, HEADING))
-        + f"\n(chance {chance:.1f})" * (name == "position")
+        name: "\n".join(wrap(HEADINGS.get(name, QUANTITIES[name].label), HEADING))
         for name in measures
     }
-    table = pd.concat(parts, ignore_index=True)[["without", *headings]].fillna("")
-    return table.rename(columns=headings)[:MOST_ROWS]
-
-
-def _not_shown(behaviour: pd.DataFrame) -> Iterator[str]:
-    """Yield which numbers are not shown and why, once per measure and reason."""
-    rows = behaviour[behaviour["note"] != ""]  # missing notes are no group
-    for (note, measure), group in rows.groupby(["note", "measure"], sort=False):
-        removed = ", ".join(dict.fromkeys(group["removed"]))
-        yield f"{QUANTITIES[str(measure)].label} ({removed}): {note}"
+    if "position" in headings:
+        headings["position"] += f"\n(chance {chance:.1f})"
+    table = pd.DataFrame.from_dict(cells, orient="index").fillna("")[measures]
+    return table.rename(columns=headings).reset_index(names="nats ±95%")[:MOST_ROWS]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import isnan
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from annotated_types import Interval
 
-from nope_probe.figures.intervals import ValueAndBounds, interval_of
+from nope_probe.figures.intervals import column_text, interval_of
 from nope_probe.figures.names import row_name
 from nope_probe.figures.words import MEASURES, Column, View
 from nope_probe.models.info import ModelInfo
@@ -164,10 +163,7 @@ def headline(run: Run) -> Headline:
 
     removed, absent = run.manifest.removed or (), run.manifest.results["absent"]
     cells = {
-        str(name): {
-            row["stage"]: _preference(interval_of(row, "locality"))
-            for row in rows.to_dict("records")
-        }
+        str(name): {row["stage"]: _preference(row) for row in rows.to_dict("records")}
         for name, rows in run.tables["stages"].groupby("model", sort=False)
     }
     shown = cells["ablated" if removed else "intact"]
@@ -192,8 +188,7 @@ def headline(run: Run) -> Headline:
     )
 
 
-def _preference(locality: ValueAndBounds) -> str:
+def _preference(row: Mapping[Any, Any]) -> str:
     """Return the keys that have larger values at a stage, with the number that shows it."""
-    value, low, high = locality
-    text = f"{preferred_keys(locality)} ({value:+.2f}±{max(value - low, high - value):.2f})"
-    return "no order" if isnan(value) else text
+    text = column_text(row, "locality", COLUMNS["locality"], "±+.2f")
+    return f"{preferred_keys(interval_of(row, 'locality'))} ({text})" if text else "no order"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nope_probe.figures.intervals import column_text
 from nope_probe.figures.names import plain, row_name, words
 from nope_probe.figures.words import (
     HEAD_MEASURES,
@@ -136,8 +137,6 @@ def series_headline(
         lines: the settings whose values are lines.
         tested: how many numbers differ.
     """
-    from nope_probe.studies.ablate_page import half_width_text
-
     if rows.empty:
         return Headline(sentence=tested)
     values = rows.groupby([what, "row", *lines], sort=False)["value"]
@@ -145,9 +144,7 @@ def series_headline(
     number, row, *_ = spread.index[0]
     most = spread[number].index.get_level_values("row").unique()[:MOST_ROWS]
     shown, about = rows[(rows[what] == number) & rows["row"].isin(most)], columns[number]
-    name = shown["number"].iloc[0]
-    called = shown.rename(columns=lambda column: column.replace("value", name))
-    cells = [half_width_text(of, name) for of in called.to_dict("records")]
+    cells = [column_text(of, "value", about, "±z.2f") for of in shown.to_dict("records")]
     texts = shown.assign(cell=cells).pivot(index="row", columns="run", values="cell")
     texts = texts.reindex(index=shown["row"].unique(), columns=shown["run"].unique()).fillna("")
     texts = texts[(texts != "").any(axis=1)].rename_axis(columns=None)
