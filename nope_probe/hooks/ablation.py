@@ -268,7 +268,7 @@ def _how_to_calibrate(ablation: Ablation, heads: Mapping[int, Sequence[int]]) ->
     if heads:
         return f"mean attention has to be measured first: {ways[:-1]}, heads={dict(heads)})"
     name = ablation.condition.weights[0]
-    if ablation.stand_in.mean:
+    if ablation.kind == "mean":
         return f"the mean output of {name} has to be measured first: {ways}"
     return (
         f"the gain 'output' of {name} has to be measured first: {ways}, or choose the gain 'norm' "

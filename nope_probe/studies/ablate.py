@@ -23,7 +23,7 @@ from nope_probe.figures.words import (
     Column,
     View,
 )
-from nope_probe.hooks.removing.removals import STAND_INS, Replacement
+from nope_probe.hooks.removing.removals import REPLACEMENTS, Replacement
 from nope_probe.removal import INTACT, WRITTEN, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Report, Section
@@ -207,7 +207,7 @@ def report(run: Run) -> Report:
         title=f"The sources of the positional pattern of {manifest.model_name}",
         headline=page.headline(run),
         sections=[*removal_sections(run)],
-        how_to_read=how_to_read + [f"Replaced by {by}: {STAND_INS[by].note}." for by in kinds],
+        how_to_read=how_to_read + [f"Replaced by {by}: {REPLACEMENTS[by]}." for by in kinds],
     )
 
 

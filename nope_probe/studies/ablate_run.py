@@ -21,7 +21,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.removals import WITH_GAIN, Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import windows_of
@@ -129,7 +129,7 @@ class Plan:
             rows[condition.in_heads(first.heads), NO_REPLACEMENT] = first.without(condition)
         for by in self.ablations:
             for condition in self.removed:
-                is_constant = "w_o" in condition and not by.stand_in.gain
+                is_constant = "w_o" in condition and by.kind not in WITH_GAIN
                 needed = Condition(condition - {"w_v"}) if is_constant else condition
                 if condition.weights:
                     row = condition.in_heads(by.heads), str(by.replacement)

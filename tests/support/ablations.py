@@ -185,7 +185,7 @@ def own_matrix(model: Any, name: Any, layer: int, seed: int = 0) -> Tensor:
     """Return `own_weight` as [out, in], with one key and value head per query head."""
     block = layers_of(model)[layer]
     new = own_weight(
-        block.weight_per_head(name), Place(layer=block, name=name, replacement="", seed=seed)
+        block.weight_per_head(name), Place(layer=block, name=name, replacement="random", seed=seed)
     )
     if name == "w_o":
         return rearrange(new, "head h m -> m (head h)")

@@ -38,12 +38,12 @@ from nope_probe.hooks.reading.writers import (
 )
 from nope_probe.hooks.reading.written import fingerprints_of
 from nope_probe.hooks.removing.block_ablation import ABLATED
-from nope_probe.hooks.removing.removals import STAND_INS, WITH_GAIN, Replacement
+from nope_probe.hooks.removing.removals import WITH_GAIN, Replacement
 from nope_probe.hooks.removing.replacements import (
     MEANS,
     Calibration,
+    NewWeight,
     Place,
-    ReplacedWeight,
     WrittenPosition,
 )
 from nope_probe.maps.folds import State, folds_of, halves_of, sum_parts
@@ -377,15 +377,11 @@ class _OutputAccumulator(Accumulator):
         self.layer = layer
         self.parts: State = {}
         self.projections = [name for name in WEIGHTS if layer.has_matrix(name)]
-        self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {}
+        self.units: dict[Replacement, dict[Projection, NewWeight]] = {}
         for kind in WITH_GAIN:
-            if seed is not None or not STAND_INS[kind].seed:
-                self.units[kind] = {
-                    name: STAND_INS[kind].make(
-                        Place(layer=layer, name=name, replacement=kind, seed=seed or 0)
-                    )
-                    for name in self.projections
-                }
+            if seed is not None or kind != "random":
+                place = partial(Place, layer=layer, replacement=kind, seed=seed or 0)
+                self.units[kind] = {name: place(name=name).made() for name in self.projections}
 
     def hooks(self) -> Iterator[Attachment]:
         layer = self.layer

@@ -266,13 +266,13 @@ class Weight(Removal):
         place = Place(
             layer=self.layer,
             name=self.kind,
-            replacement=str(ablation.replacement),
+            replacement=ablation.replacement,
             gain=ablation.scaling,
             seed=ablation.seed,
             calibration=calibration,
             heads=self.heads,
         )
-        self.replaced = ablation.stand_in.make(place)
+        self.replaced = place.made()
         yield first(point("hook_resid_pre"), self.drop)  # tensors of a pass that ended early
         yield last(point(self.input_point), self.keep)
         yield first(point(self.layer.output_point(self.kind)), self.write)

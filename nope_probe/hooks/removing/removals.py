@@ -1,15 +1,15 @@
 """What to remove, and where: `Ablation`, and the replacements of removed weights.
 
-A replacement is a record with its function here, and its name in `Replacement`. Nothing here needs
+A replacement has its name and its note here, and is made by a `Place`. Nothing here needs
 torch, so that commands read their options, and pages their words, before a model is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from nope_probe.errors import (
     UserError,
@@ -23,54 +23,19 @@ from nope_probe.errors import (
 from nope_probe.removal import IN_HEADS, ROWS, Condition, Gain, spelled
 
 if TYPE_CHECKING:
-    from nope_probe.hooks.removing.replacements import GivenReplacement, Place, ReplacedWeight
+    from nope_probe.hooks.removing.replacements import GivenReplacement
 else:
     GivenReplacement = object  # so that types which name it resolve without torch
 
 Replacement = Literal["identity", "random", "mean", "zero"]
-REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StandIn:
-    """A replacement of removed weights: how it is made, and what it needs.
-
-    Attributes:
-        make: makes the replacement of one weight, at its place in the model.
-        gain: whether it has a size, which `calibrate` measures for the gain `output`.
-        seed: whether it is drawn from a seed.
-        mean: whether it keeps the measured mean of the weight's output.
-        note: says in a note to a page what it is; empty for a weight that the user gives.
-    """
-
-    make: Callable[[Place], ReplacedWeight]
-    gain: bool = False
-    seed: bool = False
-    mean: bool = False
-    note: str = ""
-
-
-STAND_INS: dict[Replacement, StandIn] = {
-    "identity": StandIn(
-        make=lambda place: place.identity(),
-        gain=True,
-        note="an identity as strong as the weight, so that coordinates pass on as they are",
-    ),
-    "random": StandIn(
-        make=lambda place: place.matrix(place.random_rows()),
-        gain=True,
-        seed=True,
-        note="a random projection as strong as the weight, which learned nothing",
-    ),
-    "mean": StandIn(
-        make=lambda place: place.constant(place.mean_output()),
-        mean=True,
-        note="the mean of its output, whatever it reads",
-    ),
-    "zero": StandIn(make=lambda place: place.constant(), note="zero"),
+REPLACEMENTS: dict[Replacement, str] = {  # as a note to a page says what they are
+    "identity": "an identity as strong as the weight, so that coordinates pass on as they are",
+    "random": "a random projection as strong as the weight, which learned nothing",
+    "mean": "the mean of its output, whatever it reads",
+    "zero": "zero",
 }
-WITH_GAIN = tuple(name for name in REPLACEMENTS if STAND_INS[name].gain)
-CONSTANT_OUTPUTS = tuple(name for name in REPLACEMENTS if not STAND_INS[name].gain)
+WITH_GAIN: tuple[Replacement, ...] = ("identity", "random")
+CONSTANT_OUTPUTS: tuple[Replacement, ...] = ("mean", "zero")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -176,7 +141,7 @@ class Ablation:
             self._validate_prefix(self.prefix)
 
     def _validate_gain(self) -> None:
-        if self.gain not in (None, "output") and not self.stand_in.gain:
+        if self.gain not in (None, "output") and self.replacement not in WITH_GAIN:
             raise UserError(
                 f"the gain {self.gain!r} has no effect on the replacement {self.replacement!r}: "
                 f"take replacement={WITH_GAIN[0]!r}, or leave the gain out"
@@ -264,18 +229,15 @@ class Ablation:
         """What is removed, with the heads that lose it in each name."""
         return self.condition.in_heads(self.heads)
 
-    @cached_property
-    def stand_in(self) -> StandIn:
-        """The record of the replacement."""
-        replacement = self.replacement
-        if isinstance(replacement, str):
-            return STAND_INS[replacement]
-        return StandIn(make=lambda place: place.given(replacement))
+    @property
+    def kind(self) -> Replacement | Literal["given"]:
+        """The name of the replacement; `given` for a weight that the user gives."""
+        return self.replacement if isinstance(self.replacement, str) else "given"
 
     @property
     def scaling(self) -> Gain:
         """The gain, by default `output`; a weight that the user gives stays as it is."""
-        return self.gain or ("output" if isinstance(self.replacement, str) else "identity")
+        return self.gain or ("identity" if self.kind == "given" else "output")
 
     @property
     def needs_calibration(self) -> bool:
@@ -285,12 +247,12 @@ class Ablation:
     @property
     def needs_intact(self) -> bool:
         """Whether the intact model has to be measured first."""
-        needs = self.stand_in
-        of_weights = needs.mean or (needs.gain and self.scaling == "output")
+        has_gain = self.kind in WITH_GAIN and self.scaling == "output"
+        of_weights = has_gain or self.kind == "mean"
         measured = self.condition.writers or "content" in self.condition
         return bool(measured) or (bool(self.condition.weights) and of_weights)
 
     @property
     def calibration_seed(self) -> int | None:
         """The seed to `calibrate` with; None where nothing is drawn."""
-        return self.seed if self.stand_in.seed else None
+        return self.seed if self.kind == "random" else None

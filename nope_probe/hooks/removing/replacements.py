@@ -11,20 +11,20 @@ as much about content as before, and nothing about position.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from numpy.random import SeedSequence
 from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import HeadVectors, MeanPattern, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
+from nope_probe.hooks.removing.removals import Replacement
 from nope_probe.maps.folds import State, TensorRecord, tensors_of
 from nope_probe.removal import WEIGHTS, Gain, Projection
 
@@ -82,7 +82,7 @@ class Place:
     Attributes:
         layer: the block.
         name: the projection.
-        replacement: the replacement's name in the calibration.
+        replacement: what the projection becomes; see `Ablation`.
         gain: its size; see `Ablation`.
         seed: of what is drawn.
         calibration: the result of `calibrate`, if the replacement needs it.
@@ -91,7 +91,7 @@ class Place:
 
     layer: Layer
     name: Projection
-    replacement: str
+    replacement: Replacement | GivenReplacement
     gain: Gain = "identity"
     seed: int = 0
     calibration: Calibration | None = None
@@ -107,32 +107,31 @@ class Place:
         if self.gain == "identity":
             return 1.0
         assert self.calibration is not None, "the gain `output` is measured first"
-        return self.calibration.gains[self.replacement][self.name][self.layer.index]
+        return self.calibration.gains[str(self.replacement)][self.name][self.layer.index]
 
-    def identity(self) -> ReplacedWeight:
-        """Return c * P, the same coordinates for every weight."""
-        return _IdentityWeight(self.layer, self.c)
-
-    def matrix(self, rows: Float[Tensor, "head d_head d_model"]) -> ReplacedWeight:
-        """Return c times a matrix: for each query head, its rows (for W_O, its columns)."""
-        return _MatrixWeight(rows, self.c)
-
-    def constant(self, output: Float[Tensor, "head width"] | None = None) -> ReplacedWeight:
-        """Return a weight of 0, and as bias the output of each query head; by default 0.
-
-        For W_O, the output is each head's part of it.
-        """
-        if output is None:
-            width = self.layer.d_model if self.name == "w_o" else self.layer.d_head
-            output = torch.zeros(self.layer.n_heads, width)
-        return _ConstantWeight(output)
-
-    def given(self, replacement: GivenReplacement) -> ReplacedWeight:
-        """Return a weight that the user gives, without bias; see `Ablation`.
+    def made(self) -> NewWeight:
+        """Return the weight and bias that take the place of the projection's.
 
         Raises:
-            UserError: for what is no tensor, or has another shape than the weight.
+            UserError: for a weight that the user gives, of another shape than the projection's.
         """
+        layer, in_o = self.layer, self.name == "w_o"
+        if not isinstance(self.replacement, str):
+            return self._given(self.replacement)
+        if self.replacement == "identity":
+            rows = torch.arange(layer.n_heads * self.width).view(-1, self.width)
+            return NewWeight(rows=rows % layer.d_model, d_model=layer.d_model, c=self.c)
+        if self.replacement == "random":
+            return NewWeight(rows=self.random_rows(), c=self.c)
+        zero = torch.zeros(layer.n_heads, layer.d_model if in_o else layer.d_head)
+        return NewWeight(bias=zero if self.replacement == "zero" else self._mean_output())
+
+    @property
+    def width(self) -> int:
+        """The width of a head at the weight."""
+        return self.layer.d_value if self.name == "w_o" else self.layer.d_head
+
+    def _given(self, replacement: GivenReplacement) -> NewWeight:
         weight = self.layer.weight_per_head(self.name).clone()
         new = replacement(weight, self) if callable(replacement) else replacement
         what = f"the replacement of {self.name} in L{self.layer.index}"
@@ -156,7 +155,7 @@ class Place:
         if self.gain == "norm":
             size = float(rows.float().norm()) / (rows.shape[0] * rows.shape[1]) ** 0.5
             c = self.c / size if size > 0 else 0.0
-        return _MatrixWeight(rows, c)
+        return NewWeight(rows=rows, c=c)
 
     @property
     def generator(self) -> torch.Generator:
@@ -170,8 +169,7 @@ class Place:
         The draw is made on the CPU in float64. Heads wider than d_model get several blocks of
         orthonormal rows, as not all rows can be orthogonal.
         """
-        layer = self.layer
-        width = layer.d_value if self.name == "w_o" else layer.d_head
+        layer, width = self.layer, self.width
         blocks, size = -(-width // layer.d_model), min(width, layer.d_model)
         shape = (layer.n_heads, blocks, layer.d_model, size)
         drawn = torch.randn(*shape, generator=self.generator).double()
@@ -181,8 +179,8 @@ class Place:
         rows = rearrange(basis, "head block m row -> head (block row) m")
         return rows[:, :width].float()
 
-    def mean_output(self) -> Float[Tensor, "head width"]:
-        """Return the mean of the weight's output over tokens and positions, for `constant`."""
+    def _mean_output(self) -> Float[Tensor, "head width"]:
+        """Return the part of each head in the mean output over tokens and positions."""
         assert self.calibration is not None, "the mean output is measured first"
         layer = self.layer
         if self.name == "w_o" and self.heads is not None:  # its bias belongs to no head
@@ -196,61 +194,49 @@ class Place:
         return repeat_heads(mean.view(1, 1, -1, layer.d_head), layer.n_heads)[0, 0]
 
 
-class ReplacedWeight(ABC):
-    """The replacement of one projection of one block; a `Place` makes it."""
+@dataclass(kw_only=True, eq=False)
+class NewWeight:
+    """The weight and bias of every query head in place of a projection's; a `Place` makes them.
 
-    @abstractmethod
-    def outputs(self, y: Vectors) -> HeadVectors:
-        """Return the output of the replacement of W_Q, W_K or W_V, for every query head."""
+    Attributes:
+        rows: of the weight (of W_O: its columns), or the coordinate that each row of P reads; None
+            for a weight of 0.
+        bias: of W_O, each head's part of it; where there is one, the weight is 0.
+        c: multiplies the weight.
+        d_model: the width of the residual stream, of P alone.
+    """
 
-    @abstractmethod
-    def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
-        """Return the part of some heads in the output of the replacement of W_O."""
-
-
-class _IdentityWeight(ReplacedWeight):
-    def __init__(self, layer: Layer, c: float) -> None:
-        self.layer, self.c = layer, c
-
-    def outputs(self, y: Vectors) -> HeadVectors:
-        return self.c * y[..., self._coordinates(self.layer.d_head)]
-
-    def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
-        kept, coordinates = z[:, :, heads], self._coordinates(z.shape[-1])[heads].flatten()
-        sums = z.new_zeros(*z.shape[:2], self.layer.d_model)
-        return self.c * sums.index_add_(-1, coordinates.to(z.device), kept.flatten(2))
-
-    def _coordinates(self, width: int) -> Int[Tensor, "head width"]:
-        """Return the coordinate of the residual stream that each row of P reads."""
-        rows = torch.arange(self.layer.n_heads * width).view(-1, width)
-        return rows % self.layer.d_model
-
-
-class _MatrixWeight(ReplacedWeight):
-    def __init__(self, rows: Float[Tensor, "head d_head d_model"], c: float) -> None:
-        self.rows, self.c = rows, c
+    rows: Shaped[Tensor, "head width *d_model"] | None = None
+    bias: Float[Tensor, "head out"] | None = None
+    c: float = 1.0
+    d_model: int = 0
 
     def outputs(self, y: Vectors) -> HeadVectors:
-        rows = self.rows = self.rows.to(y)
-        return self.c * torch.einsum("bpm,hdm->bphd", y, rows)
+        """Return the output in place of W_Q's, W_K's or W_V's, for every query head."""
+        rows, bias = self._on_device_of(y)
+        if bias is not None:  # A copy: OLMo clips queries in place.
+            return bias.expand(*y.shape[:2], -1, -1).clone()
+        assert rows is not None
+        return self.c * (y[..., rows] if self.d_model else torch.einsum("bpm,hdm->bphd", y, rows))
 
     def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
-        rows = self.rows = self.rows.to(z)
-        return self.c * torch.einsum("bphd,hdm->bpm", z[:, :, heads], rows[heads])
+        """Return the part of some heads in the output in place of W_O's."""
+        rows, bias = self._on_device_of(z)
+        if bias is not None:
+            return bias[heads].sum(0).expand(*z.shape[:2], -1).clone()
+        assert rows is not None
+        if not self.d_model:
+            return self.c * torch.einsum("bphd,hdm->bpm", z[:, :, heads], rows[heads])
+        sums = z.new_zeros(*z.shape[:2], self.d_model)
+        return self.c * sums.index_add_(-1, rows[heads].flatten(), z[:, :, heads].flatten(2))
 
-
-class _ConstantWeight(ReplacedWeight):
-    def __init__(self, output: Float[Tensor, "head width"]) -> None:
-        self.output = output
-
-    def outputs(self, y: Vectors) -> HeadVectors:
-        output = self.output = self.output.to(y)
-        # A copy: OLMo clips queries in place.
-        return output.expand(*y.shape[:2], -1, -1).clone()
-
-    def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
-        output = self.output = self.output.to(z)
-        return output[heads].sum(0).expand(*z.shape[:2], -1).clone()
+    def _on_device_of(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return weight and bias, which stay on the device and in the dtype of the first input."""
+        if self.bias is not None:
+            self.bias = self.bias.to(x)
+        elif self.rows is not None:
+            self.rows = self.rows.to(x.device if self.d_model else x)
+        return self.rows, self.bias
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

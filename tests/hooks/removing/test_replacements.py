@@ -138,7 +138,7 @@ def test_a_tensor_of_the_users_own_is_the_weight_of_all_heads(
     layer, inputs = layers_of(model)[1], tiny(architecture).tokens
     for name in WEIGHTS:
         weight = layer.weight_per_head(name)
-        own = own_weight(weight, Place(layer=layer, name=name, replacement=""))
+        own = own_weight(weight, Place(layer=layer, name=name, replacement="random"))
         outputs = []
         for given in (own, own_weight):
             with ablated(model, Ablation(remove=[name], layers=[1], replacement=given)):
