@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import groupby
 from math import isnan
@@ -57,6 +57,11 @@ class Column:
     def title(self) -> str:
         """Label and unit, as on an axis."""
         return ", ".join(filter(None, (self.label, self.shown_unit)))
+
+    @property
+    def note(self) -> str:
+        """Label and meaning, as in a list of how to read a page."""
+        return f"{capitalised(self.label)}: {self.meaning}"
 
 
 Columns = Mapping[str, Column]
@@ -261,13 +266,3 @@ def capitalised(text: str) -> str:
         ('The causal mask', 'RoPE')
     """
     return text[:1].upper() + text[1:]
-
-
-def listed(parts: Sequence[str]) -> str:
-    """Return parts as a list in a sentence.
-
-    Example:
-        >>> listed(["mask"]), listed(["mask", "RoPE", "W_Q"])
-        ('mask', 'mask, RoPE and W_Q')
-    """
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -64,10 +64,7 @@ def run_notes(manifest: Manifest) -> list[str]:
     sharing = [layer for layer, source in enumerate(keys_from) if layer != source]
     sources = words.layer_names({keys_from[layer] for layer in sharing})
     windows, left_out = (manifest.results.get(name) or {} for name in ("windows", "left_out"))
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in left_out.items():
-        by_reason.setdefault(reason, []).append(names.words(name))
-    kept = "; ".join(f"{', '.join(of)} ({why})" for why, of in by_reason.items())
+    kept = "; ".join(f"{names.words(name)} ({why})" for name, why in left_out.items())
     keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
     half = min(sum(sizes[::2]), sum(sizes[1::2]))
     is_short = "written" in manifest.results.get("conditions", ()) and half < LEAST_TEXTS
@@ -120,43 +117,26 @@ def about(manifest: Manifest) -> dict[str, str]:
 
 
 def what_was_run(manifest: Manifest) -> dict[str, str]:
-    """Return how a run was made, as values by name; empty values are left out.
+    """Return how a run was made, as values by name, but for empty ones; the manifest has all.
 
     Example:
         >>> from nope_probe.run.manifest import Manifest
         >>> what_was_run(Manifest(command="ablate --seed 3", seconds=7))
         {'command': 'ablate --seed 3', 'seconds': '7'}
     """
-    model, data, documents = manifest.model, manifest.data, manifest.documents
+    model, data = manifest.model, manifest.data
     rows = {"command": manifest.command}
     if model is not None:
         kind = f"a {model.architecture} as {model.kind}, {manifest.dtype}"
-        rows |= {
-            "model": f"{model.name}, {kind}",
-            "revision": model.revision or "",
-            "weights": f"{model.weights} (checksum)",
-            "GGUF file": f"{model.gguf.file}, {model.gguf.file_type}, SHA-256 {model.gguf.sha256}"
-            if model.gguf
-            else "",
-            "layers": layers_of_run(manifest) if manifest.layers else "",
-            "RoPE": words.layer_names([i for i, on in enumerate(model.rope_layers) if on])
-            or "in no layer",
-            "largest errors": ", ".join(f"{e:.1g} of {name}" for name, e in model.parity.items()),
-        }
+        rows |= {"model": f"{model.name}, {kind}", "revision": model.revision or ""}
+        rows |= {"weights": f"{model.weights} (checksum)", "layers": layers_of_run(manifest)}
     if data.name and "data" in manifest.settings:
-        rows |= {
-            "texts": _texts_of(manifest),
-            "padding": data.padding,
-            "documents": "" if documents is None else f"{documents:,}",
-            "folds": str(len(manifest.fold_sizes)),
-            "checksum of the texts": data.sha256,
-        }
-    left_out = manifest.results.get("massive_outputs") or {}
-    rows["massive outputs left out"] = ", ".join(f"{n:,} ({key})" for key, n in left_out.items())
-    machine = [manifest.device, f"threads: {manifest.threads}" if manifest.threads else ""]
+        folds = str(len(manifest.fold_sizes))
+        rows |= {"texts": _texts_of(manifest), "padding": data.padding, "folds": folds}
+        rows["checksum of the texts"] = data.sha256
     rows |= {
         "versions": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
-        "machine": ", ".join(filter(None, machine)),
+        "machine": f"{manifest.device}, threads: {manifest.threads}" if manifest.device else "",
         "seconds": f"{manifest.seconds:.0f}" if manifest.seconds else "",
         "finished": manifest.finished,
     }
@@ -182,18 +162,3 @@ def layers_of_run(manifest: Manifest) -> str:
     silent = () if manifest.model is None else manifest.model.not_attending
     is_all = {*layers, *silent} == {*range(depth)}
     return words.layer_names(layers) + ("" if is_all or not depth else f" of {depth}")
-
-
-def measure_note(name: str) -> str:
-    """Return the name and meaning of a measure of the pattern.
-
-    Example:
-        >>> measure_note("lead").split(": ")[0]
-        "First key's lead (nats)"
-    """
-    measure = words.MEASURES[name]
-    unit = "" if measure.is_share else f" ({measure.unit})"
-    meaning = measure.meaning
-    if not meaning[:2].isupper():  # RMS stays
-        meaning = meaning[0].lower() + meaning[1:]
-    return f"{measure.label.capitalize()}{unit}: {meaning}"

@@ -33,9 +33,8 @@ from nope_probe.figures.words import (
     MEASURES,
     NUMBERS,
     WITHIN,
-    listed,
 )
-from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
+from nope_probe.removal import INTACT, NO_REPLACEMENT, UNION, Condition
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.studies.tidy import (
@@ -49,15 +48,16 @@ from nope_probe.studies.tidy import (
 SHOWN = ("lead", "amplitude", "locality")
 ROW = ["removed", "replacement"]
 RULE = (
-    "Made by: less than half is left without it. In brackets: layers, of those above the noise; "
-    "after a colon, the one below. No source, the first token itself: half is left without all "
-    "sources. Carried by: the same in most layers; alone: not without another weight too."
+    "Made by: less than half is left without it; in brackets, layers of those above the noise, "
+    "then the one below. No source, the first token itself: half is left without all sources. "
+    "Carried by: likewise in most layers; alone: not without a second weight."
 )
 VALUES = (
     "Nats of score. Order: of the intact order; above it amplified, below 0 reversed. Not by "
     "distance: what a fit leaves. Written position: blocks' mean output. Cost: rise of the loss; "
     "without written position, less the null's."
 )
+FIRST_TOKEN = "the first token itself"
 NOTHING = "No mean over heads has a pattern above the noise; --per-head shows single heads."
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 PATTERN = (
@@ -98,7 +98,7 @@ def verdict_table(run: Run, found: Mapping[str, Answer]) -> pd.DataFrame:
         found: its answers; see `Run.answer`.
     """
     asked = [of for of in map(Condition.parse, run.manifest.removed or ()) if is_carrier(of)]
-    rows, none = [], "none of the weights" if any(of.weights for of in asked) else "none"
+    rows = []
     for number, answer in found.items():
         n, below = answer.n_layers, answer.n_below_zero
         trails = number == "lead" and below >= THIRD * n > 0
@@ -107,7 +107,7 @@ def verdict_table(run: Run, found: Mapping[str, Answer]) -> pd.DataFrame:
         main |= {x: k for x, k in answer.makers.items() if x == shown}
         at = {shown: f": L{layer}"} if len(main) > 1 else {}
         makers = [f"{maker_text(x, number)} ({k} of {n}{at.get(x, '')})" for x, k in main.items()]
-        carriers = ", ".join(map(carrier_text, answer.carriers)) or none
+        carriers = ", ".join(map(carrier_text, answer.carriers)) or "none"
         rows.append(
             {
                 "": NUMBERS[number] + f"\n(trails in {below} of {n})" * trails,
@@ -124,14 +124,13 @@ def maker_text(maker: Maker, number: str) -> str:
 
     Example:
         >>> maker_text(Maker(way="each needed", sources=("mask", "rope")), "not_by_distance")
-        'mask and RoPE, each needed'
+        'mask + RoPE, each needed'
         >>> maker_text(Maker(way="no source"), "lead")
         'the first token itself'
     """
     if not maker.sources:
-        is_own = number == "lead" and maker.way != WITHIN
-        return "the first token itself" if is_own else maker.way
-    joined = listed([short(name) for name in maker.sources])
+        return FIRST_TOKEN if number == "lead" and maker.way != WITHIN else maker.way
+    joined = short(UNION.join(maker.sources))
     return joined if maker.way == "alone" else f"{joined}, {maker.way}"
 
 

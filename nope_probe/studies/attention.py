@@ -52,33 +52,35 @@ NUMBERS = {  # of a head in the lead's table
     "others_share": Column("position", unit=SHARE, blank=NO_SHARE),
     "sink_weight": Column("learned sink", unit=SHARE),
 }
-FIRST = (
-    "On average, heads of {model} give the first key {first} of their attention; share of position "
-    "among the other keys: {share}."
-)
-WITHOUT_FIRST = "Share of position among the keys of {model}'s heads: {share}."
+FIRST = "Mean head of {model}: first key {first}, position among the other keys {share}."
 UNMEASURED = "No query of {model} sees 8 keys, so no head is measured."
 CAPTION = (
     "Mean of all heads; heads with most and least position; [ ]: 95% intervals. First: how far the "
     "first key's weight is from uniform, either way (KL). Others: the same of the rest. Position: "
     "the share of it that all texts have."
 )
-LOOK = "In the text {head} gives {weight} of the attention of {query} to {key}"
-IN_OTHERS = ", in other texts {in other texts}"
+LOOK = "In the text {head} gives {weight} of the attention of {query} to {key}."
+LOOKS = (
+    "The strongest look of each of five heads: unlike other texts, or of a text alone the most "
+    "weight on a key after the first. Only other texts (--n-seqs) separate position from content. "
+    "Tokens have their numbers."
+)
 WHY = "The largest term of this score is {term}: {nats} of {score} nats."
-SINKS = " Weights are renormalised without the learned sink."
-LOOKS_CAPTION = "The strongest look of each of five heads: {strongest}. Tokens have their numbers."
 WHY_CAPTION = (
     "The largest terms of the score of this key, less the mean of the keys. Effect: what the score "
     "loses without a moved part, where all later blocks respond."
 )
-ALONE_CAPTION = (
-    "Only the text was read, which cannot separate position from content: --n-seqs or --data reads "
-    "other texts too."
+ON_TEXT = (
+    "It opens on the head and token of the sentence above. Click a token to shade its keys. Bars: "
+    "nats from other texts' mean, or of a text alone above uniform weights."
+)
+STEPS = (
+    "Terms of the score of the most attended key, and of the looks by which heads moved what they "
+    "wrote, nats. The term is direct; with its effect, all later blocks respond."
 )
 KINDS_SAID = (
     "Order: at least half of what a head looks at among the other keys is position. Sink: more of "
-    "its position is about the first key. Content: neither."
+    "its position is about the first key. Area: need of RoPE, or without it all information, nats."
 )
 COLUMNS = {
     **INFORMATION,
@@ -319,14 +321,9 @@ def headline(model: str, table: pd.DataFrame, skip_keys: int = 1) -> Headline:
     rows = pd.concat(
         [brief(rows, "head", numbers, NUMBERS) for rows in (of_all, of_ends)], ignore_index=True
     )
-    first, share = (rows.iloc[0].get(NUMBERS[x].title) for x in ("first_weight", "others_share"))
-    return Headline(
-        sentence=(FIRST if skip_keys else WITHOUT_FIRST).format(
-            model=model, first=first, share=share
-        ),
-        table=rows,
-        caption=CAPTION + SINKS * ("sink_weight" in numbers),
-    )
+    cells = (rows.iloc[0].get(NUMBERS[x].title, "none") for x in ("first_weight", "others_share"))
+    sentence = FIRST.format(model=model, **dict(zip(("first", "share"), cells, strict=True)))
+    return Headline(sentence=sentence, table=rows, caption=CAPTION)
 
 
 def head_section(run: Run) -> Section:
@@ -334,12 +331,10 @@ def head_section(run: Run) -> Section:
     from nope_probe.figures.attention import attention_heads
 
     table = run.tables["attention"]
-    area = "how much its attention needs RoPE" if "need_rope" in table else "all its information"
-    opens = " A click on a head opens it in the text." * (run.manifest.text is not None)
     return Section(
         title="All heads: sinks, order and content",
         figure=partial(attention_heads, table, kinds_of(table)),
-        caption=f"{KINDS_SAID} Area: {area}, nats.{opens}",
+        caption=KINDS_SAID,
         table=table.dropna(axis=1, how="all"),
         columns=COLUMNS,
     )
@@ -347,44 +342,19 @@ def head_section(run: Run) -> Section:
 
 def text_headlines(view: TextView) -> Iterator[Headline]:
     """Yield where heads look in the run's text, and the terms of the asked look."""
-    looks, is_alone = view.looks, view.position is None
-    strongest = "the most weight on a key after the first" if is_alone else "unlike other texts"
-    yield Headline(
-        sentence=(LOOK + IN_OTHERS * (not is_alone) + ".").format(**looks.iloc[0]),
-        table=looks,
-        caption=LOOKS_CAPTION.format(strongest=strongest) + f" {ALONE_CAPTION}" * is_alone,
-    )
+    looks = view.looks
+    yield Headline(sentence=LOOK.format(**looks.iloc[0]), table=looks, caption=LOOKS)
     if view.why is not None:
         terms = view.why.terms
         (_, score), (term, nats) = terms.iloc[:2, :2].to_numpy()
-        yield Headline(
-            sentence=WHY.format(score=score, term=term, nats=nats),
-            table=terms,
-            caption=WHY_CAPTION,
-        )
+        sentence = WHY.format(score=score, term=term, nats=nats)
+        yield Headline(sentence=sentence, table=terms, caption=WHY_CAPTION)
 
 
 def text_sections(view: TextView) -> Iterator[Section]:
     """Yield the sections on the run's text, and on the head that the run asks about."""
-    why, bar, terms = view.why, "from other texts' mean", "position, and "
-    if view.position is None:
-        bar, terms = "above uniform weights", ""
-    yield Section(
-        title="Attention on your text",
-        html=view.html(),
-        caption=f"It opens on the head and token of the sentence above. Click a token to shade its "
-        f"keys. Bars: nats {bar}. "
-        + f"Terms of a score, less the keys' mean: {terms}what earlier components wrote into key "
-        "and query." * (why is not None),
-        table=None if why is None else why.table,
-        columns=COLUMNS,
-    )
-    if why is not None and why.steps is not None:
-        yield Section(
-            title="Why, steps back",
-            caption="Terms of the score of the most attended key, and of the looks by which heads "
-            "moved what they wrote, nats. The term is direct; with its effect, all later blocks "
-            "respond.",
-            table=why.steps,
-            columns=COLUMNS,
-        )
+    why, steps = (None, None) if view.why is None else (view.why.table, view.why.steps)
+    text = Section(title="Attention on your text", html=view.html(), caption=ON_TEXT)
+    yield replace(text, table=why, columns=COLUMNS)
+    if steps is not None:
+        yield Section(title="Why, steps back", caption=STEPS, table=steps, columns=COLUMNS)

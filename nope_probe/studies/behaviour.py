@@ -369,7 +369,7 @@ def report(run: Run) -> Report:
         ],
         how_to_read=(
             *notes.how_to_read("behaviour", prefix=results["prefix"]),
-            *(f"{capitalised(about.label)}: {about.meaning}" for about in known),
+            *(about.note for about in known),
         ),
     )
 

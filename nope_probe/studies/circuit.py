@@ -11,10 +11,8 @@ import tyro
 from annotated_types import Interval
 
 from nope_probe.figures.intervals import column_text, interval_of
-from nope_probe.figures.names import row_name
 from nope_probe.figures.words import MEASURES, Column, View
 from nope_probe.models.info import ModelInfo
-from nope_probe.removal import Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.flags import COUNT, SEQ_LEN, Mistakes
@@ -61,7 +59,7 @@ KINDS: dict[MapKind, tuple[str, str]] = {  # of the maps: the section, and how t
         "What is left is no function of the distance between two positions alone.",
     ),
 }
-FIRST = "In {where}, keys preferred by {first}: {before}; by the block's output (g): {after}."
+FIRST = "In L{layer}, keys preferred by {first}: {before}; by the block's output (g): {after}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +121,7 @@ def report(run: Run) -> Report:
         title=f"L{run.manifest.results['layer']} of {run.manifest.model_name}, stage by stage",
         headline=headline(run),
         sections=[*_maps(run), *sections(VIEWS, run.tables, COLUMNS)],
-        how_to_read=[*notes.how_to_read("circuit"), *map(notes.measure_note, SHOWN)],
+        how_to_read=[*notes.how_to_read("circuit"), *(MEASURES[name].note for name in SHOWN)],
     )
 
 
@@ -175,8 +173,7 @@ def headline(run: Run) -> Headline:
     table.insert(0, "stage", names)
     return Headline(
         sentence=FIRST.format(
-            where=f"L{run.manifest.results['layer']} of {run.manifest.model_name}"
-            + (f" {row_name(Condition(removed).name)}" if removed else ""),
+            layer=run.manifest.results["layer"],
             first=f"{STAGE_WORDS[first].name} ({first})",
             before=shown[first],
             after=shown["g"],

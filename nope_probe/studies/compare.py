@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from nope_probe.figures.intervals import column_text
-from nope_probe.figures.words import INFORMATION, Column, Columns, View, listed
+from nope_probe.figures.words import INFORMATION, Column, Columns, View
 from nope_probe.files import JsonObject
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
@@ -124,9 +124,9 @@ def unlike(manifests: Sequence[Manifest]) -> Mistakes:
     yield len(manifests) < 2, f"expected two runs or more to compare, got {len(manifests)}"
     kinds = [*dict.fromkeys(manifest.kind for manifest in manifests)]
     for kind in kinds:
-        is_of = f"a run is of {kind}: runs of {listed(COMPARED)} can be compared"
+        is_of = f"a run is of {kind}: runs of {', '.join(COMPARED)} can be compared"
         yield kind not in COMPARED, is_of
-    yield len(kinds) > 1, f"the runs have unlike commands: {listed(kinds)}; take those of one"
+    yield len(kinds) > 1, f"the runs have unlike commands: {', '.join(kinds)}; take those of one"
 
 
 def cells_of(manifest: Manifest) -> tuple[object, ...]:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from nope_probe.figures.panels import RowMaps
     from nope_probe.run.folder import Run
 
-KEYS = {"near": "near keys", "far": "far keys", "neither": "neither near nor far keys"}
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"
 
 

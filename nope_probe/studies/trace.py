@@ -94,17 +94,14 @@ VIEWS = (
 )
 LEAST = 0.05  # of a lead or pattern: terms and writers that make less are left out
 INDENT = "· "  # before a head, whose nats its attention's row counts
-FIRST = (
-    "In {reader}, {most} makes the largest part of the {of}: {part} of {whole} nats; parts that "
-    "push back make {against}."
-)
+FIRST = "In {reader}, {most} makes the largest part of the {of}: {part} of {whole} nats."
 NO_PATTERN = "No layer or head shows a lead or order that exceeds the noise."
 NOTHING = "{reader} shows no lead or order that exceeds the noise."
 CAPTION = (
-    "An attention's nats are the sum of all its heads'. Against: parts in it that push back, with "
-    "another sign than the whole. Lost: what is missing without its position."
+    "An attention's nats are the sum of its heads'. Against: parts in it with another sign than "
+    "the whole. Lost: what is missing without its position. Without --reader, the layer is that of "
+    "the largest lead."
 )
-CHOSEN = " {reader} has the largest {number} of {layers}."
 ROTATION, ALIBI = "RoPE's rotation", "ALiBi"
 PARTS = {  # what terms are called in the first table, in the order of their maps
     "all": "whole",
@@ -345,25 +342,12 @@ def headline(run: Run) -> Headline:
     of, parts = QUESTIONS[question], made[question]["part"] * made[question]["part"]["whole"]
     most = str(parts[[name for name in table.index[1:] if name in parts]].idxmax())
     heads = {name: INDENT + name for name in table.index if re.fullmatch(r"L\d+H\d+", name)}
+    part, whole = table[of][[most, "whole"]]
+    heading = f"{reader} at {manifest.seq_len:,} tokens, nats"
     return Headline(
-        sentence=FIRST.format(
-            reader=reader,
-            of=of,
-            most=most,
-            part=table[of][most],
-            whole=table[of]["whole"],
-            against=table[f"{of},\nagainst"]["whole"],
-        ),
-        table=table.rename(heads)
-        .rename_axis(f"{reader} at {manifest.seq_len:,} tokens, nats")
-        .reset_index(),
-        caption=CAPTION
-        + CHOSEN.format(
-            reader=reader,
-            number="lead" if manifest.skip_keys else "order",
-            layers=notes.layers_of_run(manifest),
-        )
-        * (manifest.settings.get("reader") is None),
+        sentence=FIRST.format(reader=reader, of=of, most=most, part=part, whole=whole),
+        table=table.rename(heads).rename_axis(heading).reset_index(),
+        caption=CAPTION,
     )
 
 

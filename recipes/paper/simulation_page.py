@@ -10,7 +10,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.words import layer_names
+from nope_probe.figures.words import MEASURES, layer_names
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, positions
 from nope_probe.run.folder import Run
@@ -47,7 +47,7 @@ def report(run: Run) -> Report:
         title="The parameter-free transformer",
         headline=headline(run.tables["layers"]),
         sections=[*_map_sections(run), *_line_sections(run)],
-        how_to_read=[*notes.how_to_read(HOW_TO_READ), notes.measure_note("monotonicity")],
+        how_to_read=[*notes.how_to_read(HOW_TO_READ), MEASURES["monotonicity"].note],
     )
 
 

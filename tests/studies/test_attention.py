@@ -121,13 +121,10 @@ HEADS = {
 
 def test_the_first_line_is_of_the_mean_head_in_the_first_row() -> None:
     lead = page.headline("m", made(**HEADS))
-    assert lead.sentence == (
-        "On average, heads of m give the first key 32% of their attention; share of position among "
-        "the other keys: 57%."
-    )
+    assert lead.sentence == ("Mean head of m: first key 32%, position among the other keys 57%.")
     assert_numbers_are_cells(lead)
     vectors = page.headline("m", made(**HEADS), skip_keys=0)
-    assert vectors.sentence == "Share of position among the keys of m's heads: 57%."
+    assert "first key none, position among the other keys 57%" in vectors.sentence
     assert [*vectors.table] == ["head", "others, nats", "position"]
     assert lead.table.to_dict("list") == {
         "head": ["mean", "L1H0", "L1H1"],
@@ -150,7 +147,7 @@ def test_uniform_heads_are_not_classed() -> None:
     run = run_attention("rope-tiny", remove="w_q", replacement="zero", **SIZES)
     assert (run.tables["attention"]["information"] < 1e-6).all()
     lead = page.report(run).headline
-    assert lead.sentence.startswith("On average, heads of rope-tiny without W_Q give ")
+    assert lead.sentence.startswith("Mean head of rope-tiny without W_Q: ")
     assert lead.table["head"].tolist() == ["mean"]
     assert lead.table.iloc[0].tolist()[2:] == ["0.00", "0.00", "no share"]
     assert not any("No share" in note for note in run.manifest.data.notes)
@@ -167,7 +164,7 @@ def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> N
         "sequences differ by more than 50 points. Take --n-seqs 200 or more."
     ]
     unknown = made(**HEADS).assign(others_share=float("nan"))
-    assert page.headline("m", unknown).sentence.endswith("the other keys: no share.")
+    assert page.headline("m", unknown).sentence.endswith("the other keys no share.")
 
 
 def test_the_map_draws_the_kind_of_each_head_and_its_need() -> None:
@@ -222,5 +219,4 @@ def test_what_learned_sinks_take_is_a_column(table: pd.DataFrame, tmp_path: Path
     assert (measured["sink_weight_low"] < measured["sink_weight"]).all()
     lead = page.report(run).headline
     assert lead.table["learned sink"][0] == f"{float(taken[1].mean()):.0%}", "L0 sees few keys"
-    assert lead.caption.endswith("Weights are renormalised without the learned sink.")
     assert "sink_weight" not in table

@@ -89,7 +89,6 @@ def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relativ
     assert_numbers_are_cells(lead)
     assert lead.table.iloc[0].tolist()[3:] == [*weights]
     assert f"In the text {name} gives {weights[0]} of the attention of {query} “" in lead.sentence
-    assert lead.sentence.endswith(f"”, in other texts {weights[1]}.")
 
 
 def test_each_head_has_its_strongest_look_and_five_are_shown(
@@ -149,10 +148,7 @@ def test_a_text_alone_is_read_without_other_texts(
     data = packed(of_alone.html())
     assert not data["compared"]
     assert len(zlib.decompress(b64decode(data["heads"][0]["maps"]))) == n * n
-    lead, other = report(alone).headline, report(compared).headline
-    assert lead.sentence.startswith("In the text L1H0 gives ")
-    assert "Only the text was read" in lead.caption
-    assert "Only the text was read" not in other.caption
+    assert report(alone).headline.sentence.startswith("In the text L1H0 gives ")
 
 
 def test_why_of_a_text_alone_is_what_writers_wrote_into_its_keys(

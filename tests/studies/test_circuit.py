@@ -100,8 +100,7 @@ def test_the_first_line_is_the_order_before_and_after_the_mlp(without_mlp: Path)
     for cell, letter in ((f, "f"), (g, "g")):
         assert f"({table['locality']['ablated', letter]:+.2f}±" in cell
     assert lead.sentence == (
-        f"In L0 of nope-tiny without the MLPs, keys preferred by the MLP's input (f): {f}; "
-        f"by the block's output (g): {g}."
+        f"In L0, keys preferred by the MLP's input (f): {f}; by the block's output (g): {g}."
     )
 
 

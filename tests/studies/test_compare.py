@@ -120,10 +120,10 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "trace"}, "unlike commands: ablate and trace"),
+        ({"kind": "trace"}, "unlike commands: ablate, trace"),
         (
             {"kind": "heads"},
-            "is of heads: runs of ablate, attention, behaviour, circuit and trace",
+            "is of heads: runs of ablate, attention, behaviour, circuit, trace",
         ),
     ],
 )

@@ -157,7 +157,7 @@ def chosen_rows(maps: ScoreMaps, rows: list[int]) -> ScoreMaps:
 def test_runs_that_no_difference_can_be_taken_of_are_refused(runs: dict[str, Path]) -> None:
     run = read_run(runs["rope"])
     for change, message in (
-        ({"kind": "trace"}, "unlike commands: ablate and trace; take those of one"),
+        ({"kind": "trace"}, "unlike commands: ablate, trace; take those of one"),
         ({"kind": "heads"}, "a run is of heads: runs of ablate, attention, .* can be compared"),
     ):
         with pytest.raises(UserError, match=message):

@@ -95,8 +95,8 @@ def test_the_verdict_has_a_row_for_each_number_with_counts_of_layers() -> None:
     assert result.table.columns.tolist() == ["", "made by", "carried by"]
     assert result.table.to_numpy().tolist() == [
         ["first key's lead", "mask (2 of 2)", "W_K, W_O"],
-        ["order of other keys", "RoPE (2 of 2)", "none of the weights"],
-        ["not by distance", "mask and RoPE, either (2 of 2)", "W_O"],
+        ["order of other keys", "RoPE (2 of 2)", "none"],
+        ["not by distance", "mask + RoPE, either (2 of 2)", "W_O"],
     ]
 
 
@@ -196,8 +196,8 @@ def test_what_makes_a_number_in_each_layer_is_a_table() -> None:
     given["pattern"].loc[given["pattern"]["layer"] == 0, "order_low"] = -1.0
     section = ablate_page.maker_section(Run(manifest=manifest_of(**MANIFEST), tables=given))
     assert section.table.to_numpy().tolist() == [
-        ["L0", "mask", "within noise", "mask and RoPE, either"],
-        ["L1", "mask", "RoPE", "mask and RoPE, either"],
+        ["L0", "mask", "within noise", "mask + RoPE, either"],
+        ["L1", "mask", "RoPE", "mask + RoPE, either"],
     ]
 
 
