@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from nope_probe.figures.words import layer_names, listed
+from nope_probe.figures.words import layer_names
 from nope_probe.reports.page import MOST_ROWS, Headline
 from nope_probe.studies.page import PlainConsole, print_headline, print_table
 from nope_probe.studies.tables import TableRow
@@ -66,9 +66,10 @@ def headline(findings: ModelFindings) -> Headline:
         rows.append(row)
     n_rope, n = sum(layer.rope for layer in findings.layers), len(findings.layers)
     bos = SAYS_BOS[findings.bos]
+    masks = ", ".join([*dict.fromkeys(str(layer.mask) for layer in findings.layers)][:MASKS])
     return Headline(
         sentence=f"{findings.model} uses RoPE in {n_rope} of {n} attending layers; its mask is "
-        f"{listed([*dict.fromkeys(str(layer.mask) for layer in findings.layers)][:MASKS])}{bos}.",
+        f"{masks}{bos}.",
         table=pd.DataFrame(rows[:MOST_ROWS]),
         caption="RoPE: the largest change of a score, nats, when it is removed. Pairs: the rotary "
         "pairs that change a score, of those that turn. --verbose has a row per layer.",
