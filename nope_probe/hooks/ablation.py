@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, wraps
+from functools import cache
 from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,12 +31,13 @@ from nope_probe.hooks.layers.model import (
     Inputs,
     as_inputs,
     documents_of,
+    kept_to_this_thread,
     layers_of,
     original_of,
     tapped,
 )
 from nope_probe.hooks.layers.objects import Model, model_of, refused
-from nope_probe.hooks.layers.tap import Edits
+from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.reading.written import capture_block_positions, null_seed_of
 from nope_probe.hooks.removing.block_ablation import (
@@ -74,8 +75,7 @@ def ablated(
     Other hooks, added before or inside the context, see the ablation's outputs and may change
     them; the ablation reads their outputs too. Padding stays hidden without the mask. Text is
     generated without a cache, with a warning, where a new token changes the keys and values of
-    earlier positions. The passes of all threads are ablated until the context is left, in whichever
-    thread that is.
+    earlier positions. A model is used by one thread at a time: the one that enters the context.
 
     Args:
         model: a HookedTransformer or TransformerBridge, or what `load` returns; its outputs are
@@ -92,9 +92,9 @@ def ablated(
             one of other weights, or for a prefix longer than the model's context. In a forward
             pass, for a prefix longer than the sequences, for keys and values from a cache that the
             ablation makes wrong, for padding that looks like tokens or changes the removal, or if
-            `reset_hooks` removed the ablation. Inside another `ablated` on this model, of any
-            thread: two writers of the attention scores do not commute. Name all components in one
-            Ablation.
+            `reset_hooks` removed the ablation. Inside another `ablated` on this model: two writers
+            of the attention scores do not commute. Name all components in one Ablation. If another
+            thread reads or ablates the model, and in the passes of other threads.
 
     Example:
         >>> from nope_probe import Ablation, ablated, load
@@ -114,9 +114,8 @@ def ablated(
         stack.enter_context(_in_place(model, _active(model, ablation, calibration, blocks)))
         stack.enter_context(_whole_sequences(model, ablation))
         stack.enter_context(refused(model))
-        for block in blocks:
-            edits = Edits(rope=block.straightens, change=block.edit)
-            stack.enter_context(block.layer.tap.ablated(edits))
+        edits = {of.layer.tap: Edits(rope=of.straightens, change=of.edit) for of in blocks}
+        stack.enter_context(edited(edits))
         yield model
 
 
@@ -319,7 +318,6 @@ def _without_cache(
     """
     parameters = signature(method)
 
-    @wraps(method)
     def generate(*args: object, **options: object) -> object:
         call = parameters.bind(*args, **options)
         is_named = switch in parameters.parameters
@@ -339,7 +337,6 @@ def _without_unseen_padding(model: Any, removed: str) -> Callable[..., Any]:
     """
     run = model.forward
 
-    @wraps(run)
     def forward(*args: object, **options: object) -> object:
         call = signature(run).bind(*args, **options).arguments
         texts = call["input"]
@@ -362,8 +359,8 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
 
     Matrices become Gaussian with a standard deviation of 0.02, norm weights ones and biases zeros.
     Parameters that are all zero, such as the positions of a HookedTransformer without position
-    encoding, stay zero. The trained weights wait in main memory. The passes of all threads run the
-    untrained model.
+    encoding, stay zero. The trained weights wait in main memory. A model is used by one thread at a
+    time: the one that enters the context.
 
     Args:
         model: in any form that `load` takes in memory, or what it returns; bit-identical
@@ -371,7 +368,7 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
         seed: the seed of the draws.
 
     Raises:
-        UserError: inside another `untrained` on this model.
+        UserError: inside another `untrained` on this model; in the passes of other threads.
 
     Example:
         >>> from nope_probe import load, untrained
@@ -383,7 +380,12 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
     model = model_of(model)
     generator = torch.Generator().manual_seed(seed)
     taken = "the model is untrained already: leave the other `untrained` first"
-    with registered(_REDRAWN, model, object(), taken), refused(model), _restored(model):
+    with (
+        registered(_REDRAWN, model, object(), taken),
+        kept_to_this_thread(model),
+        refused(model),
+        _restored(model),
+    ):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(_drawn(name, parameter, generator))

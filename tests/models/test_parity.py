@@ -17,7 +17,7 @@ from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.parity import errors_of, probe_tokens, probed
 from nope_probe.hooks.layers.passes import TRAITS, traits_of
-from nope_probe.hooks.layers.tap import Edits
+from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.load import load
 from nope_probe.models.names import CHECKPOINTS
@@ -175,7 +175,7 @@ def test_a_tap_that_computes_something_else_fails_parity() -> None:
     assert {*describe(model, "bare", error_of_tap(model)).parity} == {"output"}
     tap = layers_of(model)[0].tap
     with (
-        tap.ablated(Edits(change=lambda x: replace(x, scale=1.1 * x.scale))),
+        edited({tap: Edits(change=lambda x: replace(x, scale=1.1 * x.scale))}),
         pytest.raises(UserError, match=r"bare fails parity: output off by .* different outputs"),
     ):
         describe(model, "bare", error_of_tap(model))

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.hooks.layers.attention import Attention
-from nope_probe.hooks.layers.hook_points import INSTALLING, HookPoint, PlacedHook
+from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook
 from nope_probe.hooks.layers.rotation import fit_rotary
 from nope_probe.hooks.layers.tap import Tap
 from nope_probe.maps.positions import Rotation
@@ -107,22 +107,20 @@ class Layer(ABC):
         attributes = vars(self.attending)  # past a bridge's __setattr__
         if "tap" not in attributes:
             points = self.point("attn.hook_attn_scores"), self.point("attn.hook_pattern")
-            attributes.setdefault("tap", Tap(*points, masked=self.masked))
+            attributes["tap"] = Tap(*points, masked=self.masked)
         return attributes["tap"]
 
     def attach_tap(self) -> None:
         """Let the block attend through its tap, until as many calls of `detach_tap`."""
-        with INSTALLING:
-            self.tap.n_users += 1
-            if self.tap.n_users == 1:
-                self._attach()
+        self.tap.n_users += 1
+        if self.tap.n_users == 1:
+            self._attach()
 
     def detach_tap(self) -> None:
         """Let the block attend by TransformerLens's code again, if nobody else needs the tap."""
-        with INSTALLING:
-            self.tap.n_users -= 1
-            if not self.tap.n_users:
-                self._detach()
+        self.tap.n_users -= 1
+        if not self.tap.n_users:
+            self._detach()
 
     @abstractmethod
     def _attach(self) -> None:

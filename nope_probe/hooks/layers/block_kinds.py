@@ -6,7 +6,6 @@ import sys
 from collections.abc import Hashable, Iterator
 from copy import copy
 from functools import partial
-from threading import get_ident
 from typing import Any, cast
 
 import torch
@@ -24,7 +23,7 @@ from nope_probe.hooks.layers.attention import (
 )
 from nope_probe.hooks.layers.base_layer import COMPUTED, Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, last
-from nope_probe.hooks.layers.tap import BORROWED, FUSED, NAME, attend_inline, current, register
+from nope_probe.hooks.layers.tap import FUSED, NAME, attend_inline, current, register
 from nope_probe.maps.positions import Rotation
 from nope_probe.removal import Projection
 
@@ -318,7 +317,7 @@ class BridgeLayer(Layer):
     def _attach(self) -> None:
         register()
         if self.uses_interface:
-            self.hf_attn.config._attn_implementation = BORROWED
+            self.hf_attn.config._attn_implementation = NAME
         vars(self.attn)["forward"] = self._attend
         for bridge in self.attn.submodules.values():
             # GPT-2's o is next to transformers' module, not in its place.
@@ -430,13 +429,13 @@ class BridgeLayer(Layer):
         return tensor
 
     def hooks_without_norm_weight(self, norm: NormName) -> Iterator[PlacedHook]:
-        kept: dict[int, Tensor] = {}  # by thread
+        kept = list[Tensor]()
 
         def keep(tensor: Tensor, hook: HookPoint) -> None:
-            kept[get_ident()] = tensor
+            kept[:] = [tensor]
 
         def write(tensor: Tensor, hook: HookPoint) -> Tensor:
-            return kept.pop(get_ident()).to(tensor.dtype)
+            return kept.pop().to(tensor.dtype)
 
         yield last(self.point(f"{norm}.hook_normalized"), keep)
         yield first(self.point(f"{norm}.hook_out"), write)

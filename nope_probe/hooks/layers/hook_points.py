@@ -8,9 +8,8 @@ A hook that writes runs before all others, so that they see its output and may c
 that reads runs after them, so that it reads their final tensor. The order is restored
 whenever the block (or other module) that the hooks belong to is entered.
 
-Several threads may run a model at once. Hooks that read, and methods replaced for a reading, are of
-the thread that attached them: the passes of other threads do not run them. An ablation's hooks run
-in all passes that begin after they were attached.
+A model is used by one thread at a time. The thread that reads or ablates a model keeps it, and the
+passes of other threads are refused meanwhile.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial, update_wrapper
-from threading import Lock, get_ident
+from functools import wraps
+from threading import get_ident
 from typing import (
     Any,
     Literal,
@@ -34,8 +33,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from nope_probe.errors import UserError
-
-INSTALLING = Lock()  # for the moments in which something of a model is replaced or put back
 
 
 @runtime_checkable
@@ -153,7 +150,7 @@ def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
                 + [placed for placed in lasts if placed.place == "last"]
             )
             kept.handles += [
-                (placed, stack.enter_context(_attached(placed.point, kept.in_entered(placed.hook))))
+                (placed, stack.enter_context(_attached(placed.point, placed.hook)))
                 for placed in kept.hooks
             ]
             stack.callback(module.register_forward_pre_hook(kept).remove)
@@ -162,24 +159,11 @@ def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
 
 
 class _KeptInPlace:
-    """Runs when a module is entered: checks that its hooks are there, and restores their order.
-
-    A pass that is inside the module when the hooks are attached does not run them: they may belong
-    together, as a hook that keeps a tensor and a hook that writes it.
-    """
+    """Runs when a module is entered: checks that its hooks are there, and restores their order."""
 
     def __init__(self, hooks: Sequence[PlacedHook]) -> None:
         self.hooks = hooks
         self.handles: list[tuple[PlacedHook, LensHandle]] = []
-        self.entered: set[int] = set()  # the threads whose passes have entered the module
-
-    def in_entered(self, hook: Hook) -> Hook:
-        """Return a hook that runs in the passes that have entered the module with the hooks."""
-
-        def run(tensor: Tensor, hook: HookPoint, *, placed: Hook = hook) -> Tensor | None:
-            return placed(tensor, hook=hook) if get_ident() in self.entered else None
-
-        return run
 
     def __call__(self, module: nn.Module, args: object) -> None:
         orders = defaultdict[HookPoint, dict[str, list[int]]](lambda: {"first": [], "last": []})
@@ -192,46 +176,41 @@ class _KeptInPlace:
             orders[placed.point][placed.place].append(handle.hook.id)
         for point, order in orders.items():
             _restore_order(point, **order)
-        self.entered.add(get_ident())
 
 
 def _restore_order(point: Any, first: Sequence[int], last: Sequence[int]) -> None:
     """Move hooks of a hook point, by their ids, before and after all others."""
-    # As TransformerLens's `prepend` does; PyTorch has no public way to reorder hooks. Hooks that
-    # are in order stay untouched, because a pass of another thread may be running them.
-    hooks = point._forward_hooks
-    present = [*hooks]
-    if present[: len(first)] != first:
-        for number in reversed(first):
-            hooks.move_to_end(number, last=False)
-    if present[len(present) - len(last) :] != last:
-        for number in last:
-            hooks.move_to_end(number)
+    # As TransformerLens's `prepend` does; PyTorch has no public way to reorder hooks.
+    for number in reversed(first):
+        point._forward_hooks.move_to_end(number, last=False)
+    for number in last:
+        point._forward_hooks.move_to_end(number)
 
 
 class OfThread:
-    """A hook that runs in the passes of the thread that made it, and in no others."""
+    """A hook of this package, which a pass that another thread is in the middle of does not run."""
 
-    def __init__(self, hook: Callable[..., Any]) -> None:
+    def __init__(self, hook: Hook) -> None:
         self.hook, self.thread = hook, get_ident()
 
-    def __call__(self, *args: object, **options: object) -> Any:
-        return self.hook(*args, **options) if get_ident() == self.thread else None
+    def __call__(self, tensor: Tensor, /, *, hook: HookPoint) -> Tensor | None:
+        return self.hook(tensor, hook=hook) if get_ident() == self.thread else None
 
 
 @contextmanager
 def hooks_attached(hooks: Iterable[Attachment]) -> Iterator[None]:
-    """Add hooks to hook points for this thread's passes, in order, and remove exactly these."""
+    """Add hooks to hook points, in order, and remove exactly these."""
     with ExitStack() as stack:
         for point, hook in hooks:
-            stack.enter_context(_attached(point, OfThread(hook)))
+            stack.enter_context(_attached(point, hook))
         yield
 
 
 @contextmanager
 def _attached(point: HookPoint, hook: Hook) -> Iterator[LensHandle]:
-    point.add_hook(hook)
-    handle = next(handle for handle in [*point.fwd_hooks] if handle.user_hook is hook)
+    of_thread = OfThread(hook)
+    point.add_hook(of_thread)
+    handle = next(handle for handle in [*point.fwd_hooks] if handle.user_hook is of_thread)
     try:
         yield handle
     finally:
@@ -242,9 +221,9 @@ def _attached(point: HookPoint, hook: Hook) -> Iterator[LensHandle]:
 
 @contextmanager
 def hooks_detached(model: HookedModel) -> Iterator[None]:
-    """Let this thread's passes run without the hooks on hook points now, even an ablation's."""
+    """Run without the hooks that are on hook points now, even an ablation's."""
 
-    def without(point: Any, _: object) -> Callable[..., Any]:
+    def without(point: Any) -> Callable[..., Any]:
         detached = {*point._forward_hooks}
 
         def run(tensor: Tensor) -> Tensor:
@@ -260,8 +239,7 @@ def hooks_detached(model: HookedModel) -> Iterator[None]:
         for module in cast(nn.Module, model).modules():
             if isinstance(module, HookPoint) and cast(Any, module)._forward_hooks:
                 # What `__call__` of a module runs: its forward pass and its hooks.
-                make = partial(without, module)
-                stack.enter_context(replaced_in_this_thread(module, "_call_impl", make))
+                stack.enter_context(methods_replaced(module, _call_impl=without(module)))
         yield
 
 
@@ -272,7 +250,7 @@ def registered(
     """Keep a value in a registry for as long as the context lasts.
 
     Raises:
-        UserError: saying `taken`, if another value is there, of any thread.
+        UserError: saying `taken`, if another value is there.
     """
     if registry.setdefault(key, value) is not value:
         raise UserError(taken)
@@ -282,63 +260,15 @@ def registered(
         del registry[key]
 
 
-class _ByThread:
-    """A method of one instance that some threads have replaced.
-
-    Attributes:
-        before: the instance's attribute of this name; None for the method of its class.
-        replaced: the replacements, by thread.
-    """
-
-    def __init__(self, module: object, name: str) -> None:
-        self.before: Callable[..., Any] | None = vars(module).get(name)
-        self.method: Callable[..., Any] = getattr(module, name)
-        self.replaced: dict[int, Callable[..., Any]] = {}
-        update_wrapper(self, self.method)  # its signature is looked at
-
-    def __call__(self, *args: object, **options: object) -> Any:
-        return self.replaced.get(get_ident(), self.method)(*args, **options)
-
-
-@contextmanager
-def replaced_in_this_thread(
-    module: object, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """Replace a method of one instance in this thread for as long as the context lasts.
-
-    Args:
-        module: the instance.
-        name: the method's name.
-        make: makes the replacement of the method as this thread has it.
-    """
-    attributes, thread = vars(module), get_ident()
-    with INSTALLING:
-        by_thread = attributes.get(name)
-        if not isinstance(by_thread, _ByThread):
-            # Past a bridge's __setattr__, which would pass it on to the HF module.
-            by_thread = attributes[name] = _ByThread(module, name)
-        outer = by_thread.replaced.get(thread)
-        by_thread.replaced[thread] = make(outer or by_thread.method)
-    try:
-        yield
-    finally:
-        with INSTALLING:
-            if outer is not None:
-                by_thread.replaced[thread] = outer
-            else:
-                del by_thread.replaced[thread]
-            if not by_thread.replaced:
-                del attributes[name]
-                attributes |= {} if by_thread.before is None else {name: by_thread.before}
-
-
 @contextmanager
 def methods_replaced(module: object, **methods: Callable[..., Any]) -> Iterator[None]:
-    """Replace methods of one instance, in all threads, for as long as the context lasts."""
+    """Replace methods of one instance for as long as the context lasts."""
     # Past a bridge's __setattr__, which would pass them on to the HF module.
     attributes = vars(module) if methods else {}
     before = {name: attributes[name] for name in methods if name in attributes}
-    attributes.update(methods)
+    # Code looks at their signatures.
+    wrapped = {name: wraps(getattr(module, name))(method) for name, method in methods.items()}
+    attributes.update(wrapped)
     try:
         yield
     finally:

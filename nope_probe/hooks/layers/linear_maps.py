@@ -23,9 +23,8 @@ from nope_probe.hooks.layers.attention import Attention, relative_error, upcast
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
-    OfThread,
     hooks_detached,
-    replaced_in_this_thread,
+    methods_replaced,
 )
 from nope_probe.hooks.layers.model import tapped
 from nope_probe.hooks.layers.passes import run_forward, traits_of
@@ -259,7 +258,7 @@ def _heads_of(
     with (
         torch.inference_mode(),
         hooks_detached(model),
-        layer.attn.register_forward_pre_hook(OfThread(enter), with_kwargs=True),
+        layer.attn.register_forward_pre_hook(enter, with_kwargs=True),
         edited({tap: Edits(rope=straight)}),
         taps_read([(tap, keep)], [tap]),
     ):
@@ -273,8 +272,8 @@ def _norms_as(layer: Layer, scale: float) -> Iterator[list[nn.Module]]:
     norms = list(_outermost_norms(layer.attending))
     with ExitStack() as stack:
         for norm in norms:
-            with_scale = partial(_with_scale, scale)
-            stack.enter_context(replaced_in_this_thread(norm, "forward", with_scale))
+            forward = _with_scale(scale, norm.forward)
+            stack.enter_context(methods_replaced(norm, forward=forward))
         yield norms
 
 

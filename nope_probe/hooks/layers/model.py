@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from inspect import signature
+from threading import get_ident
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +23,6 @@ from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.base_layer import Layer, find_point
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
 from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint
-from nope_probe.hooks.layers.tap import current
 
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
@@ -86,34 +87,48 @@ def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) ->
     return [layers[number] for number in chosen]
 
 
+ANOTHER_THREAD = (
+    "another thread reads or ablates this model, and a model is used by one thread at a time: "
+    "enter `ablated` in the thread that runs the model, or share a lock between the threads"
+)
+# The thread of each context that keeps a model.
+_KEEPING: WeakKeyDictionary[HookedModel, list[int]] = WeakKeyDictionary()
+
+
+@contextmanager
+def kept_to_this_thread(model: HookedModel) -> Iterator[None]:
+    """Keep a model to this thread for as long as the context lasts.
+
+    Raises:
+        UserError: if another thread keeps it; in a pass of another thread, as it begins or at its
+            next block.
+    """
+    thread, threads = get_ident(), _KEEPING.setdefault(model, [])
+
+    def refuse_others(*_: object) -> None:
+        if get_ident() != thread:
+            raise UserError(ANOTHER_THREAD)
+
+    with ExitStack() as stack:
+        threads.append(thread)
+        stack.callback(threads.remove, thread)
+        if {*threads} != {thread}:
+            raise UserError(ANOTHER_THREAD)
+        for module in (original_of(model) or cast(nn.Module, model), *blocks_of(model)):
+            handle = module.register_forward_pre_hook(refuse_others, prepend=True)
+            stack.callback(handle.remove)
+        yield
+
+
 @contextmanager
 def tapped(model: HookedModel) -> Iterator[list[Layer]]:
-    """Let all blocks attend through their taps, in all threads, and yield the blocks."""
+    """Let all blocks attend through their taps, in this thread alone, and yield the blocks."""
     layers = layers_of(model)
-    _keep_positions_by_thread(model)
-    with ExitStack() as stack:
+    with kept_to_this_thread(model), ExitStack() as stack:
         for layer in layers:
             layer.attach_tap()
             stack.callback(layer.detach_tap)
         yield layers
-
-
-def _keep_positions_by_thread(model: HookedModel) -> None:
-    """Let threads embed the positions of batches of unequal sizes at once.
-
-    TransformerLens leaves the number of a pass's sequences on the module of position embeddings.
-    """
-    positions = cast(Any, model)._modules.get("pos_embed")
-    kind = type(positions)
-    if kind.__name__ == "PosEmbedBridge" and not hasattr(kind, _N_SEQS):
-        setattr(kind, _N_SEQS, property(lambda _: current.n_seqs, _set_n_seqs))
-
-
-_N_SEQS = "_current_batch_size"
-
-
-def _set_n_seqs(module: nn.Module, n_seqs: int | None) -> None:
-    current.n_seqs = n_seqs
 
 
 def modules_of(model: HookedModel | nn.Module) -> dict[str, nn.Module]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,16 +22,14 @@ from nope_probe.hooks.layers.attention import Attention, HeadVectors
 from nope_probe.hooks.layers.base_layer import Layer, Traits, Vectors
 from nope_probe.hooks.layers.block_kinds import HookedLayer
 from nope_probe.hooks.layers.hook_points import (
-    INSTALLING,
     HookedModel,
     HookGroup,
     HookPoint,
-    OfThread,
     first,
     hooks_attached,
     hooks_detached,
     hooks_in_place,
-    replaced_in_this_thread,
+    methods_replaced,
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
@@ -107,43 +104,30 @@ def logits_of(
         return model(tokens.to(next(model.parameters()).device))
 
 
-_EVALUATED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by how many contexts
-
-
 @contextmanager
 def evaluated(model: HookedModel | nn.Module) -> Iterator[None]:
     """Run a model on whole sequences: without dropout, with the mask and RoPE that they get.
 
     The model may be one of plain transformers. Modules in training mode are in evaluation mode for
-    as long as the context lasts, in all threads. In this thread, nothing is padded, whatever a
-    HookedTransformer's tokenizer pads with, and where, and dynamic RoPE knows no sequence but a
-    pass's.
+    as long as the context lasts. Nothing is padded, whatever a HookedTransformer's tokenizer pads
+    with, and where, and dynamic RoPE knows no sequence but a pass's.
     """
     modules = [*modules_of(model).values()]
     is_hooked = hasattr(model, "input_to_embed") and not is_bridge(model)  # a HookedTransformer
     tokenizer = getattr(model, "tokenizer", None) if is_hooked else None
-    with INSTALLING:
-        training = [module for module in modules if module.training or module in _EVALUATED]
-        for module in training:
-            _EVALUATED[module] = _EVALUATED.get(module, 0) + 1
-            vars(module)["training"] = False  # past a bridge's __setattr__
-    try:
-        with ExitStack() as stack:
-            for module in modules:
-                if _ORIGINAL in vars(module):
-                    make = partial(_as_first_pass, module)
-                    stack.enter_context(replaced_in_this_thread(module, "forward", make))
-            if tokenizer is not None and tokenizer.padding_side == "left":
-                padding = replaced_in_this_thread(model, "input_to_embed", _unpadded)
-                stack.enter_context(padding)
-            yield
-    finally:
-        with INSTALLING:
-            for module in training:
-                _EVALUATED[module] -= 1
-                if not _EVALUATED[module]:  # no other thread reads the model
-                    del _EVALUATED[module]
-                    vars(module)["training"] = True
+    training = [module for module in modules if module.training]
+    with ExitStack() as stack:
+        for module in training:  # past a bridge's __setattr__
+            vars(module)["training"] = False
+            stack.callback(vars(module).update, training=True)
+        for module in modules:
+            if _ORIGINAL in vars(module):
+                forward = _as_first_pass(module, module.forward)
+                stack.enter_context(methods_replaced(module, forward=forward))
+        if tokenizer is not None and tokenizer.padding_side == "left":
+            embed = _unpadded(cast(Any, model).input_to_embed)
+            stack.enter_context(methods_replaced(model, input_to_embed=embed))
+        yield
 
 
 def _unpadded(embed: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,9 +151,6 @@ def _unpadded(embed: Callable[..., Any]) -> Callable[..., Any]:
 _LONGEST, _ORIGINAL = "max_seq_len_cached", "original_max_seq_len"
 
 
-_ROTATING = Lock()  # for the moment in which a module has the frequencies of one pass
-
-
 def _as_first_pass(module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward pass of RoPE with the frequencies of its sequences alone.
 
@@ -179,21 +160,20 @@ def _as_first_pass(module: nn.Module, run: Callable[..., Any]) -> Callable[..., 
     """
 
     def forward(*args: object, **options: object) -> object:
-        with _ROTATING:
-            attributes, buffers = vars(module), module._buffers
-            longest = {name: attributes[name] for name in [*attributes] if name.endswith(_LONGEST)}
-            before = {**buffers}
-            buffers |= {name: x.clone() for name, x in before.items() if x is not None}
-            for name in longest:
-                prefix = name.removesuffix(_LONGEST)  # the type of a layer, or nothing
-                if attributes[name] > attributes[_ORIGINAL]:
-                    buffers[f"{prefix}inv_freq"] = buffers[f"{prefix}original_inv_freq"]
-                    attributes[name] = attributes[_ORIGINAL]
-            try:
-                return run(*args, **options)
-            finally:
-                attributes.update(longest)
-                buffers.update(before)
+        attributes, buffers = vars(module), module._buffers
+        longest = {name: attributes[name] for name in attributes if name.endswith(_LONGEST)}
+        before = {**buffers}
+        buffers |= {name: x.clone() for name, x in before.items() if x is not None}
+        for name in longest:
+            prefix = name.removesuffix(_LONGEST)  # the type of a layer, or nothing
+            if attributes[name] > attributes[_ORIGINAL]:
+                buffers[f"{prefix}inv_freq"] = buffers[f"{prefix}original_inv_freq"]
+                attributes[name] = attributes[_ORIGINAL]
+        try:
+            return run(*args, **options)
+        finally:
+            attributes.update(longest)
+            buffers.update(before)
 
     return forward
 
@@ -209,8 +189,7 @@ def run_forward(model: HookedModel, inputs: Inputs) -> None:
     options: dict[str, int] = {} if is_bridge(model) else {"stop_at_layer": model.cfg.n_layers}
     entries: list[HookGroup] = []
     if inputs.is_floating_point() and is_bridge(model):
-        here = OfThread(lambda tensor, hook: inputs)
-        enter = first(block_point(model, 0, "hook_resid_pre"), here)
+        enter = first(block_point(model, 0, "hook_resid_pre"), lambda tensor, hook: inputs)
         entries.append(HookGroup(blocks_of(model)[0], [enter]))
     elif inputs.is_floating_point():
         options["start_at_layer"] = 0
@@ -366,7 +345,7 @@ def _counting_outputs(model: HookedModel) -> Iterator[list[int]]:
     def count(module: nn.Module, args: object, output: object) -> None:
         counts.append(len(output) if isinstance(output, tuple) else 0)
 
-    with blocks_of(model)[0].register_forward_hook(OfThread(count)):
+    with blocks_of(model)[0].register_forward_hook(count):
         yield counts
 
 
@@ -394,7 +373,7 @@ def entered(
 
     with ExitStack() as stack:
         for block in blocks_of(model)[:number]:
-            stack.enter_context(replaced_in_this_thread(block, "forward", lambda _: skip))
+            stack.enter_context(methods_replaced(block, forward=skip))
         yield
 
 
@@ -407,5 +386,5 @@ def logits_from(model: HookedModel, position: int) -> Iterator[None]:
     ) -> tuple[Float[Tensor, "batch later d_model"]]:
         return (inputs[0][:, position:],)
 
-    with modules_of(model)["unembed"].register_forward_pre_hook(OfThread(cut)):
+    with modules_of(model)["unembed"].register_forward_pre_hook(cut):
         yield

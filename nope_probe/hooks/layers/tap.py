@@ -38,8 +38,8 @@ from nope_probe.hooks.layers.hook_points import HookPoint
 from nope_probe.maps.positions import Angles
 
 # Our functions' names among transformers', in models whose masks are added to scores (eager
-# attention), in models that leave causal masks out (all other), and in others for a while.
-NAME, FUSED, BORROWED = "nope_probe", "nope_probe_fused", "nope_probe_for_a_while"
+# attention) and in models that leave causal masks out (all other).
+NAME, FUSED = "nope_probe", "nope_probe_fused"
 
 
 class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
@@ -68,25 +68,21 @@ class Edits(NamedTuple):
 
 
 class PassState(local):
-    """The readers and edits of one thread, and what its forward pass leaves for masks and taps.
+    """The readers of one thread, and what its forward pass leaves for masks and taps.
 
     Attributes:
         angles: the angles of RoPE in the block that attends.
         far_apart: whether masks are made as if neighbours were beyond any window or chunk.
-        n_seqs: the number of sequences, until position embeddings are made.
         readers: called with the attention of each pass, after all hooks, by tap.
-        edits: the edits in place of an ablation's, by tap.
         weights: the attention weights of the blocks of a pass that returns them; None in others.
     """
 
     angles: Angles | None = None
     far_apart = False
-    n_seqs: int | None = None
     weights: list[Float[Tensor, "batch head query_pos key_pos"]] | None = None
 
     def __init__(self) -> None:
         self.readers: dict[Tap, list[Callable[[Attention], None]]] = {}
-        self.edits: dict[Tap, Edits] = {}
 
 
 current = PassState()
@@ -97,20 +93,15 @@ class Tap:
 
     Attributes:
         masked: the value of masked scores: -inf on HookedTransformers, finfo.min on bridges.
-        ablation: the edits of the ablation in effect, in the passes of all threads.
+        edits: the edits in effect.
         n_users: how many contexts need the block to attend through the tap.
         scale: the factor between q.k and a score, of families that compute attention in line.
     """
 
     def __init__(self, scores: HookPoint, pattern: HookPoint, masked: float | None = None) -> None:
         self.scores_point, self.pattern_point, self.masked = scores, pattern, masked
-        self.ablation, self.n_users = Edits(), 0
+        self.edits, self.n_users = Edits(), 0
         self.scale: float | None = None
-
-    @property
-    def edits(self) -> Edits:
-        """The edits in this thread's passes."""
-        return current.edits.get(self, self.ablation)
 
     def __call__(
         self,
@@ -159,24 +150,18 @@ class Tap:
             values.append(torch.einsum("bhqk,bkhd->bqhd", weights, v))
         return values[0] if len(values) == 1 else torch.cat(values, 1)
 
-    @contextmanager
-    def ablated(self, edits: Edits) -> Iterator[None]:
-        """Compute attention with an ablation's edits for as long as the context lasts."""
-        self.ablation = edits
-        try:
-            yield
-        finally:
-            self.ablation = Edits()
-
 
 @contextmanager
 def edited(taps: dict[Tap, Edits]) -> Iterator[None]:
-    """Compute this thread's attention with these edits, and no others, while the context lasts."""
-    before, current.edits = current.edits, current.edits | taps
+    """Compute attention with these edits, and no others, for as long as the context lasts."""
+    before = {tap: tap.edits for tap in taps}
+    for tap, edits in taps.items():
+        tap.edits = edits
     try:
         yield
     finally:
-        current.edits = before
+        for tap, edits in before.items():
+            tap.edits = edits
 
 
 @contextmanager
@@ -387,24 +372,13 @@ def positions_far_apart() -> Iterator[None]:
         current.far_apart = False
 
 
-def borrowed_mask(**options: Any) -> object:
-    """Return the mask of a pass through a model that attends by transformers' code afterwards.
-
-    A pass of another thread may go on by that code, to which it brings the mask that it began with.
-    """
-    from transformers.masking_utils import eager_mask
-
-    return attention_mask(**options) if current.readers else eager_mask(**options)
-
-
 def register() -> None:
     """Make our functions known to transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    masks = {NAME: attention_mask, FUSED: attention_mask, BORROWED: borrowed_mask}
-    for name, mask in masks.items():
+    for name in (NAME, FUSED):
         AttentionInterface.register(name, attention_forward)
-        AttentionMaskInterface.register(name, mask)
+        AttentionMaskInterface.register(name, attention_mask)
 
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm")

@@ -171,7 +171,7 @@ class _Measuring:
         hooks = self._reading(writer, number, kept, to_end=to_end or is_block)
         outputs: dict[int, Vectors] = {}
         for start, stop in self.batches:
-            texts.set(self._numbers(start).to(place))
+            texts.numbers = self._numbers(start).to(place)
             residuals = {entry: self.residuals[start].to(place)} if entry else {}
             begin = Entry(residuals=residuals, n_outputs=self.n_outputs)
             with entered(model, begin, entry), hooks_in_place(groups), hooks_attached(hooks):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -178,15 +177,11 @@ def estimated_on_halves(model: HookedModel, fold_of: Int[Tensor, " seq"]) -> boo
 
 def foreign_hooks(model: HookedModel) -> list[str]:
     """Return the names of modules with hooks that are neither this package's nor a library's."""
-    active = ABLATED.get(model)
-    groups = () if active is None else active.groups
-    placed_on = Counter(id(placed.point) for group in groups for placed in group.hooks)
 
     def has_others(module: nn.Module) -> bool:
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         if isinstance(module, HookPoint):
-            reading = sum(isinstance(handle.user_hook, OfThread) for handle in [*module.fwd_hooks])
-            return len(hooks) != placed_on[id(module)] + reading
+            return len(hooks) != sum(isinstance(of.user_hook, OfThread) for of in module.fwd_hooks)
         return not all(_is_of_the_libraries(hook) for hook in hooks)
 
     return [name for name, module in modules_of(model).items() if has_others(module)]

@@ -7,10 +7,8 @@ component from one block: it attaches hooks, and edits the block's attention.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from threading import get_ident
 from typing import ClassVar, get_args
 
 import torch
@@ -239,7 +237,7 @@ class Weight(Removal):
 
     def __init__(self, target: Target, ablation: Ablation) -> None:
         super().__init__(target, ablation)
-        self.inputs = defaultdict[int, list[Tensor]](list)  # by thread
+        self.inputs = list[Tensor]()
         reason = target.layer.why_not_replaced(self.kind)
         if reason is not None:
             raise UserError(
@@ -279,19 +277,18 @@ class Weight(Removal):
         yield last(point("hook_resid_post"), self.drop)
 
     def keep(self, tensor: Tensor, hook: HookPoint) -> None:
-        self.inputs[get_ident()].append(tensor)
+        self.inputs.append(tensor)
 
     def write(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         # A HookedTransformer norms the inputs of W_Q, W_K and W_V one after the other.
-        inputs = self.inputs[get_ident()]
-        place = ("w_q", "w_k", "w_v").index(self.kind) if len(inputs) == 3 else -1
-        y = self.layer.norm_output("ln1", inputs[place])
+        place = ("w_q", "w_k", "w_v").index(self.kind) if len(self.inputs) == 3 else -1
+        y = self.layer.norm_output("ln1", self.inputs[place])
         new = self.replaced.outputs(y).to(tensor.dtype)
         return self.in_heads(new, repeat_heads(tensor, self.layer.n_heads), dim=2)
 
     def drop(self, tensor: Tensor, hook: HookPoint) -> None:
         """Drop the tensors of a pass, because inputs and values of all blocks are gigabytes."""
-        self.inputs.pop(get_ident(), None)
+        self.inputs.clear()
 
 
 class WQ(Weight):
@@ -322,7 +319,7 @@ class WO(Weight):
         return "attn.hook_z"
 
     def write(self, tensor: Tensor, hook: HookPoint) -> Tensor:
-        z, heads = self.layer.by_head(self.inputs[get_ident()][-1]), self.heads
+        z, heads = self.layer.by_head(self.inputs[-1]), self.heads
         if heads is None:
             return self.replaced.summed(z, range(self.layer.n_heads)).to(tensor.dtype)
         weight = self.layer.weight_per_head("w_o")[heads].to(z)

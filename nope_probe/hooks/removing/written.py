@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from threading import get_ident
 
 import torch
 from jaxtyping import Float, Int
@@ -69,7 +68,7 @@ def without_position(
         check_length(tensor, n, f"the position of {writer}")
         if point is entry:
             texts.recognise(tensor, hook)
-        return tensor - (written.of_texts(texts.get()) / factor).to(tensor)
+        return tensor - (written.of_texts(texts.numbers) / factor).to(tensor)
 
     yield HookGroup(blocks_of(model)[number], [first(point, subtract)])
     if point is not entry:
@@ -111,28 +110,21 @@ class WrittenPositions(Removal):
 class Texts:
     """The numbers of the texts of a pass among those that means are of.
 
-    Args:
+    Attributes:
         known: the `fingerprints` of these texts.
+        numbers: the number of each text of the pass; negative where a text is new.
     """
 
     def __init__(self, known: Int[Tensor, " text"]) -> None:
         self.known = known
-        self.of_thread: dict[int, Int[Tensor, " batch"]] = {}
+        self.numbers = known[:0]
 
     def recognise(self, tensor: Vectors, hook: HookPoint) -> None:
         """Find the texts of a pass by the residual stream before the first block."""
         known = self.known.to(tensor.device)
         is_same = fingerprints(tensor)[:, None] == known
         found = is_same.int().argmax(1) if len(known) else known.new_zeros(len(tensor))
-        self.set(torch.where(is_same.any(1), found, -1))
-
-    def set(self, numbers: Int[Tensor, " batch"]) -> None:
-        """Name the texts of the passes that this thread runs."""
-        self.of_thread[get_ident()] = numbers
-
-    def get(self) -> Int[Tensor, " batch"]:
-        """Return the numbers of the texts of this thread's pass; negative where a text is new."""
-        return self.of_thread[get_ident()]
+        self.numbers = torch.where(is_same.any(1), found, -1)
 
 
 def without_written(
@@ -140,7 +132,7 @@ def without_written(
 ) -> Iterator[HookGroup]:
     """Yield the hooks that take written positions out of the outputs of some components."""
     for name in names:
-        writer, before = Writer(name), dict[int, Tensor]()  # by thread
+        writer, before = Writer(name), list[Tensor]()
         point = block_point(model, writer.block, POINTS[writer.kind])
         subtract = partial(_subtract, positions, name, texts, before)
         hooks = [first(point, subtract)]
@@ -150,23 +142,22 @@ def without_written(
         yield HookGroup(blocks_of(model)[writer.block], hooks)
 
 
-def _keep(before: dict[int, Tensor], tensor: Vectors, hook: HookPoint) -> None:
-    before[get_ident()] = tensor
+def _keep(before: list[Tensor], tensor: Vectors, hook: HookPoint) -> None:
+    before[:] = [tensor]
 
 
 def _subtract(
     positions: BlockPositions,
     name: str,
     texts: Texts,
-    before: dict[int, Tensor],
+    before: list[Tensor],
     tensor: Vectors,
     hook: HookPoint,
 ) -> Vectors:
     """Return an output less the written position; of a block that is no sum, of what it adds."""
     check_length(tensor, len(positions.outputs[name].limits), "the written position")
-    residual = before.pop(get_ident(), None)
-    output = tensor if residual is None else tensor - residual
-    return tensor - positions.written(name, output, texts.get()).to(tensor.dtype)
+    output = tensor - before.pop() if before else tensor
+    return tensor - positions.written(name, output, texts.numbers).to(tensor.dtype)
 
 
 def fingerprints(

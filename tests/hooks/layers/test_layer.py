@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rot
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
-from nope_probe.hooks.layers.hook_points import hooks_attached, replaced_in_this_thread
+from nope_probe.hooks.layers.hook_points import hooks_attached, methods_replaced
 from nope_probe.hooks.layers.model import as_inputs, layers_of
 from nope_probe.hooks.layers.passes import attention_read
 from nope_probe.hooks.layers.rotation import RemovedPairs, fit_rotary
@@ -142,10 +142,11 @@ def test_a_method_replaced_within_a_replacement_is_the_outer_ones_again() -> Non
     module = torch.nn.Identity()
 
     def adding(n: int) -> Any:
-        return lambda forward: lambda x: forward(x) + n
+        forward = module.forward
+        return methods_replaced(module, forward=lambda x: forward(x) + n)
 
-    with replaced_in_this_thread(module, "forward", adding(1)):
-        with replaced_in_this_thread(module, "forward", adding(10)):
+    with adding(1):
+        with adding(10):
             assert module(0) == 11
         assert module(0) == 1
     assert module(0) == 0

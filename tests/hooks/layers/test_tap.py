@@ -228,7 +228,7 @@ def test_a_bias_of_alibi_hides_none_of_12_000_keys(dtype: torch.dtype) -> None:
         return kept
 
     tap, seen = Tap(HookPoint(), HookPoint()), list[Attention]()
-    tap.ablation = Edits(change=lambda attention: seen.append(attention) or attention)
+    tap.edits = Edits(change=lambda attention: seen.append(attention) or attention)
     tap.scale = 7**-0.5
     options = {"attention_mask": causal, "position_bias": bias.to(dtype)}
     plain, _ = attend(x, **options, past_key_values=cache())
@@ -243,7 +243,7 @@ def test_the_mask_of_openais_gpt_is_no_bias(decoder: Decoder) -> None:
     model, _ = decoder("openai-gpt")
     seen = list[Attention]()
     with tapped(model):
-        layers_of(model)[0].tap.ablation = Edits(change=lambda of: seen.append(of) or of)
+        layers_of(model)[0].tap.edits = Edits(change=lambda of: seen.append(of) or of)
         real = torch.ones(2, 5, dtype=torch.long)
         real[0, 0] = 0  # padding adds to the mask
         model(tokens(2, 5), attention_mask=real)
