@@ -19,13 +19,13 @@ from transformers import PreTrainedTokenizerBase
 
 from nope_probe.data.sequences import Sequences, random_twice, repeated
 from nope_probe.hooks.layers.passes import Entry, entered, logits_from, run_to_enter
+from nope_probe.hooks.reading.attention import HeadSums
 from nope_probe.hooks.reading.capture import LossAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import State
 from nope_probe.run.session import Session
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.head_scores import HeadSums
 from nope_probe.studies.study import Pass
 
 Reading = Callable[[str, str, Engine, str, Ablation | None], Any]

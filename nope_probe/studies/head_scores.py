@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,14 +17,14 @@ from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import measure_heads
 from nope_probe.data.sequences import Sequences, random_twice, repeated
 from nope_probe.figures.words import HEAD_MEASURES
-from nope_probe.hooks.layers.attention import Attention
-from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.layers.objects import Model, model_of
-from nope_probe.hooks.reading.accumulators import Accumulator, Cut
+from nope_probe.hooks.reading.accumulators import Cut
 from nope_probe.hooks.reading.attention import (
     AttentionAccumulator,
+    HeadSums,
+    Measure,
     attended,
     attention_maps,
     induction_scores,
@@ -34,7 +34,7 @@ from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import fold_weights
-from nope_probe.maps.folds import State, sum_parts
+from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
 from nope_probe.run.folder import without_replicates
@@ -49,36 +49,8 @@ from nope_probe.studies.tables import (
     named,
 )
 
-HeadMeasures = dict[str, Float[Tensor, "batch head"]]
-Measure = Callable[[Attention], HeadMeasures]
 N_REPEATED = 16  # number of sequences of repeated random tokens
 N_CELLS = 2**18  # query-key cells of a head that are in memory at once
-
-
-class HeadSums(Accumulator):
-    """Sums measures of one layer's heads over the sequences of each fold.
-
-    Args:
-        layer: the layer.
-        n_folds: parts of the sequences.
-        measure: returns the measures of a batch's attention by name.
-    """
-
-    reads_attention = True
-
-    def __init__(self, layer: Layer, n_folds: int, measure: Measure) -> None:
-        super().__init__(n_folds)
-        self.layer, self.measure = layer, measure
-
-    def read(self, attention: Attention) -> None:
-        """Add one batch."""
-        if not self.already_counted:
-            self.add(
-                **{
-                    name: sum_parts(values.double(), self.fold_of, self.n_folds)
-                    for name, values in self.measure(attention).items()
-                }
-            )
 
 
 def induction(n_tokens: int) -> Measure:

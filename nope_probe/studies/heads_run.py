@@ -25,7 +25,7 @@ from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.layers.passes import Entry
-from nope_probe.hooks.reading.attention import capture_attention
+from nope_probe.hooks.reading.attention import HeadSums, capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
@@ -46,7 +46,6 @@ from nope_probe.studies.costs import (
 from nope_probe.studies.engine import Engine, validate_removable
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.head_scores import (
-    HeadSums,
     captured_induction,
     head_sums,
     induction,

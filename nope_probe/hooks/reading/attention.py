@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,13 +30,14 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.layers.passes import read_attention
-from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
+from nope_probe.hooks.reading.accumulators import Accumulator, Cut, MapAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.folds import FoldSum, folds_of, sum_parts
 from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import RowGroup, choose_rows, rows_of
 
 RowWeights = Float[Tensor, "batch head query_pos which"]
+Measure = Callable[[Attention], Mapping[str, Float[Tensor, "batch head"]]]
 ROWS = 128  # queries whose scores are in memory at once
 LOWEST = -800  # nats below a row's largest score: its weight is 0 in float64
 
@@ -236,6 +237,27 @@ class AttentionAccumulator(MapAccumulator):
             **({"scores": maps("scores")} if self.keeps_scores else {}),
             **({"sinks": rows("sinks").mean(-1)} if has_sinks else {}),
         }
+
+
+class HeadSums(Accumulator):
+    """Sums measures of one layer's heads over the sequences of each fold.
+
+    Args:
+        layer: the layer.
+        n_folds: parts of the sequences.
+        measure: returns the measures of a batch's attention by name.
+    """
+
+    reads_attention = True
+
+    def __init__(self, layer: Layer, n_folds: int, measure: Measure) -> None:
+        super().__init__(n_folds)
+        self.layer, self.measure = layer, measure
+
+    def read(self, attention: Attention) -> None:
+        """Add one batch."""
+        folds, measured = (self.fold_of, self.n_folds), self.measure(attention)
+        self.add(**{name: sum_parts(x.double(), *folds) for name, x in measured.items()})
 
 
 def scores_of_rows(attention: Attention, group: RowGroup) -> tuple[Scores, Visible]:

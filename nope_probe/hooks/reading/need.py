@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pandas as pd
 import torch
@@ -28,14 +29,13 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.layers.passes import read_attention, traits_of
-from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.attention import scores_of_rows
+from nope_probe.hooks.reading.attention import HeadSums, scores_of_rows
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.removing.block_ablation import ABLATED, BlockAblation
 from nope_probe.hooks.removing.components import Target, components
 from nope_probe.hooks.removing.removals import CONSTANT_OUTPUTS, Ablation
-from nope_probe.maps.folds import TensorRecord, folds_of, pooled, sum_parts
+from nope_probe.maps.folds import TensorRecord, folds_of, pooled
 from nope_probe.maps.maps import cells_frame
 from nope_probe.maps.rows import GROUP_ROWS, RowGroup
 from nope_probe.removal import validate_components
@@ -127,7 +127,10 @@ def capture_need(
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
     edits = _edits(model, inputs, ablation, layers, batch_size)
-    sums = [NeedAccumulator(layer, len(counts), edits[layer.index]) for layer in layers]
+    sums = [
+        HeadSums(layer, len(counts), partial(need_of, layer, edits[layer.index]))
+        for layer in layers
+    ]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint)
     totals = torch.stack([of_layer.totals["need"].cpu() for of_layer in sums], 1)
     numbers = tuple(layer.index for layer in layers)
@@ -193,41 +196,31 @@ def _edits(
     return {index: with_constants(index) for index in blocks}
 
 
-class NeedAccumulator(Accumulator):
-    """Sums the need of one layer's heads per fold.
+def need_of(
+    layer: Layer, edit: Edit, attention: Attention
+) -> dict[str, Float[Tensor, "batch head"]]:
+    """Return the need of a layer's heads in each sequence, nats, a group of rows at a time.
 
     Args:
         layer: the layer.
-        n_folds: how many folds.
         edit: returns attention without the component.
+        attention: of a batch.
+
+    Raises:
+        NotImplementedError: for scores or a pattern that hooks change.
     """
-
-    reads_attention = True
-
-    def __init__(self, layer: Layer, n_folds: int, edit: Edit) -> None:
-        super().__init__(n_folds)
-        self.layer, self.edit = layer, edit
-
-    def read(self, attention: Attention) -> None:
-        """Add one batch, a group of rows at a time.
-
-        Raises:
-            NotImplementedError: for scores or a pattern that hooks change.
-        """
-        if self.already_counted:
-            return
-        if attention.hooked is not None or attention.hooked_pattern is not None:
-            raise NotImplementedError(
-                f"hooks change the attention of L{self.layer.index}: no second row is known"
-            )
-        changed, n = self.edit(attention), attention.mask.n_queries
-        need = attention.q.new_zeros(*attention.q.shape[:1], attention.n_heads).double()
-        for start in range(0, n, GROUP_ROWS):
-            rows = torch.arange(start, min(start + GROUP_ROWS, n))
-            seen = changed.mask.rows(rows).flatten(0, -2).any(0).nonzero()
-            group = RowGroup(name="", queries=rows, stop=int(seen.max()) + 1)
-            need += divergence(attention, changed, group).sum(-1, dtype=torch.float64)
-        self.add(need=sum_parts(need / n, self.fold_of, self.n_folds))
+    if attention.hooked is not None or attention.hooked_pattern is not None:
+        raise NotImplementedError(
+            f"hooks change the attention of L{layer.index}: no second row is known"
+        )
+    changed, n = edit(attention), attention.mask.n_queries
+    need = attention.q.new_zeros(*attention.q.shape[:1], attention.n_heads).double()
+    for start in range(0, n, GROUP_ROWS):
+        rows = torch.arange(start, min(start + GROUP_ROWS, n))
+        seen = changed.mask.rows(rows).flatten(0, -2).any(0).nonzero()
+        group = RowGroup(name="", queries=rows, stop=int(seen.max()) + 1)
+        need += divergence(attention, changed, group).sum(-1, dtype=torch.float64)
+    return {"need": need / n}
 
 
 def divergence(

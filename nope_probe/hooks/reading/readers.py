@@ -39,9 +39,9 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
+from nope_probe.hooks.reading.attention import HeadSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.reading.writers import (
-    MovedAccumulator,
     Residual,
     learned_positions,
     norm_before,
@@ -121,7 +121,11 @@ def capture_positions(
     accumulators = [
         ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1]) for layer in readers
     ]
-    moved = [MovedAccumulator(block, residual) for block in blocks if block.w_o is not None]
+    moved = [
+        HeadSums(block.layer, 1, partial(residual.keep_moved, block.index))
+        for block in blocks
+        if block.layer is not None and block.w_o is not None
+    ]
     stream(model, inputs, [*accumulators, *moved], fold_of, batch_size, checkpoint)
     return PositionSums(
         readers={accumulator.layer.index: accumulator.sums() for accumulator in accumulators},

@@ -44,7 +44,6 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.layers.passes import run_forward
-from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.removal import Writer
 
 Key = TypeVar("Key", bound=Hashable)
@@ -232,6 +231,23 @@ class Residual:
         """Keep a tensor of this pass; sums of its parts are not rounded to half precision."""
         self.kept[key] = upcast(tensor)
 
+    def keep_moved(self, index: int, attention: Attention) -> dict[str, Tensor]:
+        """Keep what the heads of a block moved: weights times values, without any sums."""
+        to, values = self.moved_to, upcast(attention.v)
+        if to is None:
+            values = values[:, :1]
+            weights = []
+            for start in range(0, attention.q.shape[1], BLOCK_ROWS):
+                pattern = attention.pattern(slice(start, start + BLOCK_ROWS), masked=None)
+                # A copy: a view would keep the attention of all blocks in memory.
+                weights.append(pattern[..., 0].clone())
+            weight = torch.cat(weights, -1)
+        else:
+            weight = attention.pattern(slice(to, to + 1), masked=None)[:, :, 0]
+        shares = rearrange(weight, "batch head pos -> batch pos head 1")
+        self.moved[index] = shares * repeat_heads(values, attention.n_heads)
+        return {}
+
     def clear(self) -> None:
         """Forget the last pass."""
         self.kept.clear()
@@ -288,33 +304,3 @@ class Residual:
             behind = torch.einsum("bphd,hdm->bpm", self.heads(block), block.w_o) + block.b_o
             self.kept[key] = block.post_norm.scales(behind, attn)
         return self.kept[key]
-
-
-class MovedAccumulator(Accumulator):
-    """Keeps the share of z that heads of a writing block moved from a token, without any sums.
-
-    The token is the first key, for every query; or every token, for the query `residual.moved_to`.
-    """
-
-    reads_attention = True
-
-    def __init__(self, block: BlockWriting, residual: Residual) -> None:
-        super().__init__(n_folds=1)
-        assert block.layer is not None
-        self.layer, self.residual = block.layer, residual
-
-    def read(self, attention: Attention) -> None:
-        """Keep the tokens' shares of z: their weights times their values."""
-        to, values = self.residual.moved_to, upcast(attention.v)
-        if to is None:
-            values = values[:, :1]
-            weights = []
-            for start in range(0, attention.q.shape[1], BLOCK_ROWS):
-                pattern = attention.pattern(slice(start, start + BLOCK_ROWS), masked=None)
-                # A copy: a view would keep the attention of all blocks in memory.
-                weights.append(pattern[..., 0].clone())
-            weight = torch.cat(weights, -1)
-        else:
-            weight = attention.pattern(slice(to, to + 1), masked=None)[:, :, 0]
-        shares = rearrange(weight, "batch head pos -> batch pos head 1")
-        self.residual.moved[self.layer.index] = shares * repeat_heads(values, attention.n_heads)
