@@ -93,9 +93,11 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT) -> str:
         ('without the causal mask', 'with constant queries (W_Q)', 'with W_Q replaced by zero')
         >>> row_name("mask+rope"), row_name("intact")
         ('without mask + RoPE', 'intact')
+        >>> row_name("written_null")
+        'null of written position'
     """
-    if removed == INTACT.name:
-        return "intact"
+    if removed in (INTACT.name, WRITTEN_NULL):
+        return removed if removed == INTACT.name else words(removed)
     everywhere, heads = in_heads(removed)
     if heads:
         return row_name(everywhere, replacement) + heads

@@ -128,8 +128,9 @@ def what_was_run(manifest: Manifest) -> dict[str, str]:
     rows = {"command": manifest.command}
     if model is not None:
         kind = f"a {model.architecture} as {model.kind}, {manifest.dtype}"
+        layers = layers_of_run(manifest) if manifest.layers else ""
         rows |= {"model": f"{model.name}, {kind}", "revision": model.revision or ""}
-        rows |= {"weights": f"{model.weights} (checksum)", "layers": layers_of_run(manifest)}
+        rows |= {"weights": f"{model.weights} (checksum)", "layers": layers}
     if data.name and "data" in manifest.settings:
         folds = str(len(manifest.fold_sizes))
         rows |= {"texts": _texts_of(manifest), "padding": data.padding, "folds": folds}

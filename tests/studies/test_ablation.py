@@ -217,7 +217,7 @@ def test_controls_are_in_their_figure_alone(default_run: Path) -> None:
         )
     }
     numbers, controls = names.values()
-    of_controls = {"without the tokens' order", "without null of written position"}
+    of_controls = {"without the tokens' order", "null of written position"}
     of_controls.add("without mask + tokens' order")
     assert of_controls < controls
     assert {"intact", "without the causal mask", "without written position"} < controls
