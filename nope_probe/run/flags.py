@@ -133,7 +133,7 @@ class CommandSettings:
         """Return the paths of the model's and the data's files; None for files elsewhere."""
         return {}
 
-    def memory(self, n_maps: int = 1, d_model: int = 0, d_vocab: int = 0) -> int:
+    def memory(self, n_maps: int = 1, d_model: int = 0, n_heads: int = 0, d_vocab: int = 0) -> int:
         """Return the bytes that the run needs above its model, at least."""
         return 0
 

@@ -293,23 +293,29 @@ class RunSettings(ModelSettings):
         unused = NO_EFFECT_ON.get(self.data, ("alpha",))
         return dict.fromkeys(unused, f"on --data {self.data}")
 
-    def memory(self, n_maps: int = 1, d_model: int = 0, d_vocab: int = 0) -> int:
+    def memory(self, n_maps: int = 1, d_model: int = 0, n_heads: int = 0, d_vocab: int = 0) -> int:
         """Return the bytes that the run needs above its model: sequences, fold maps and a batch.
 
+        Files of finished passes are mapped; their pages are no memory that the run needs.
+
         Args:
-            n_maps: how many maps (of float64, in every fold) are in memory at a time.
+            n_maps: how many maps (of float64, in every fold) are in memory at a time; their lower
+                triangles and means are there too while a finished pass is saved.
             d_model: the width of the model, for the activations of a batch; 0 leaves these out.
+            n_heads: how many heads have scores and weights in a batch; 0 leaves these out.
             d_vocab: how many logits a position has, if a pass reads them; 0 leaves these out.
 
         Example:
             >>> from nope_probe.ablate import Settings
             >>> Settings(n_seqs=8, seq_len=100, folds=4).memory(n_maps=2)
-            646400
+            1126400
         """
-        cells = self.folds * n_maps * self.n_rows * self.seq_len
-        tokens = self.seqs_per_batch * self.seq_len
+        means = n_maps * self.n_rows * self.seq_len
+        cells = self.folds * means
+        tokens = min(self.seqs_per_batch, self.n_seqs) * self.seq_len
+        numbers = VECTORS_OF_BLOCK * d_model + 2 * n_heads * self.seq_len + d_vocab
         inputs = self.n_seqs * self.seq_len
-        return 8 * (inputs + cells) + 4 * tokens * (VECTORS_OF_BLOCK * d_model + d_vocab)
+        return 8 * (inputs + cells + cells // 2 + means) + 4 * tokens * numbers
 
     @property
     def n_rows(self) -> int:

@@ -294,7 +294,7 @@ def memory_in_words(session: Session[Chosen], passes: Sequence[Pass]) -> str:
     n_maps, info = max(pass_.maps for pass_ in passes), session.loaded.info
     measured_on = max(pass_.n_written for pass_ in passes)
     d_vocab = info.d_vocab if any(pass_.reads_logits for pass_ in passes) else 0
-    n_bytes = session.settings.memory(n_maps, info.d_model, d_vocab)
+    n_bytes = session.settings.memory(n_maps, info.d_model, info.n_heads, d_vocab)
     n_bytes += BYTES * measured_on * info.d_model
     validate_memory(n_bytes, SIZES)
     return f"about {decimal(n_bytes)} of memory above the model"

@@ -98,7 +98,7 @@ class Settings(CommandSettings):
             f"expected a --target-se that float32 resolves, {resolution:.2g} nats or more",
         )
 
-    def memory(self, n_maps: int = 1, d_model: int = 0, d_vocab: int = 0) -> int:
+    def memory(self, n_maps: int = 1, d_model: int = 0, n_heads: int = 0, d_vocab: int = 0) -> int:
         """Return the bytes of one map (float64) of each layer."""
         return 8 * self.n_layers * self.seq_len**2
 

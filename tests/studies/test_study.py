@@ -169,7 +169,7 @@ def test_written_position_is_measured_once_for_all_passes_of_a_length_and_its_me
         text = forecast(session, passes)
         streams = 2 * 4 * 23 * 18 * 128  # the residual stream and one output of 128 float32
         d_vocab = session.loaded.info.d_vocab
-        assert decimal(session.settings.memory(0, 128, d_vocab) + streams) in text
+        assert decimal(session.settings.memory(0, 128, 4, d_vocab) + streams) in text
     rows = [line.split() for line in text.splitlines()[1:-1]]
     assert len({row[0] for row in rows}) == len(rows)
     # The copies have one token less than the text; a block runs to its attention, then to its end.
@@ -198,6 +198,6 @@ def test_losses_are_read_where_all_layers_run_on_text_and_their_logits_count_as_
         keys = [one.key.split("/")[1] for one in passes if one.reads_logits]
         assert keys == read
         n_maps, info = max(one.maps for one in passes), session.loaded.info
-        n_bytes = settings.memory(n_maps, info.d_model) + 4 * 32 * 17 * info.d_vocab * bool(read)
+        n_bytes = settings.memory(n_maps, info.d_model, 4) + 4 * 8 * 17 * info.d_vocab * bool(read)
         n_bytes += 2 * 4 * 8 * 17 * info.d_model  # where the position that blocks write is measured
         assert decimal(n_bytes) in memory_in_words(session, passes)
