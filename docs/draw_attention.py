@@ -8,7 +8,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from make_findings import COMMANDS, IMAGES, finished, save_small
+from findings_in_python import IMAGES, save_small
+from make_findings import COMMANDS, finished
 from make_notebooks import chromium
 
 from nope_probe import figures, text_view
@@ -27,7 +28,7 @@ ASK = f"""setTimeout(() => document.querySelectorAll(".text").forEach((text) => 
 
 
 def main(folder: str) -> None:
-    run = finished(Path(folder).resolve() / "attention", COMMANDS["attention"])
+    run = finished(Path(folder).resolve(), COMMANDS["attention"], "attention")
     save_small(
         figures.of_run(run)["All heads: sinks, order and content"], IMAGES / "heads_smollm2.png"
     )
