@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from html import escape
+from itertools import repeat
+from numbers import Real
+from typing import TYPE_CHECKING
 
+from nope_probe.figures.intervals import numbers_as_text
+from nope_probe.figures.words import QUESTIONS, Columns
 from nope_probe.removal import (
     CIRCUITS,
     IN_HEADS,
@@ -18,6 +24,9 @@ from nope_probe.removal import (
     parts_of,
     writer_of,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OTHERS = "other writers"  # those that a table has in one row
 TABLE: dict[str, Words] = {
@@ -45,6 +54,7 @@ CONSTANT = {  # weights that are replaced by their mean
     "w_o": "attention writes a constant (W_O)",
 }
 MOST_HEADS = 4  # that are named; of more, their number
+OF = {"lead": QUESTIONS["lead"], "pattern": QUESTIONS["order"]}  # in tables, what a term is of
 _SIGNS = {INTERACTION: " × ", UNION: " + "}
 _WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
 
@@ -120,6 +130,38 @@ def in_heads(name: str) -> tuple[str, str]:
     heads = parts[0][2].split(",")
     said = ", ".join(heads) if len(heads) <= MOST_HEADS else f"{len(heads)} heads"
     return UNION.join(part[0] for part in parts), f" in {said}" * bool(parts[0][2])
+
+
+def named(names: Mapping[str, str], column: str, value: object) -> str:
+    """Return what a value of a column is called; `names` come first."""
+    text = str(value)
+    if text in names:
+        return names[text]
+    if column == "layer":
+        return f"L{value:.0f}" if isinstance(value, Real) else text
+    if column == "removed":
+        return row_name(text)
+    return f"{value:g}" if isinstance(value, float) else words(text)
+
+
+def in_words(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    """Return a table as text, with layers, removals and terms in the words of figures.
+
+    Example:
+        >>> import pandas as pd
+        >>> rows = pd.DataFrame({"layer": [1], "removed": ["w_q"], "replacement": ["mean"]})
+        >>> in_words(rows, {}).to_dict("records")
+        [{'layer': 'L1', 'removed': 'with constant queries (W_Q)'}]
+    """
+    texts = numbers_as_text(table, columns)
+    for name in {"layer", "term", "of"} & {*texts}:
+        called = OF if name == "of" else {}
+        texts[name] = [named(called, name, value) for value in table[name]]
+    if "removed" in texts:
+        by = texts.pop("replacement") if "replacement" in texts else repeat(NO_REPLACEMENT)
+        rows = zip(texts["removed"], by, strict=False)
+        texts["removed"] = [row_name(name, replacement) for name, replacement in rows]
+    return texts
 
 
 def colour(name: str) -> str:

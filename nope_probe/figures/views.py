@@ -16,9 +16,8 @@ from nope_probe.figures.intervals import (
     above_noise,
     bound_columns,
     estimates_of,
-    numbers_as_text,
 )
-from nope_probe.figures.names import TABLE, colour, row_name, symbol, words
+from nope_probe.figures.names import TABLE, colour, named, row_name, symbol
 from nope_probe.figures.style import (
     BLANK,
     FLAT,
@@ -39,7 +38,7 @@ from nope_probe.figures.style import (
     reach_of,
     scatter,
 )
-from nope_probe.figures.words import BOTH_WAYS, PLACES, QUESTIONS, SHARE, Column, Columns, View
+from nope_probe.figures.words import BOTH_WAYS, PLACES, SHARE, Column, Columns, View
 from nope_probe.removal import INK, NO_REPLACEMENT, parts_of
 
 SPREAD = 0.6  # width of the dots of a layer or another value of x
@@ -50,7 +49,6 @@ BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
 PERCENT = BOUNDS.replace(".3g", ".1%")  # where the axis is in percent
 NOTE = {"bgcolor": BLANK, "showarrow": False, "font": {"size": 11}}
 FLAT_NOTE = {**NOTE, "text": FLAT, "x": 0.5, "y": 0.98, "yanchor": "top"}
-OF = {"lead": QUESTIONS["lead"], "pattern": QUESTIONS["order"]}  # in tables, what a term is of
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x", "cross", "star")
 
@@ -96,7 +94,7 @@ def panels_of(view: View, table: pd.DataFrame, columns: Columns) -> list[Panel]:
             about = number if is_named else columns.get(str(value), number)
             title = about.title
             if view.panels and about is number:
-                name = named(view, view.panels, value)
+                name = named(view.names, view.panels, value)
                 title = f"{name}, {number.title if len(view.y) > 1 else number.shown_unit}"
             panels.append(Panel(about=about, title=title.strip(", "), rows=rows, ys=ys))
     return panels
@@ -228,7 +226,7 @@ def _traces(
     shown = f"%{{{'x' if view.kind == 'rows' else 'y'}:{'.1%' if share else '.3g'}}}"
     hover = f"{shown} {panel.about.shown_unit} {PERCENT if share else BOUNDS}".replace("  ", " ")
     where = "" if view.kind == "rows" else "%{text}: "
-    texts = [named(view, view.x, value) for value in at]
+    texts = [named(view.names, view.x, value) for value in at]
     ends = estimates_of(rows, series.y)
     marker = look | {"symbol": f"{look['symbol']}{'-open' * (nth > 0)}", "size": 8}
     line = {"color": look["color"], "width": 2, "dash": DASHES[nth % len(DASHES)]}
@@ -275,40 +273,9 @@ def _label(view: View, panel: Panel, series: Series) -> str:
         if name == "removed" and value not in view.names:
             parts.append(row_name(value, replacement))
         else:
-            parts.append(named(view, name, series.values[view.by.index(name)]))
+            parts.append(named(view.names, name, series.values[view.by.index(name)]))
     parts += [series.y.replace("_", " ")] if len(panel.ys) > 1 else []
     return ", ".join(filter(None, parts)) or panel.about.label
-
-
-def named(view: View, column: str, value: object) -> str:
-    """Return what a value of a column is called."""
-    text = str(value)
-    if text in view.names:
-        return view.names[text]
-    if column == "layer":
-        return f"L{value:.0f}" if isinstance(value, int | float | np.number) else text
-    if column == "removed":
-        return row_name(text)
-    return f"{value:g}" if isinstance(value, float | np.floating) else words(text)
-
-
-def in_words(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """Return a table as text, with layers, removals and terms in the words of figures.
-
-    Example:
-        >>> rows = pd.DataFrame({"layer": [1], "removed": ["w_q"], "replacement": ["mean"]})
-        >>> in_words(rows, {}).to_dict("records")
-        [{'layer': 'L1', 'removed': 'with constant queries (W_Q)'}]
-    """
-    texts = numbers_as_text(table, columns)
-    for name in {"layer", "term", "of"} & {*texts}:
-        view = View(table="", title="", names=OF if name == "of" else {})
-        texts[name] = [named(view, name, value) for value in table[name]]
-    if "removed" in texts:
-        by = texts.pop("replacement") if "replacement" in texts else cycle([NO_REPLACEMENT])
-        rows = zip(texts["removed"], by, strict=False)
-        texts["removed"] = [row_name(name, replacement) for name, replacement in rows]
-    return texts
 
 
 def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
@@ -321,27 +288,19 @@ def _marks(panel: Panel, x: pd.Series, marks: Mapping[str, int]) -> list[PlotlyT
     """Return vertical lines at the named places that x reaches, as traces for the legend."""
     _, lows, highs = panel.ends
     reach = [min(0.0, float(np.nanmin(lows))), float(np.nanmax(highs))]
+    look, dashes = {"y": reach, "mode": "lines"}, [{"dash": dash} for dash in DASHES[1:]]
     reached = {name: place for name, place in marks.items() if place <= x.max()}
     return [
-        scatter(
-            f"{name} ({place:,.0f})",
-            "",
-            x=[place, place],
-            y=reach,
-            mode="lines",
-            line={**GUIDE, "dash": dash},
-        )
-        for (name, place), dash in zip(reached.items(), cycle(DASHES[1:]), strict=False)
+        scatter(f"{name} ({place:,.0f})", "", x=[place] * 2, **look, line=GUIDE | dash)
+        for (name, place), dash in zip(reached.items(), cycle(dashes), strict=False)
     ]
 
 
 def _place_x(figure: go.Figure, view: View, table: pd.DataFrame) -> None:
     """Set the axis of x: a tick for each layer, logarithmic bins, categories in their order."""
     if view.kind == "rows":
-        names = [
-            named(view, view.x, value) for value in reversed(list(dict.fromkeys(table[view.x])))
-        ]
-        figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
+        names = [named(view.names, view.x, value) for value in dict.fromkeys(table[view.x])]
+        figure.update_yaxes(categoryarray=names[::-1], range=[-0.5, len(names) - 0.5])
         figure.update_layout(showlegend=len(view.by) > 0 and view.by[0] != view.x)
     elif view.x == "layer":
         layers = sorted({*table["layer"].astype(int)})
@@ -356,16 +315,12 @@ def _place_x(figure: go.Figure, view: View, table: pd.DataFrame) -> None:
     elif view.scale == "log":
         places = sorted({*table[view.x].tolist()})  # a number of heads is whole
         places = places[:: -(-len(places) // MOST_TICKS)]
-        names = [named(view, view.x, x) for x in places]
+        names = [named(view.names, view.x, x) for x in places]
         figure.update_xaxes(type="log", tickvals=places, ticktext=names)
     elif not pd.api.types.is_numeric_dtype(table[view.x]):
-        texts = {str(value): named(view, view.x, value) for value in table[view.x]}
-        figure.update_xaxes(
-            type="category",
-            categoryarray=[*texts],
-            tickvals=[*texts],
-            ticktext=[*texts.values()],
-        )
+        texts = {str(value): named(view.names, view.x, value) for value in table[view.x]}
+        ticks = {"tickvals": [*texts], "ticktext": [*texts.values()]}
+        figure.update_xaxes(type="category", categoryarray=[*texts], **ticks)
 
 
 def _scale_numbers(figure: go.Figure, view: View, panels: Sequence[Panel]) -> None:
@@ -457,7 +412,7 @@ def _cells(view: View, panel: Panel) -> list[PlotlyTrace]:
     names = {
         name: values
         if pd.api.types.is_numeric_dtype(panel.rows[name])
-        else [named(view, name, value) for value in values]
+        else [named(view.names, name, value) for value in values]
         for name, values in order.items()
     }
     cells = {
@@ -473,15 +428,9 @@ def _cells(view: View, panel: Panel) -> list[PlotlyTrace]:
     if not view.marked:
         return [cells]
     marked = panel.rows[panel.rows[view.marked].astype(bool)]
-    dots = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": marked[view.x].tolist(),
-        "y": marked[by].tolist(),
-        "hoverinfo": "skip",
-        "marker": {"color": INK, "size": 5},
-    }
-    return [cells, dots]
+    dots = {"x": marked[view.x].tolist(), "y": marked[by].tolist(), "hoverinfo": "skip"}
+    marker = {"color": INK, "size": 5}
+    return [cells, {"type": "scatter", "mode": "markers", **dots, "marker": marker}]
 
 
 def _in_order(values: pd.Series) -> list[Any]:

@@ -5,10 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nope_probe.files import JsonObject, read_json
+from nope_probe.models.names import path_of
+
 if TYPE_CHECKING:  # importing these classes takes seconds
     from transformer_lens import HookedTransformer
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import PreTrainedTokenizerBase
+
+
+# The names of sizes in a config.json, in the spellings of transformers' models.
+_SIZES = {
+    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "n_kv_heads": ("num_key_value_heads",),
+    "d_head": ("head_dim",),
+    "d_model": ("hidden_size", "n_embd", "d_model"),
+    "n_ctx": ("max_position_embeddings",),
+    "d_vocab": ("vocab_size",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,3 +134,37 @@ class LoadedModel:
     def __repr__(self) -> str:
         """Return the model's name, kind, sizes and position encoding, in two lines."""
         return f"LoadedModel: {self.info.summary.rpartition(chr(10))[0]}"
+
+
+def stated_info(name: str) -> ModelInfo | None:
+    """Return what the config.json of a model on this machine says, or None without its sizes.
+
+    All blocks are taken to attend, and a size that it does not state is 0. It says of shipped
+    models alone which layers have RoPE.
+
+    Example:
+        >>> info = stated_info("nope-tiny")
+        >>> info.n_layers, info.n_heads, info.n_ctx, info.rope_layers
+        (4, 4, 256, (False, False, False, False))
+    """
+    path = path_of(name)
+    try:
+        config = read_json(path / "config.json") if path is not None else {}
+        config = config.get("text_config") or config
+        values = {of: [config.get(spelled) for spelled in _SIZES[of]] for of in _SIZES}
+    except (OSError, ValueError, AttributeError):  # loading the model says what is wrong with it
+        return None
+    sizes: JsonObject = {
+        of: next((n for n in values[of] if isinstance(n, int)), 0) for of in values
+    }
+    if not (sizes["n_layers"] and sizes["n_heads"]):
+        return None
+    return ModelInfo(
+        name=name,
+        source=str(path),
+        architecture=str(config.get("model_type")),
+        kind="config.json",
+        depth=sizes["n_layers"],
+        rope_layers=tuple(map(bool, config.get("no_rope_layers") or ())),
+        **sizes,
+    )

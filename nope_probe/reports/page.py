@@ -114,7 +114,7 @@ class Section:
         """Return the table as HTML."""
         if self.table is None:
             return None
-        from nope_probe.figures.views import in_words
+        from nope_probe.figures.names import in_words
 
         texts = in_words(self.table, self.columns)
         headings = [self.columns.get(name, Column(name)).title for name in map(str, texts)]

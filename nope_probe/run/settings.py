@@ -21,13 +21,12 @@ from nope_probe.data.documents import (
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.files import JsonObject
 from nope_probe.maps import MIN_KEYS, default_rows
-from nope_probe.models.info import ModelInfo
+from nope_probe.models.info import ModelInfo, stated_info
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
     base_of,
     path_of,
-    stated_info,
     validate_adapter,
     validate_hub_answers,
     validate_reachable,

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from nope_probe.analyses.verdicts import exceeds_noise
 from nope_probe.figures.intervals import ValueAndBounds, column_text
+from nope_probe.figures.names import named
 from nope_probe.figures.words import PLACES, Column, Columns, View
 from nope_probe.reports.page import Section
 
@@ -124,17 +125,14 @@ def brief(
     """
     import pandas as pd
 
-    from nope_probe.figures.views import named
-
     known = {**PLACES, **columns}
-    view = View(table="", title="")
     cells: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
         of_row = cells.setdefault(str(row[first]), {})
         for name in numbers:
             about = known[str(row[by])] if by else known[name]
             of_row[about.title] = column_text(row, name, about, "z.0f" if about.is_share else style)
-    names = {str(value): named(view, first, value) for value in table[first]}
+    names = {str(value): named({}, first, value) for value in table[first]}
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
     frame.insert(0, known.get(first, Column(first)).label, [names[value] for value in cells])
     return frame.reset_index(drop=True)

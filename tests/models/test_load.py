@@ -24,8 +24,9 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.components import components
 from nope_probe.models.context import WITHOUT_ROPE
+from nope_probe.models.info import stated_info
 from nope_probe.models.load import load, to_hooked
-from nope_probe.models.names import CHECKPOINTS, resolve, stated_info
+from nope_probe.models.names import CHECKPOINTS, resolve
 from nope_probe.models.parameter_free import hooked_config
 
 

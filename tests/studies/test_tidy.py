@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 import pytest
 
 from nope_probe.figures.intervals import bound_columns, numbers_as_text
+from nope_probe.figures.names import in_words
 from nope_probe.figures.style import DIVERGING
-from nope_probe.figures.views import draw, in_words
+from nope_probe.figures.views import draw
 from nope_probe.figures.words import NO_PATTERN, SHARE, WITHIN, Column, View
 from nope_probe.studies.tidy import brief, sections
 
