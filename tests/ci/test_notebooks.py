@@ -34,6 +34,7 @@ SHOWN = {
     "07_attention": (2, 0),
     "08_without_the_mask": (1, 0),
     "09_text_to_circuit": (0, 0),
+    "10_a_series": (1, 0),
 }
 NAMES = tuple(SHOWN)
 PLOTLY, HTML, PNG = "application/vnd.plotly.v1+json", "text/html", "image/png"
