@@ -191,6 +191,5 @@ def _words_of(name: str) -> Words:
     label = _SIGNS[sign].join(short(part.strip()) for part in (*others, last))
     joined = replace(TABLE["interaction"], label=label)
     if sign == INTERACTION and last == "window":
-        marker = "star" if len(others) > 1 else "x" if others == ["mask"] else "triangle-left"
-        joined = replace(joined, colour=TABLE["window"].colour, marker=marker)
+        return replace(joined, colour=TABLE["window"].colour)
     return joined

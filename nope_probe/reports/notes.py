@@ -117,25 +117,20 @@ def about(manifest: Manifest) -> dict[str, str]:
 
 
 def what_was_run(manifest: Manifest) -> dict[str, str]:
-    """Return how a run was made, as values by name, but for empty ones; the manifest has all.
+    """Return by name what repeats a run, next to what stands under the title.
 
     Example:
         >>> from nope_probe.run.manifest import Manifest
-        >>> what_was_run(Manifest(command="ablate --seed 3", seconds=7))
-        {'command': 'ablate --seed 3', 'seconds': '7'}
+        >>> what_was_run(Manifest(seconds=7, versions={"python": "3.11"}))
+        {'versions': 'python 3.11', 'seconds': '7'}
     """
-    model, data = manifest.model, manifest.data
-    rows = {"command": manifest.command}
+    model, data, rows = manifest.model, manifest.data, dict[str, str]()
     if model is not None:
-        kind = f"a {model.architecture} as {model.kind}, {manifest.dtype}"
-        layers = layers_of_run(manifest) if manifest.layers else ""
-        rows |= {"model": f"{model.name}, {kind}", "revision": model.revision or ""}
-        rows |= {"weights": f"{model.weights} (checksum)", "layers": layers}
-    if data.name and "data" in manifest.settings:
-        folds = str(len(manifest.fold_sizes))
-        rows |= {"texts": _texts_of(manifest), "padding": data.padding, "folds": folds}
-        rows["checksum of the texts"] = data.sha256
+        kind = f"{model.architecture} as {model.kind}, {manifest.dtype}"
+        rows = {"model": kind, "revision": model.revision or "", "weights": model.weights}
     rows |= {
+        "texts": data.sha256,
+        "padding": data.padding,
         "versions": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
         "machine": f"{manifest.device}, threads: {manifest.threads}" if manifest.device else "",
         "seconds": f"{manifest.seconds:.0f}" if manifest.seconds else "",

@@ -141,11 +141,9 @@ SHAPE = View(
     folded=True,
     caption=notes.MEASURES,
 )
-CONTROL = View(
-    table="pattern",
+CONTROL = replace(
+    SHAPE,
     title="Controls: shuffled tokens, null of written position",
-    y=("lead", "amplitude", "locality", "not_by_distance", "mask_adds"),
-    folded=True,
     caption="A pattern that remains on shuffled tokens is not of their order. The null permutes "
     "each text's positions: what it changes is noise. What the mask adds is paired: above zero, "
     "more is not by distance with the mask.",

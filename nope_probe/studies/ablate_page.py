@@ -62,13 +62,12 @@ NOTHING = "No mean over heads has a pattern above the noise; --per-head shows si
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 PATTERN = (
     "Mean scores less each row's mean over the keys before the query: softmax sees nothing else. "
-    "Red keys get more attention than the row's mean."
+    "Red keys get more attention than the row's mean. A strip on the left is the first key's lead."
 )
 SUM = (
     "The intact map is the sum of the others: what each source makes alone, what they make only "
-    "together, and what is left without sources."
+    "together, and what is left without sources. A strip on the left is the first key's lead."
 )
-LEADS = " The strip on the left is the first key's lead, in its colours."
 PER_HEAD = "score_per_head/intact"
 
 
@@ -287,7 +286,7 @@ def maps_section(
     return Section(
         title=title,
         figure=lambda: term_maps(maps(), title=title, **options, **of_figure(run)),
-        caption=caption + LEADS * bool(run.manifest.skip_keys),
+        caption=caption,
     )
 
 
@@ -337,7 +336,6 @@ def head_map_section(run: Run) -> Section:
 
 def score_section(run: Run) -> Section:
     """Return the section with the mean scores of the intact model."""
-    left_out = " Colours leave out the first key." if run.manifest.skip_keys else ""
     return Section(
         title="Mean scores",
         figure=lambda: score_maps(
@@ -348,7 +346,7 @@ def score_section(run: Run) -> Section:
         ),
         caption="The mean score that each query gives each key in the intact model, over sequences "
         "and heads. Softmax ignores the level of a row. Colours run between the 1% and the 99% "
-        f"quantile.{left_out}",
+        "quantile, without the first key.",
     )
 
 

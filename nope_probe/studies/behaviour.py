@@ -19,7 +19,6 @@ from nope_probe.removal import (
     COMPONENTS,
     INTACT,
     POSITION_ENCODINGS,
-    SOURCES,
     UNION,
     WRITTEN,
     Condition,
@@ -377,9 +376,6 @@ def report(run: Run) -> Report:
 def headline(run: Run) -> Headline:
     """Return the largest change of the first measure, and a table of it and two more."""
     name, rows = run.manifest.model_name, less_nulls(run.tables["behaviour"])
-    if {*SOURCES} & {*rows["removed"]}:  # what position costs; the figure has the weights
-        of_position = {*SOURCES, *WRITTEN}
-        rows = rows[[Condition.parse(removed) <= of_position for removed in rows["removed"]]]
     known = rows.dropna(subset=["difference"])
     order = dict.fromkeys(("loss", *LEADING, *QUANTITIES))
     measures = [measure for measure in order if measure in {*known["measure"]}][:SHOWN]

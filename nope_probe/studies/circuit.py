@@ -59,6 +59,11 @@ KINDS: dict[MapKind, tuple[str, str]] = {  # of the maps: the section, and how t
         "What is left is no function of the distance between two positions alone.",
     ),
 }
+CAPTION = (
+    "The keys with the larger values at a stage, near or far ones; neither: the interval includes "
+    "0. The number, ± half its 95% interval, is the rank correlation of a score, or of two "
+    "positions' inner product, with the key's position."
+)
 FIRST = "In L{layer}, keys preferred by {first}: {before}; by the block's output (g): {after}."
 
 
@@ -157,32 +162,24 @@ def headline(run: Run) -> Headline:
     Args:
         run: its table `stages`.
     """
-    import pandas as pd
-
-    removed, absent = run.manifest.removed or (), run.manifest.results["absent"]
-    cells = {
-        str(name): {row["stage"]: _preference(row) for row in rows.to_dict("records")}
-        for name, rows in run.tables["stages"].groupby("model", sort=False)
-    }
-    shown = cells["ablated" if removed else "intact"]
-    shown |= {letter: f"none: {why}" for letter, why in absent.items()}
-    first: Letter = "b" if "f" in absent else "f"
-    table = pd.DataFrame(cells, index=[*STAGE_WORDS]).fillna("")
-    table = table.rename(columns=lambda name: f"{name} prefers" if removed else "prefers")
-    names = [f"({x}) {words.name}, {words.formula}" for x, words in STAGE_WORDS.items()]
-    table.insert(0, "stage", names)
-    return Headline(
-        sentence=FIRST.format(
-            layer=run.manifest.results["layer"],
-            first=f"{STAGE_WORDS[first].name} ({first})",
-            before=shown[first],
-            after=shown["g"],
-        ),
-        table=table,
-        caption="The keys with the larger values at a stage, near or far ones; neither: the "
-        "interval includes 0. The number, ± half its 95% interval, is the rank correlation of a "
-        "score, or of two positions' inner product, with the key's position.",
+    results, stages = run.manifest.results, run.tables["stages"]
+    texts = stages.assign(prefers=[_preference(row) for row in stages.to_dict("records")])
+    table = texts.pivot(index="stage", columns="model", values="prefers")
+    table = table.reindex([*STAGE_WORDS], columns=stages["model"].unique())
+    model = table.columns[-1]  # the ablated one, if there is one
+    for letter, why in results["absent"].items():
+        table.loc[letter, model] = f"none: {why}"
+    first: Letter = "b" if "f" in results["absent"] else "f"
+    sentence = FIRST.format(
+        layer=results["layer"],
+        first=f"{STAGE_WORDS[first].name} ({first})",
+        before=table[model][first],
+        after=table[model]["g"],
     )
+    names = [f"({x}) {words.name}, {words.formula}" for x, words in STAGE_WORDS.items()]
+    table = table.fillna("").rename(columns="{} prefers".format)
+    table.insert(0, "stage", names)
+    return Headline(sentence=sentence, table=table, caption=CAPTION)
 
 
 def _preference(row: Mapping[Any, Any]) -> str:

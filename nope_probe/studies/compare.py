@@ -174,19 +174,13 @@ def headline(label: str, base: str, table: pd.DataFrame, columns: Columns) -> He
         columns: the declared columns of the runs and of `differences.csv`.
     """
     tested, things = table[table["p_holm"].notna()], "numbers"
-    changed = tested[tested["differs"]]
     if {*tested["table"]} == {"attention"}:
-        things = "heads"
-        tested, changed = (of.drop_duplicates(["layer", "head"]) for of in (tested, changed))
+        tested, things = tested.drop_duplicates(["layer", "head"]), "heads"
     most = furthest(table, columns)
-    end = " beyond noise"
-    if len(changed):
-        number, before, after, _ = most.iloc[0]
-        first = f", the first in L{changed['layer'].min():.0f}" if things == "heads" else ""
-        end = f"{first}, most of all {number} ({after} against {before})"
-    count = f"{len(changed) or 'None'} of {len(tested)} {things}"
+    number, before, after, _ = most.iloc[0]
+    counts = f"{tested['differs'].sum()} of {len(tested)} {things} of {label} and {base}"
     return Headline(
-        sentence=f"{count} of {label} and {base} differ{end}.",
+        sentence=f"{counts} differ beyond noise; furthest: {number} ({after} against {before}).",
         table=most,
         caption="The number that differs most of each layer and condition, or head; the "
         f"difference is {label}'s value less that of {base}.",

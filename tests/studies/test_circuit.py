@@ -152,6 +152,6 @@ def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(tmp_path: 
     lead = report(read_run(tmp_path / "run")).headline
     assert_numbers_are_cells(lead)
     assert "keys preferred by scores (b): " in lead.sentence
-    assert [*lead.table] == ["stage", "prefers"], "nothing is removed"
+    assert [*lead.table] == ["stage", "intact prefers"], "nothing is removed"
     assert lead.table.iloc[5].tolist()[1] == f"none: {absent['f']}"
     assert np.diagonal(maps["gram/b"]) == pytest.approx(1, rel=NETWORK)  # unit vectors

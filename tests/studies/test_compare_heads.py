@@ -61,7 +61,7 @@ def test_the_two_edited_heads_are_named_and_no_other(compared: Path, folders: li
     assert (table.groupby("number").size() == 2 * 6).all()
     assert {*PARTS, "first_weight", "need_rope"} <= {*table["number"]}
     counted = f"2 of 12 heads of edited and {folders[0].name} differ"
-    sentence = f"{counted}, the first in L{LAYER}, most of all L{LAYER}H"
+    sentence = f"{counted} beyond noise; furthest: L{LAYER}H"
     page = (compared / "report.html").read_text()
     assert sentence in page
     assert {*table["method"].dropna()} == {"paired"}
@@ -87,6 +87,6 @@ def test_other_tokens_are_unpaired_and_the_page_names_the_flags(
         run_command(attention, "--model", folders[0], *small, "--seed", seed, "--out", run)
     run_command(compare, *runs, "--out", tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "None of 12 heads of seed 1 and seed 0 differ beyond noise." in page
+    assert "0 of 12 heads of seed 1 and seed 0 differ beyond noise; " in page
     assert "Run both with the same --data" in page
     assert {*read_run(tmp_path / "out").tables["differences"]["method"].dropna()} == {"unpaired"}

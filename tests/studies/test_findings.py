@@ -47,7 +47,7 @@ def headline_of(rows: list[dict[str, Any]]) -> Headline:
 
 def test_the_largest_change_of_behaviour_is_a_cell_of_its_table() -> None:
     mask, rope, both = (0.25, 0.125, 0.5), (2.0, 1.5, 2.5), (3.0, 2.5, 3.5)
-    suffix = costs("loss_suffix", mlp=(7.9, 7.5, 8.3), mask=mask, rope=rope, **{"mask+rope": both})
+    suffix = costs("loss_suffix", mask=mask, rope=rope, **{"mask+rope": both})
     lead = headline_of(suffix)
     assert lead.table is not None
     assert lead.table.to_numpy().tolist() == [

@@ -19,7 +19,7 @@ import nope_probe
 from nope_probe import Ablation, ablated, capture_losses, load, read_run, sequences
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.reports.notes import what_was_run
+from nope_probe.reports.notes import about, what_was_run
 from nope_probe.run.folder import Run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -286,9 +286,9 @@ def test_a_run_of_a_model_in_memory_is_described(loaded: Any, text: Sequences) -
     call = "run_ablations(model, inputs, layers=1, remove=('sources',))"
     assert escape(call) in run._repr_html_()
     rows = what_was_run(run.manifest)
-    assert rows["command"] == call
-    assert rows["layers"] == "L0 of 4"
-    assert rows["model"].startswith("rope-tiny, a SmolLM3ForCausalLM as ")
-    assert rows["texts"] == "20 sequences of 24 tokens given in Python, each after BOS"
-    assert rows["weights"].startswith(run.manifest.model.weights)
-    assert {"versions", "machine", "seconds", "finished", "folds"} <= {*rows}
+    assert rows["model"].startswith("SmolLM3ForCausalLM as ")
+    assert rows["weights"] == run.manifest.model.weights
+    assert {"texts", "versions", "machine", "seconds", "finished"} <= {*rows}
+    facts = about(run.manifest)
+    assert facts["Model"].endswith(", L0 of 4")
+    assert facts["Data"] == "20 sequences of 24 tokens given in Python, each after BOS"
