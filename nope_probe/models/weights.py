@@ -24,7 +24,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
 from nope_probe.hooks.layers.attention import relative_error
-from nope_probe.hooks.layers.objects import merge_adapters
+from nope_probe.hooks.layers.bridges import merge_adapters
 from nope_probe.hooks.layers.parity import probed, validate_within
 from nope_probe.hooks.layers.text_decoder import text_config_of, with_reference
 from nope_probe.models.names import ADAPTER, is_gguf

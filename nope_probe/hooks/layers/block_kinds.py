@@ -21,9 +21,10 @@ from nope_probe.hooks.layers.attention import (
     unmasked,
     whole,
 )
-from nope_probe.hooks.layers.base_layer import COMPUTED, Layer, NormName, Traits, Vectors
+from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors, is_plain
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, last
-from nope_probe.hooks.layers.tap import FUSED, NAME, attend_inline, current, register
+from nope_probe.hooks.layers.inline_attention import attend_inline
+from nope_probe.hooks.layers.tap import FUSED, NAME, current, register
 from nope_probe.maps.positions import Rotation
 from nope_probe.removal import Projection
 
@@ -216,15 +217,6 @@ class JointRows(nn.Linear):
     def bias(self) -> Float[Tensor, " out"] | None:  # type: ignore[override]
         bias = self.joint[0].bias
         return None if bias is None else bias[self.rows]
-
-
-def is_plain(linear: nn.Module) -> bool:
-    """Return whether a module multiplies by its weight, and by nothing else."""
-    if type(linear).__name__ == "Conv1D":  # of GPT-2
-        return True
-    tensors = {name for name, _ in (*linear.named_parameters(), *linear.named_buffers())}
-    is_alone = isinstance(linear, nn.Linear) and tensors <= {"weight", "bias"}
-    return is_alone and linear.weight.dtype in COMPUTED
 
 
 @torch.no_grad()

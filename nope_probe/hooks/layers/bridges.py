@@ -1,17 +1,20 @@
-"""TransformerLens's bridge of a transformers model.
+"""TransformerLens's bridge of a transformers model, and the copy of a model that it is made of.
 
 Importing TransformerLens takes seconds, so this file is imported where a model becomes a bridge.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
 from functools import partial, update_wrapper
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.component_setup import setup_submodules
@@ -208,3 +211,80 @@ def _with_attentions(
     if hasattr(output, "attentions"):
         output["attentions"] = tuple(weights)
     return output
+
+
+def copy_of(original: PreTrainedModel) -> PreTrainedModel:
+    """Return a model of the same weights, buffers and hooks, with adapters merged.
+
+    Its configuration names its class, as that of a saved model does.
+    """
+    shared: dict[int, Any] = {}
+    for module in original.modules():
+        kinds = ("_hooks", "_parameters", "_buffers")
+        tables = [table for name, table in vars(module).items() if name.endswith(kinds)]
+        tables = [table for table in tables if isinstance(table, dict)]
+        shared |= {id(value): value for table in tables for value in table.values()}
+    copied = deepcopy(original, shared)
+    for module in copied.modules():  # compiled or wrapped functions run the original
+        if isinstance(vars(module).get("forward"), FunctionType):
+            del vars(module)["forward"]
+    merge_adapters(copied)
+    copied.config.architectures = copied.config.architectures or [type(copied).__name__]
+    return copied
+
+
+def refuse_gradient(gradient: Tensor) -> None:
+    """Refuse a gradient that would reach an adapter.
+
+    Raises:
+        UserError: saying where adapters get gradients.
+    """
+    raise UserError(
+        "adapters are merged into copies of the weights, and get no gradients: train the caller's "
+        "model outside of `ablated`, or merge the adapter first (merge_and_unload)"
+    )
+
+
+def merge_adapters(model: Any) -> None:
+    """Put the matrices that adapters change, with the changes, in the places of peft's modules.
+
+    Disabled adapters are left out. A matrix that is tied to a changed matrix keeps its numbers.
+
+    Raises:
+        UserError: for an adapter that peft does not merge.
+    """
+    if "peft" not in sys.modules:
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for path, layer in reversed([*model.named_modules()]):
+        is_within = path.endswith(".token_adapter")  # of a wrapper, which merges it
+        if is_within or not isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            continue
+        model.set_submodule(path, _merged(path, layer))
+
+
+def _merged(path: str, tuner: Any) -> nn.Module:
+    """Return the module under an adapter, with copies of the weights that the adapter changes."""
+    base = getattr(tuner, "original_module", None) or tuner.get_base_layer()
+    originals = dict(base.named_parameters(recurse=False))
+    for name, weight in originals.items():
+        # `detach` would share the count of changes, which is the caller's.
+        base.register_parameter(name, nn.Parameter(weight.data, requires_grad=False))
+    with reading(f"peft does not merge the adapter of {path} into its weights"):
+        if not tuner.disable_adapters and hasattr(tuner, "unload_and_optionally_merge_module"):
+            base = tuner.unload_and_optionally_merge_module(
+                merge=True, safe_merge=True, adapter_names=None
+            )
+        elif not tuner.disable_adapters and not tuner.merged:
+            tuner.merge(safe_merge=True)
+            base = tuner.get_base_layer()
+    is_trained = any(weight.requires_grad for weight in tuner.parameters())
+    for name, weight in dict(base.named_parameters(recurse=False)).items():
+        before = originals.get(name)
+        if before is not None and before.data_ptr() == weight.data_ptr():
+            base.register_parameter(name, before)
+        elif is_trained:
+            weight.requires_grad_().register_hook(refuse_gradient)
+    return base

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.hooks.layers.attention import Attention, relative_error, upcast
-from nope_probe.hooks.layers.base_layer import Layer, Vectors
+from nope_probe.hooks.layers.base_layer import Layer, RemovedPairs, Vectors
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     hooks_detached,
@@ -28,7 +28,6 @@ from nope_probe.hooks.layers.hook_points import (
 )
 from nope_probe.hooks.layers.model import tapped
 from nope_probe.hooks.layers.passes import run_forward, traits_of
-from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.layers.tap import Edits, edited, taps_read
 from nope_probe.removal import Component
 

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -21,9 +20,8 @@ from jaxtyping import Num
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.files import reading
 from nope_probe.hooks.layers.attention import whole
-from nope_probe.hooks.layers.block_kinds import is_plain
+from nope_probe.hooks.layers.base_layer import is_plain
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import blocks_of
 from nope_probe.hooks.layers.parity import (
@@ -112,13 +110,13 @@ def as_hooked(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[st
         return model, {}
     if any(hook is refuse for hook in model._forward_pre_hooks.values()):
         raise UserError(NOT_ABLATED)
-    from nope_probe.hooks.layers.bridges import boot_bridge
+    from nope_probe.hooks.layers.bridges import boot_bridge, copy_of
     from nope_probe.hooks.layers.text_decoder import with_reference
 
     name = model.name_or_path or type(model).__name__
     implementation = model.config.get_text_config()._attn_implementation
     _validate_not_repeated(model)
-    copied = _copy(model)
+    copied = copy_of(model)
     _validate_decoder(copied)
     decoder, reference = with_reference(model, copied)
     dtype = next(decoder.parameters()).dtype
@@ -403,80 +401,3 @@ def _validate_decoder(model: Any) -> None:
                 "packed weights), and TransformerLens reads embeddings and the head as tensors: "
                 "quantise all other layers, as torch.ao's quantize_dynamic(model.model, ...) does"
             )
-
-
-def _copy(original: PreTrainedModel) -> PreTrainedModel:
-    """Return a model of the same weights, buffers and hooks, with adapters merged.
-
-    Its configuration names its class, as that of a saved model does.
-    """
-    shared: dict[int, Any] = {}
-    for module in original.modules():
-        kinds = ("_hooks", "_parameters", "_buffers")
-        tables = [table for name, table in vars(module).items() if name.endswith(kinds)]
-        tables = [table for table in tables if isinstance(table, dict)]
-        shared |= {id(value): value for table in tables for value in table.values()}
-    copied = deepcopy(original, shared)
-    for module in copied.modules():  # compiled or wrapped functions run the original
-        if isinstance(vars(module).get("forward"), FunctionType):
-            del vars(module)["forward"]
-    merge_adapters(copied)
-    copied.config.architectures = copied.config.architectures or [type(copied).__name__]
-    return copied
-
-
-def refuse_gradient(gradient: Tensor) -> None:
-    """Refuse a gradient that would reach an adapter.
-
-    Raises:
-        UserError: saying where adapters get gradients.
-    """
-    raise UserError(
-        "adapters are merged into copies of the weights, and get no gradients: train the caller's "
-        "model outside of `ablated`, or merge the adapter first (merge_and_unload)"
-    )
-
-
-def merge_adapters(model: Any) -> None:
-    """Put the matrices that adapters change, with the changes, in the places of peft's modules.
-
-    Disabled adapters are left out. A matrix that is tied to a changed matrix keeps its numbers.
-
-    Raises:
-        UserError: for an adapter that peft does not merge.
-    """
-    if "peft" not in sys.modules:
-        return
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
-    for path, layer in reversed([*model.named_modules()]):
-        is_within = path.endswith(".token_adapter")  # of a wrapper, which merges it
-        if is_within or not isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
-            continue
-        model.set_submodule(path, _merged(path, layer))
-
-
-def _merged(path: str, tuner: Any) -> nn.Module:
-    """Return the module under an adapter, with copies of the weights that the adapter changes."""
-    base = getattr(tuner, "original_module", None) or tuner.get_base_layer()
-    originals = dict(base.named_parameters(recurse=False))
-    for name, weight in originals.items():
-        # `detach` would share the count of changes, which is the caller's.
-        base.register_parameter(name, nn.Parameter(weight.data, requires_grad=False))
-    with reading(f"peft does not merge the adapter of {path} into its weights"):
-        if not tuner.disable_adapters and hasattr(tuner, "unload_and_optionally_merge_module"):
-            base = tuner.unload_and_optionally_merge_module(
-                merge=True, safe_merge=True, adapter_names=None
-            )
-        elif not tuner.disable_adapters and not tuner.merged:
-            tuner.merge(safe_merge=True)
-            base = tuner.get_base_layer()
-    is_trained = any(weight.requires_grad for weight in tuner.parameters())
-    for name, weight in dict(base.named_parameters(recurse=False)).items():
-        before = originals.get(name)
-        if before is not None and before.data_ptr() == weight.data_ptr():
-            base.register_parameter(name, before)
-        elif is_trained:
-            weight.requires_grad_().register_hook(refuse_gradient)
-    return base

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from nope_probe.errors import UserError, as_tuple, validate_types
 from nope_probe.files import json_checksum
-from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.base_layer import Layer, RemovedPairs
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Given,
@@ -30,7 +30,6 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.layers.objects import Model, model_of, some_numbers
 from nope_probe.hooks.layers.passes import traits_of
-from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.reading.accumulators import (
     STAGES,
     Accumulator,

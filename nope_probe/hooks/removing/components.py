@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, AttentionMask, Visible, repeat_heads
-from nope_probe.hooks.layers.base_layer import Layer, NormName, find_point
+from nope_probe.hooks.layers.base_layer import Layer, NormName, RemovedPairs, find_point
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookGroup,
@@ -33,7 +33,6 @@ from nope_probe.hooks.layers.model import (
     position_point,
 )
 from nope_probe.hooks.layers.passes import traits_of
-from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, Place
 from nope_probe.maps.positions import Rotation

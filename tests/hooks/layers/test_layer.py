@@ -24,10 +24,10 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rot
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
+from nope_probe.hooks.layers.base_layer import RemovedPairs, fit_rotary
 from nope_probe.hooks.layers.hook_points import hooks_attached, methods_replaced
 from nope_probe.hooks.layers.model import as_inputs, layers_of
 from nope_probe.hooks.layers.passes import attention_read
-from nope_probe.hooks.layers.rotation import RemovedPairs, fit_rotary
 from nope_probe.models.load import load
 from nope_probe.removal import Component
 

@@ -34,6 +34,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attention import Attention, relative_error
 from nope_probe.hooks.layers.hook_points import hooks_attached
+from nope_probe.hooks.layers.inline_attention import attend_inline
 from nope_probe.hooks.layers.model import layers_of, tapped
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.layers.tap import (
@@ -42,7 +43,6 @@ from nope_probe.hooks.layers.tap import (
     Edits,
     HandedMask,
     Tap,
-    attend_inline,
     attention_forward,
     attention_mask,
     positions_far_apart,
