@@ -101,7 +101,7 @@ def engine_at(model: str, length: int) -> Engine:
     loaded = load(model, n_ctx=max(LENGTHS))
     n_seqs, tokenizer = N_TOKENS // length, loaded.tokenizer
     data = sequences(tokenizer=tokenizer, n_seqs=n_seqs, seq_len=length, pack=True)
-    engine = Engine(
+    return Engine(
         model=loaded.model,
         inputs=data.inputs,
         documents=data.documents,
@@ -109,7 +109,6 @@ def engine_at(model: str, length: int) -> Engine:
         n_folds=FOLDS,
         skip_keys=SKIP,
     )
-    return engine.calibrated("gains", [Ablation(remove=[name]) for name in REMOVED[model]])
 
 
 def conditions(model: str) -> dict[str, Ablation | None]:

@@ -482,6 +482,12 @@ class Condition(frozenset[Component]):
         return tuple(name.writer for name in self.ordered if name.writer is not None)
 
     @property
+    def writes_as_intact(self) -> bool:
+        """Whether positions of writers alone are removed, of which none reads another's output."""
+        pairs = product(self.writers, repeat=2)
+        return len(self.writers) == len(self) and not any(a.runs_before(b) for a, b in pairs)
+
+    @property
     def null(self) -> Condition:
         """The condition with the null of written position in its place; else the same.
 
@@ -504,6 +510,11 @@ class Condition(frozenset[Component]):
             f"L{layer}H{head}" for layer in sorted(heads) for head in sorted({*heads[layer]})
         )
         return Condition(f"{name}{IN_HEADS}{named}" for name in self)
+
+    @property
+    def of_written(self) -> tuple[Component, ...]:
+        """The removals of written position: of all blocks, of its null, or of single writers."""
+        return tuple(name for name in self.ordered if name.kind in _OF_WRITTEN)
 
     @property
     def of_blocks(self) -> tuple[Component, ...]:

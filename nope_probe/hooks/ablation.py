@@ -39,23 +39,22 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.layers.objects import Model, model_of, refused
 from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
-from nope_probe.hooks.reading.written import capture_block_positions, null_seed_of
+from nope_probe.hooks.reading.written import capture_written, options_of
 from nope_probe.hooks.removing.block_ablation import (
     ABLATED,
     ActiveAblation,
-    BlockAblation,
     ablations_of,
     content_heads,
 )
-from nope_probe.hooks.removing.components import lone_mlps, removals_of
+from nope_probe.hooks.removing.components import removals_of
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import (
     Calibration,
-    WrittenPosition,
+    WrittenPositions,
 )
 from nope_probe.hooks.removing.written import without_position
 from nope_probe.maps.folds import folds_of
-from nope_probe.removal import Writer
+from nope_probe.removal import Condition, Writer
 
 _REDRAWN: WeakKeyDictionary[HookedModel, object] = WeakKeyDictionary()
 ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
@@ -109,9 +108,12 @@ def ablated(
         if model in ABLATED:
             raise UserError(ABLATED_ALREADY)
         calibration = _calibration(model, ablation, calibration, tokens)
-        if calibration is not None:
-            calibration = _with_written(model, ablation, calibration, tokens)
-        stack.enter_context(_in_place(model, _active(model, ablation, calibration, blocks)))
+        groups = [block.group(calibration) for block in blocks]
+        for removal in removals_of(ablation.condition):
+            groups += removal.groups(model, ablation, calibration)
+        positions = (calibration or Calibration()).positions_for(ablation.condition)
+        active = ActiveAblation(ablation=ablation, groups=groups, positions=positions)
+        stack.enter_context(_in_place(model, active))
         stack.enter_context(_whole_sequences(model, ablation))
         stack.enter_context(refused(model))
         edits = {of.layer.tap: Edits(rope=of.straightens, change=of.edit) for of in blocks}
@@ -121,51 +123,23 @@ def ablated(
 
 @contextmanager
 def directly_ablated(
-    model: HookedModel, writer: Writer, written: WrittenPosition, reader: int
+    model: HookedModel, writer: Writer, positions: WrittenPositions, reader: int
 ) -> Iterator[HookedModel]:
     """Take a component's position out of the input of one block alone, as in `ablated`.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
         writer: the component, such as `L1H0`.
-        written: the position to remove.
+        positions: what components write.
         reader: the number of the block.
     """
     active = ActiveAblation(
         ablation=Ablation(remove=[writer.removal]),
-        calibration=written,
-        heads={reader: None},
-        groups=[*without_position(model, writer, written, reader)],
-        halves=[written.halves],
+        groups=[*without_position(model, [writer], positions, reader)],
+        positions=positions,
     )
     with _in_place(model, active):
         yield model
-
-
-def _active(
-    model: HookedModel,
-    ablation: Ablation,
-    calibration: Calibration | None,
-    blocks: Sequence[BlockAblation],
-) -> ActiveAblation:
-    """Return an ablation with its hooks, and the blocks and heads that lose something by it."""
-    groups = [block.group(calibration) for block in blocks]
-    for removal in removals_of(ablation.condition):
-        groups += removal.groups(model, ablation, calibration)
-    # Blocks are targets of removed positions too, to check padding, and lose nothing by them.
-    writers = ablation.condition.writers
-    of_blocks = len(ablation.condition) > len(writers)
-    lost = {block.layer.index: block.heads for block in blocks} if of_blocks else {}
-    written = dict.fromkeys(writer.block for writer in writers)
-    known = calibration or Calibration()
-    halves = [known.positions[name].halves for name in writers]
-    return ActiveAblation(
-        ablation=ablation,
-        calibration=calibration,
-        heads=written | dict.fromkeys(lone_mlps(model, ablation)) | lost,
-        groups=groups,
-        halves=halves + [of.halves for of in known.written.values()],
-    )
 
 
 @contextmanager
@@ -189,12 +163,11 @@ def _calibration(
         return None
     if calibration is not None and tokens is not None:
         raise UserError("expected a calibration or tokens to calibrate on, not both")
-    seed, writers = ablation.calibration_seed, ablation.condition.writers
-    heads = content_heads(model, [ablation])
-    if tokens is not None and not ablation.needs_intact:
-        return Calibration()
+    seed, heads = ablation.calibration_seed, content_heads(model, [ablation])
     if tokens is not None:
-        return calibrate(model, tokens, seed=seed, writers=writers, heads=heads)
+        needs = ablation.needs_intact
+        measured = calibrate(model, tokens, seed=seed, heads=heads) if needs else Calibration()
+        return _with_written(model, ablation, measured, tokens)
     if calibration is None:
         raise UserError(_how_to_calibrate(ablation, heads))
     if calibration.checksum and calibration.checksum != weights_checksum(model):
@@ -207,19 +180,13 @@ def _calibration(
             f"the {ablation.replacement} replacement of seed {seed} is not calibrated: pass "
             f"calibrate(model, tokens, seed={seed})"
         )
-    _validate_measured(calibration, writers, heads)
+    _validate_measured(ablation.condition, calibration, heads)
     return calibration
 
 
 def _validate_measured(
-    calibration: Calibration, writers: Sequence[Writer], heads: Mapping[int, Sequence[int]]
+    condition: Condition, calibration: Calibration, heads: Mapping[int, Sequence[int]]
 ) -> None:
-    missing = [writer for writer in writers if writer not in calibration.positions]
-    if missing:
-        raise UserError(
-            f"the position of {missing[0]} is not calibrated: pass "
-            f"calibrate(model, tokens, writers={list(writers)})"
-        )
     for layer, named in heads.items():
         known = calibration.patterns.get(layer)
         if known is None or not {*named} <= {*known.heads.tolist()}:
@@ -227,43 +194,32 @@ def _validate_measured(
                 f"the mean attention of L{layer} is not calibrated: pass "
                 f"calibrate(model, tokens, heads={heads})"
             )
+    if condition.of_written and calibration.positions_for(condition) is None:
+        ways = "pass tokens=tokens, no calibration"
+        if condition.writes_as_intact:
+            ways = f"pass calibrate(model, tokens, writers={[*condition.writers]})"
+        raise UserError(f"{condition.of_written[0]} is not calibrated: {ways}")
 
 
 def _with_written(
-    model: HookedModel, ablation: Ablation, calibration: Calibration, tokens: Inputs | None
+    model: HookedModel, ablation: Ablation, calibration: Calibration, tokens: Inputs
 ) -> Calibration:
-    """Return a calibration with the position that blocks write without what else is removed.
-
-    Raises:
-        UserError: if it is not there, and there are no tokens to measure it on.
-    """
-    for name in ablation.condition.of_blocks:
-        if tokens is None:
-            if name not in calibration.written:
-                raise UserError(f"{name} is measured on texts: pass tokens=tokens, no calibration")
-            continue
-        others = ablation.without(ablation.condition - {name})
-        with ablated(model, others, replace(calibration, checksum="")):  # it is this model's
-            inputs, documents = as_inputs(model, tokens), documents_of(tokens, None)
-            positions = capture_block_positions(
-                model,
-                inputs,
-                fold_of=folds_of(len(inputs), None, documents),
-                null_seed=null_seed_of(name, ablation.seed),
-                kept_positions=ablation.kept_positions,
-            )
-        calibration = replace(calibration, written={name: positions})
-    return calibration
+    """Return a calibration with written position, as it is without what else is removed."""
+    condition = ablation.condition
+    if not condition.of_written:
+        return calibration
+    others = ablation.without(condition - {*condition.of_written})
+    with ablated(model, others, replace(calibration, checksum="")):  # it is this model's
+        inputs, documents = as_inputs(model, tokens), documents_of(tokens, None)
+        fold_of = folds_of(len(inputs), None, documents)
+        positions = capture_written(model, inputs, **options_of(ablation), fold_of=fold_of)
+    return replace(calibration, positions={condition.name: positions})
 
 
 def _how_to_calibrate(ablation: Ablation, heads: Mapping[int, Sequence[int]]) -> str:
     ways = "pass tokens=tokens or calibration=calibrate(model, tokens)"
-    writers = ablation.condition.writers
-    if writers:
-        ways = f"{ways[:-1]}, writers={list(writers)})"
-        return f"the position of {writers[0]} has to be measured first: {ways}"
-    if ablation.condition.of_blocks:
-        return f"{ablation.condition.of_blocks[0]} has to be measured first: pass tokens=tokens"
+    if removed := ablation.condition.of_written:
+        return f"{removed[0]} has to be measured first: pass tokens=tokens"
     if heads:
         return f"mean attention has to be measured first: {ways[:-1]}, heads={dict(heads)})"
     name = ablation.condition.weights[0]

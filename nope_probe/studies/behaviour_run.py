@@ -191,14 +191,13 @@ class Behaviour(Study[Settings]):
     def _measured_on(self, probe: str) -> list[Ablation]:
         """Return the conditions whose means are measured anew on sequences of another length.
 
-        Written positions belong to one length, mean attention to all shorter ones too.
+        Mean attention belongs to its length and to all shorter ones.
         """
         n, n_text = (self.probes[name].tokens.shape[1] for name in (probe, "text"))
         return [
             ablation
             for ablation in self.conditions.values()
-            if (ablation.condition.writers and n != n_text)
-            or ("content" in ablation.condition and n > n_text)
+            if "content" in ablation.condition and n > n_text
         ]
 
     def _losses(
@@ -211,8 +210,8 @@ class Behaviour(Study[Settings]):
         """
         measured, calibration = engine.results.get(f"positions/{probe}"), engine.calibration
         if measured and calibration and self.conditions[name] in self._measured_on(probe):
-            parts = {"positions": measured.positions, "patterns": measured.patterns}
-            engine = replace(engine, calibration=replace(calibration, **parts))
+            patterns = replace(calibration, patterns=measured.patterns)
+            engine = replace(engine, calibration=patterns)
         losses = captured_losses(engine, key, ablation)["losses"]
         if not losses.isfinite().all():
             raise UserError(f"non-finite losses in condition {name} ({probe})")

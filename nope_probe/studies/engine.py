@@ -24,19 +24,16 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, layers_of
 from nope_probe.hooks.layers.passes import window_hides
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.calibration import (
-    blocks_that_write,
-    calibrate,
-    capture_written,
-)
+from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of
-from nope_probe.hooks.reading.written import capture_block_positions, null_seed_of
+from nope_probe.hooks.reading.writers import blocks_that_write
+from nope_probe.hooks.reading.written import capture_written, options_of
 from nope_probe.hooks.removing.block_ablation import ablations_of, content_heads
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import BlockPositions, Calibration, WrittenPosition
+from nope_probe.hooks.removing.replacements import AS_INTACT, Calibration, WrittenPositions
 from nope_probe.maps.folds import State, folds_of, under
 from nope_probe.maps.layers import with_skip_keys
 from nope_probe.maps.maps import (
@@ -48,7 +45,7 @@ from nope_probe.maps.maps import (
     stored_layers,
 )
 from nope_probe.maps.positions import PositionSums
-from nope_probe.removal import WEIGHTS, Component, Writer
+from nope_probe.removal import WEIGHTS, Writer
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
@@ -119,7 +116,7 @@ class Engine:
         return folds_of(len(self.inputs), self.n_folds, self.documents)
 
     def calibrated(self, key: str, ablations: Iterable[Ablation]) -> Engine:
-        """Return the engine with gains, means and positions, if an ablation needs them.
+        """Return the engine with gains, means and patterns, if an ablation needs them.
 
         They have no checksum of the weights, because the checkpoint belongs to a run of one model.
         """
@@ -133,15 +130,19 @@ class Engine:
             self.inputs,
             batch_size=self.batch_size,
             seed=next((seed for seed in seeds if seed is not None), None),
-            writers=sorted({name for ablation in needing for name in ablation.condition.writers}),
             heads=content_heads(self.model, needing),
-            kept_positions=self.kept_positions,
-            fold_of=self.fold_of,
         )
         tensors = self.load_or_compute(
             key, lambda _, stream: measure(checkpoint=stream).to_tensors()
         )
         return replace(self, calibration=Calibration.from_tensors(tensors))
+
+    def with_positions(self, key: str, writers: Sequence[Writer]) -> Engine:
+        """Return the engine with the position that each of some writers writes alone."""
+        capture = partial(written, writers=writers, as_intact=True)
+        tensors = self.load_or_compute(key, capture)
+        positions = {AS_INTACT: WrittenPositions.from_tensors(tensors)}
+        return replace(self, calibration=Calibration(positions=positions))
 
     def load_or_compute(
         self, key: str, capture: Capture, ablation: Ablation | None = None
@@ -165,37 +166,23 @@ class Engine:
     def _without(self, key: str, ablation: Ablation | None) -> AbstractContextManager[HookedModel]:
         if ablation is None:
             return nullcontext(self.model)
-        return ablated(self.model, ablation, self._calibration_for(key, ablation))
+        return ablated(self.model, ablation, self._calibration_for(ablation))
 
-    def _calibration_for(self, key: str, ablation: Ablation) -> Calibration | None:
-        """Return the calibration, with positions as written in the ablated model.
+    def _calibration_for(self, ablation: Ablation) -> Calibration | None:
+        """Return the calibration, with positions as written in the model without all else.
 
         Without the mask, or behind another writer, a component writes another position than in the
         intact model, and taking away that of the intact model would leave its opposite.
         """
-        calibration, keys = self.calibration, position_keys(key, ablation, self)
-        if not keys:
-            return calibration
-        if calibration is None:
-            calibration = Calibration()
-        others = [name for name in ablation.condition.ordered if name.writer is None]
-        for name in ablation.condition.of_blocks:
-            others.remove(name)
-            of_blocks = partial(written_by_all, name=name, ablation=ablation)
-            prefix = ablation.prefix if "mask" in others else None
-            without = replace(ablation, remove=others, prefix=prefix)
-            with ablated(self.model, without, calibration):
-                tensors = self.load_or_compute(keys.pop(name), of_blocks)
-            of_all = BlockPositions.from_tensors(tensors)
-            calibration = replace(calibration, written={name: of_all})
-        for writer, of_writer in keys.items():
-            assert isinstance(writer, Writer)
-            earlier = [w.removal for w in ablation.condition.writers if w.runs_before(writer)]
-            with ablated(self.model, replace(ablation, remove=[*others, *earlier]), calibration):
-                tensors = self.load_or_compute(of_writer, partial(written, writer=writer))
-            positions = {**calibration.positions, writer: WrittenPosition.from_tensors(tensors)}
-            calibration = replace(calibration, positions=positions)
-        return calibration
+        condition, calibration = ablation.condition, self.calibration or Calibration()
+        if not condition.of_written or calibration.positions_for(condition):
+            return self.calibration
+        others = ablation.without(condition - {*condition.of_written})
+        with ablated(self.model, others, calibration):
+            capture = partial(written, **options_of(ablation))
+            tensors = self.load_or_compute(position_key(ablation, self), capture)
+        positions = WrittenPositions.from_tensors(tensors)
+        return replace(calibration, positions={condition.name: positions})
 
     def scores(
         self,
@@ -273,56 +260,31 @@ class Engine:
 Capture = Callable[[Engine, StreamCheckpoint | None], State]
 
 
-def written(engine: Engine, stream: StreamCheckpoint | None, *, writer: Writer) -> State:
-    """Return the position that a component writes, as the tensors of a `WrittenPosition`."""
-    positions = capture_written(
-        engine.model,
-        engine.inputs,
-        [writer],
-        fold_of=engine.fold_of,
-        kept_positions=engine.kept_positions,
-        batch_size=engine.batch_size,
-        checkpoint=stream,
-    )
-    return positions[writer].to_tensors()
-
-
-def written_by_all(
-    engine: Engine, stream: StreamCheckpoint | None, *, name: Component, ablation: Ablation
-) -> State:
-    """Return the position that all blocks write, as the tensors of `BlockPositions`."""
+def written(engine: Engine, stream: StreamCheckpoint | None, **options: Any) -> State:
+    """Return the position that components write, as the tensors of `WrittenPositions`."""
     if engine.texts is not None:
         engine = replace(engine, inputs=engine.texts.inputs, documents=engine.texts.documents)
-    return capture_block_positions(
+    options = {"kept_positions": engine.kept_positions, **options}
+    return capture_written(
         engine.model,
         engine.inputs,
         fold_of=engine.fold_of,
-        null_seed=null_seed_of(name, ablation.seed),
-        kept_positions=ablation.kept_positions,
         batch_size=engine.batch_size,
         checkpoint=stream,
+        **options,
     ).to_tensors()
 
 
-def position_keys(key: str, ablation: Ablation, engine: Engine) -> dict[Writer | Component, str]:
-    """Return by writer the key of the capture of its position in the ablated model.
+def position_key(ablation: Ablation, engine: Engine) -> str:
+    """Return the key of the capture of the position that an ablation removes; empty without one.
 
-    The position of all blocks is measured in one capture, for all passes on texts of a length.
-
-    Args:
-        key: of the capture that the ablation is for.
-        ablation: what is removed.
-        engine: of the capture.
+    The position is measured once for all passes on texts of a length.
     """
-    if names := ablation.condition.of_blocks:
-        by = f"_{ablation.replacement}" if ablation.condition.weights else ""
-        seen = f"_{ablation.prefix}" if ablation.prefix else ""
-        place = f"{ablation.condition.name}{by}{seen}/{engine.inputs.shape[1]}"
-        return {name: f"positions/{place}" for name in names}
-    writers = sorted(ablation.condition.writers, key=lambda writer: writer.order)
-    alone = len(writers) == len(ablation.condition)
-    reached = [w for w in writers if not alone or any(other.runs_before(w) for other in writers)]
-    return {writer: f"{key}/{writer}" for writer in reached}
+    condition = ablation.condition
+    by = f"_{ablation.replacement}" if condition.weights else ""
+    seen = f"_{ablation.prefix}" if ablation.prefix else ""
+    place = f"positions/{condition.name}{by}{seen}/{engine.inputs.shape[1]}"
+    return place if condition.of_written else ""
 
 
 def validate_finite(maps: ScoreMaps, where: str) -> None:

@@ -20,7 +20,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.reading.written import BYTES
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import BlockPositions, Calibration
+from nope_probe.hooks.removing.replacements import Calibration, WrittenPositions
 from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
 from nope_probe.removal import INTACT, Condition
@@ -31,7 +31,7 @@ from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import print_line, validate_one_process
 from nope_probe.run.session import SIZES, Session
 from nope_probe.run.sources import load_model
-from nope_probe.studies.engine import Capture, Engine, position_keys
+from nope_probe.studies.engine import Capture, Engine, position_key
 
 Chosen = TypeVar("Chosen", bound=CommandSettings)
 PASSES_SAVED = "all passes were saved; the same command goes on with their analysis"
@@ -74,14 +74,15 @@ class Pass:
 
     @property
     def positions(self) -> list[str]:
-        """The keys of what is measured in the ablated model first: positions of removed writers."""
-        return [*position_keys(self.key, self.ablation or Ablation(), self.engine).values()]
+        """The keys of what is measured in the ablated model first: written positions."""
+        key = position_key(self.ablation or Ablation(), self.engine)
+        return [key] if key else []
 
     @property
     def n_written(self) -> int:
-        """On how many tokens the position that blocks write is measured."""
+        """On how many tokens written position is measured."""
         texts = self.engine.inputs if self.engine.texts is None else self.engine.texts.inputs
-        return texts.shape[0] * texts.shape[1] if self.condition.of_blocks else 0
+        return texts.shape[0] * texts.shape[1] if self.condition.of_written else 0
 
     def sizes(self, processes: Processes) -> dict[str, int]:
         """Return how many sequences this process runs for each key.
@@ -181,7 +182,7 @@ class Study(ABC, Generic[Chosen]):
         of_blocks = (pass_ for pass_ in self.passes() if pass_.condition.of_blocks)
         keys = {key for pass_ in of_blocks for key in pass_.positions}
         load = self.session.checkpoint.load
-        return {key: BlockPositions.from_tensors(load(key)).n_left_out for key in sorted(keys)}
+        return {key: WrittenPositions.from_tensors(load(key)).n_left_out for key in sorted(keys)}
 
     @abstractmethod
     def analyse(self, results: Results) -> Run:

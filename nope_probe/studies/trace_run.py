@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import pandas as pd
-import torch
 
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
@@ -25,7 +24,7 @@ from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import WrittenPosition
+from nope_probe.hooks.removing.replacements import AS_INTACT, WrittenPositions
 from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.removal import Writer
@@ -160,7 +159,7 @@ def measure_effects(
     }
     whole = sorted({writer.whole for writer in names}, key=lambda writer: writer.order)
     intact = scores_of(engine, place, "intact")
-    of_blocks = _without_positions(engine, "blocks", whole)
+    of_blocks = engine.with_positions("effects-blocks", whole)
     rows = [*_effects(of_blocks, place, read, intact, whole)]
     direct = direct_parts(known, least)
     matter = {writer.whole for writer in direct} | {
@@ -170,25 +169,18 @@ def measure_effects(
     }
     heads = sorted(name for name in names if name.head is not None and name.whole in matter)
     if heads and n_heads:
-        of_heads = _without_positions(engine, "heads", heads)
-        of_all = torch.tensor([-1])  # a text of both halves
-        sizes = {name: of.of_texts(of_all).norm() for name, of in positions_of(of_heads).items()}
-        heads.sort(key=lambda head: (-direct.get(head, 0.0), -float(sizes[head])))
+        of_heads = engine.with_positions("effects-heads", heads)
+        sizes = {name: positions_of(of_heads).size(name) for name in heads}
+        heads.sort(key=lambda head: (-direct.get(head, 0.0), -sizes[head]))
         rows += _effects(of_heads, place, read, intact, heads[:n_heads])
     rows.sort(key=lambda row: (row["of"], row["writer"].order))
     return pd.DataFrame(rows)
 
 
-def _without_positions(engine: Engine, key: str, writers: Iterable[Writer]) -> Engine:
-    """Return the engine with the mean output of some writers at each position."""
-    removals = [Ablation(remove=[writer.removal]) for writer in writers]
-    return engine.calibrated(f"effects-{key}", removals)
-
-
-def positions_of(engine: Engine) -> Mapping[str, WrittenPosition]:
+def positions_of(engine: Engine) -> WrittenPositions:
     """Return the position of the writers that an engine was calibrated for."""
     assert engine.calibration is not None  # a position that is removed was measured
-    return engine.calibration.positions
+    return engine.calibration.positions[AS_INTACT]
 
 
 def _effects(
@@ -201,7 +193,7 @@ def _effects(
     """Yield the rows of the losses without the position of each writer in turn."""
     for writer in writers:
         total = scores_of(engine, place, writer, Ablation(remove=[writer.removal]))
-        with directly_ablated(engine.model, writer, positions_of(engine)[writer], place["layer"]):
+        with directly_ablated(engine.model, writer, positions_of(engine), place["layer"]):
             direct = scores_of(engine, place, f"{writer}-to-L{place['layer']}")
         for question, lost in losses(intact, direct, total, reader, writer).items():
             yield {**place, "of": question, "writer": writer, **interval_columns(**lost)}

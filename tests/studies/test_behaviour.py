@@ -16,6 +16,7 @@ from support.command_line import run_command
 from support.edited_model import edited, norm_sizes, plain_run
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import plain as plain_model
+from support.written import of_others
 
 from nope_probe import behaviour, read_run, run_behaviour
 from nope_probe.maps.folds import grouped_folds
@@ -306,9 +307,7 @@ def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_le
     handle.remove()
     documents = torch.from_numpy(read_run(tmp_path / "run").arrays["tokens"]["documents"])
     half = grouped_folds(documents, 8) % 2
-    mean = torch.stack([kept[0][half == of].mean(0) for of in half.tolist()])
-    vectors = mean - mean[:, 1:].mean(1, keepdim=True)  # of BOS, all that it writes stays
-    vectors[:, 0] = 0
+    vectors = of_others(kept[0], 1, half)  # of BOS, all that it writes stays
     handle = mlp.register_forward_hook(lambda module, inputs, output: output - vectors)
     rise = (losses_of(hf, ids) - intact).mean(1)
     handle.remove()

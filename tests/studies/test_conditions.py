@@ -12,8 +12,8 @@ from transformers import AutoConfig
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.reading.written import capture_written
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import build, hooked_config
@@ -172,33 +172,33 @@ def test_keys_are_those_of_all_streams_in_the_order_of_the_run(removed: list[str
 
 
 def test_position_is_taken_away_as_it_is_written_without_all_else():
-    """Then nothing is left of it; what the intact model writes would leave its opposite."""
+    """Then next to nothing is left of it; what the intact model writes would leave its opposite."""
     model, tokens, names = small_model(), random_tokens().inputs, ["MLP0", "MLP1"]
+    mask = Ablation(remove=["mask"])
     removed = Ablation(remove=["mask", *(f"position[{name}]" for name in names)])
-    engine = Engine(model=model, inputs=tokens, n_folds=4).calibrated("gains", [removed])
-    assert engine.calibration is not None
+    engine = Engine(model=model, inputs=tokens, n_folds=4)
 
-    def left(engine: Engine, stream: Any) -> dict[str, torch.Tensor]:
-        result = capture_written(model, tokens, names, fold_of=engine.fold_of)
-        return {name: written.vectors for name, written in result.items()}
+    def sizes(engine: Engine, stream: Any) -> dict[str, torch.Tensor]:
+        written = capture_written(model, tokens, names, fold_of=engine.fold_of, as_intact=True)
+        return {name: torch.tensor(written.size(name)) for name in names}
 
-    with ablated(model, removed, engine.calibration):
-        of_intact = left(engine, None)
-    for name, vectors in engine.load_or_compute("left", left, removed).items():
-        size = engine.calibration.positions[name].vectors.norm()
-        assert vectors.norm() <= 1e-3 * size
-        assert of_intact[name].norm() > 0.1 * size
+    left, before = (engine.load_or_compute("sizes", sizes, of) for of in (removed, mask))
+    # A text has the means of the other texts of its half: its part of their error is left.
+    n_others = len(tokens) / 2 - 1
+    assert all(left[name] <= before[name] / n_others for name in names)
 
 
 def test_the_position_of_heads_of_a_layer_is_that_of_the_intact_model():
     """No head reads another head of its layer, so that a calibration of both serves both."""
     model, tokens = small_model(), random_tokens().inputs
     removed = Ablation(remove=["position[L1H0]", "position[L1H1]"])
-    engine = Engine(model=model, inputs=tokens, n_folds=4).calibrated("gains", [removed])
-    with ablated(model, removed, engine.calibration):
-        expected = capture_scores(model, tokens, n_folds=4).mean
-    maps = torch.stack([layer.mean() for layer in engine.scores("score", removed).values()])
-    assert torch.equal(maps.nan_to_num(), expected.nan_to_num())
+    engine = Engine(model=model, inputs=tokens, n_folds=4)
+    alone = engine.with_positions("alone", removed.condition.writers)
+    maps, expected = (
+        torch.stack([layer.mean() for layer in of.scores("score", removed).values()]).nan_to_num()
+        for of in (engine, alone)
+    )
+    assert torch.equal(maps, expected)
 
 
 def test_a_non_finite_score_stops_the_run_and_is_named() -> None:

@@ -15,40 +15,31 @@ from torch.nn.utils.rnn import pad_sequence
 from nope_probe.errors import UserError
 from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.attention import Attention, MeanPattern, upcast, whole
-from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
     Given,
-    Inputs,
     as_inputs,
-    block_point,
     blocks_of,
     documents_of,
-    kept_positions_of,
     layers_of,
 )
 from nope_probe.hooks.layers.objects import Model, model_of
-from nope_probe.hooks.reading.accumulators import Accumulator, Cut
+from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
-from nope_probe.hooks.reading.writers import (
-    BlockWriting,
-    Residual,
-    learned_positions,
-    written_by_blocks,
-)
-from nope_probe.hooks.reading.written import fingerprints_of
+from nope_probe.hooks.reading.written import capture_written
 from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.hooks.removing.removals import WITH_GAIN, Replacement
 from nope_probe.hooks.removing.replacements import (
+    AS_INTACT,
     MEANS,
     Calibration,
     NewWeight,
     Place,
-    WrittenPosition,
 )
-from nope_probe.maps.folds import State, folds_of, halves_of, sum_parts
+from nope_probe.maps.folds import State, folds_of
 from nope_probe.maps.rows import MapRows
-from nope_probe.removal import WEIGHTS, Projection, Writer
+from nope_probe.removal import WEIGHTS, Projection
 
 _CELLS = 1 << 22  # of a block of rows whose checksums are computed at a time
 
@@ -104,16 +95,22 @@ def calibrate(
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers_of(model)]
     if fold_of is None:
         fold_of = folds_of(len(inputs), None, documents)
-    cut = _halves(inputs, fold_of, kept_positions)
-    written = _position_accumulators(model, inputs, writers, cut)
     layers = {layer.index: layer for layer in layers_of(model)}
     patterns = {
         number: _PatternAccumulator(layers[number], torch.tensor(of_layer), inputs.shape[1])
         for number, of_layer in (heads or {}).items()
     }
-    read = [*accumulators, *written, *patterns.values()]
-    stream(model, inputs, read, halves_of(fold_of), batch_size, checkpoint)
-    texts = fingerprints_of(model, inputs, batch_size) if writers else fold_of
+    read = [*accumulators, *patterns.values()]
+    stream(model, inputs, read, fold_of, batch_size, checkpoint)
+    positions = capture_written(
+        model,
+        inputs,
+        writers,
+        as_intact=True,
+        fold_of=fold_of,
+        kept_positions=kept_positions,
+        batch_size=batch_size,
+    )
     measured = {accumulator.layer.index: accumulator for accumulator in accumulators}
     blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
     means = {
@@ -131,68 +128,9 @@ def calibrate(
         },
         seed=seed,
         means={name: pad_sequence(rows, True, nan) for name, rows in means.items()},
-        positions=_positions(written, texts, halves_of(fold_of)),
+        positions={AS_INTACT: positions} if writers else {},
         patterns={number: sums.mean(len(inputs)) for number, sums in patterns.items()},
     )
-
-
-def capture_written(
-    model: HookedModel,
-    inputs: Inputs,
-    writers: Sequence[str],
-    *,
-    fold_of: Int[Tensor, " seq"],
-    kept_positions: int | None = None,
-    batch_size: int = 32,
-    checkpoint: StreamCheckpoint | None = None,
-) -> dict[str, WrittenPosition]:
-    """Return the components' mean output at each position, as `calibrate` measures it.
-
-    Inside `ablated`, it is their output in the ablated model.
-    """
-    cut, halves = _halves(inputs, fold_of, kept_positions), halves_of(fold_of)
-    accumulators = _position_accumulators(model, inputs, writers, cut)
-    stream(model, inputs, accumulators, halves, batch_size, checkpoint)
-    return _positions(accumulators, fingerprints_of(model, inputs, batch_size), halves)
-
-
-def blocks_that_write(
-    model: HookedModel, writers: Sequence[str], inputs: Inputs | None = None
-) -> dict[BlockWriting, list[Writer]]:
-    """Return the blocks of some writers, and the writers in each block.
-
-    Args:
-        model: a HookedTransformer or TransformerBridge.
-        writers: names such as `L1H0`, `MLP1` or `embed`.
-        inputs: a sequence on which blocks are run; by default arbitrary tokens.
-
-    Raises:
-        UserError: for a writer that the model does not have; the message lists its writers.
-    """
-    if not writers:
-        return {}
-    if inputs is None:
-        inputs = torch.arange(1, 17)[None].remainder(model.cfg.d_vocab)
-    by_head = written_by_blocks(model, inputs, len(blocks_of(model)))
-    by_layer = [block.with_whole_attention for block in by_head]
-    known = [Writer("embed")]
-    if learned_positions(model, inputs) is not None:
-        known.append(Writer("pos_embed"))
-    known += dict.fromkeys(name for block in (*by_head, *by_layer) for name in block.names)
-    unknown = [writer for writer in writers if writer not in known]
-    if unknown:
-        kinds: dict[str, list[Writer]] = {}
-        for name in known:
-            kinds.setdefault(name.kind, []).append(name)
-        has = [f"{same[0]} to {same[-1]}" if len(same) > 1 else same[0] for same in kinds.values()]
-        raise UserError(
-            f"{unknown[0]} writes nothing in this model; the components that do are "
-            f"{', '.join(has)}"
-        )
-    by_writing: dict[BlockWriting, list[Writer]] = {}
-    for writer in map(Writer, dict.fromkeys(writers)):
-        by_writing.setdefault(by_head[writer.block], []).append(writer)
-    return by_writing
 
 
 def weights_checksum(model: HookedModel | nn.Module) -> str:
@@ -224,106 +162,6 @@ def tensor_checksum(tensor: Tensor) -> str:
     sums = [(block * odd).sum(-1) for block in rows.split(1 + _CELLS // (1 + rows.shape[1]))]
     about = f"{tensor.dtype} {list(tensor.shape)}".encode()
     return sha256(about + torch.cat(sums).cpu().numpy().tobytes()).hexdigest()
-
-
-def _halves(inputs: Inputs, fold_of: Int[Tensor, " seq"], kept_positions: int | None) -> Cut:
-    first = kept_positions_of(inputs) if kept_positions is None else kept_positions
-    return Cut(counts=halves_of(fold_of).bincount(minlength=2), kept_positions=first)
-
-
-def _position_accumulators(
-    model: HookedModel, inputs: Inputs, writers: Sequence[str], cut: Cut
-) -> list[_PositionAccumulator]:
-    positions = learned_positions(model, inputs)
-    return [
-        _PositionAccumulator(Residual(model, [block], positions), names, cut)
-        for block, names in blocks_that_write(model, writers, inputs[:1]).items()
-    ]
-
-
-def _positions(
-    accumulators: Sequence[_PositionAccumulator],
-    texts: Int[Tensor, " text"],
-    halves: Int[Tensor, " text"],
-) -> dict[str, WrittenPosition]:
-    return {
-        writer: accumulator.written(writer, texts, halves)
-        for accumulator in accumulators
-        for writer in accumulator.writers
-    }
-
-
-class _PositionAccumulator(Accumulator):
-    """Sums the outputs of one block's components to the residual stream in each half of the texts.
-
-    Args:
-        residual: keeps the outputs of that block alone; embeddings belong to the first block.
-        writers: the components.
-        cut: the sequences of each half, and how many first positions keep the outputs.
-    """
-
-    def __init__(self, residual: Residual, writers: Sequence[Writer], cut: Cut) -> None:
-        super().__init__(len(cut.counts))
-        self.residual, self.writers, self.cut = residual, writers, cut
-        [self.block] = residual.blocks
-
-    @property
-    def depth(self) -> int:
-        return self.block.index
-
-    def hooks(self) -> Iterator[Attachment]:
-        index, names = self.block.index, {"x": "hook_resid_pre", "z": "attn.hook_z"}
-        model, positions = self.residual.model, self.residual.positions
-        for key, name in {**names, "attn": "hook_attn_out", "mlp": "hook_mlp_out"}.items():
-            point = find_point(blocks_of(model)[index], name)
-            if point is not None:
-                yield point, partial(self.residual.keep, (index, key))
-        if positions is not None:
-            yield positions, partial(self.residual.keep, (0, "pos"))
-        yield block_point(model, index, "hook_resid_post"), self.update
-
-    def reset(self) -> None:
-        self.residual.clear()
-
-    def update(self, after: Vectors, hook: HookPoint) -> None:
-        """Add the sums of the components' outputs over a batch."""
-        outputs = {name: self._output(name, after).double() for name in self.writers}
-        self.add(**{name: sum_parts(of, self.fold_of, 2) for name, of in outputs.items()})
-        self.reset()
-
-    def _output(self, writer: Writer, after: Vectors) -> Float[Tensor, "batch pos width"]:
-        """Return a component's output in a batch; of a head, its z."""
-        block, kept = self.block, self.residual.kept
-        x, positions = kept[block.index, "x"], kept.get((0, "pos"))
-        if writer.head is not None:
-            scales = self.residual.post_scales(block)
-            output = self.residual.heads(block)[:, :, writer.head] * scales[..., None]
-        elif writer == "pos_embed":
-            assert positions is not None
-            output = positions.expand_as(x)
-        elif writer == "embed":
-            output = x if positions is None else x - positions
-        elif writer.kind == "BLOCK":
-            output = after - x
-        else:
-            output = kept[block.index, writer.kind.lower()] * block.factor
-        return output
-
-    def written(
-        self, writer: Writer, texts: Int[Tensor, " text"], halves: Int[Tensor, " text"]
-    ) -> WrittenPosition:
-        """Return a component's mean output at each position, less its mean over positions."""
-        block, skip = self.block, self.cut.kept_positions
-        mean = self.totals[writer].cpu() / self.cut.counts.clamp(min=1)[:, None, None]
-        if writer.head is not None:
-            assert block.w_o is not None
-            w_o = block.w_o[writer.head].to(mean)
-            mean = block.post_norm.linear(mean @ w_o) * block.factor
-        vectors = mean - mean[:, skip:].mean(1, keepdim=True)
-        vectors[:, :skip] = 0
-        factor = block.factor if writer.kind in ("HEAD", "ATTN", "MLP") else 1.0
-        known = {"texts": texts.clone(), "halves": halves.clone()}  # stored with each writer
-        return WrittenPosition(vectors=vectors, factor=factor, **known)
 
 
 class _PatternAccumulator(Accumulator):

@@ -7,7 +7,7 @@ and the outputs of earlier MLPs. A short pass shows how every block writes. In l
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -17,8 +17,10 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import (
     Attention,
+    HeadVectors,
     relative_error,
     repeat_heads,
     score_tolerance,
@@ -38,6 +40,7 @@ from nope_probe.hooks.layers.linear_maps import (
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
+    block_point,
     blocks_of,
     layers_of,
     position_point,
@@ -77,6 +80,22 @@ class BlockWriting:
         """The block with its attention as one writer."""
         return replace(self, w_o=None)
 
+    def scales(self, z: HeadVectors, attn: Vectors) -> Float[Tensor, "batch pos"]:
+        """Return every token's scale in the norm after W_O, given input and output."""
+        if self.post_norm.weight is None:
+            return attn.new_ones(attn.shape[:2])
+        assert self.w_o is not None
+        assert self.b_o is not None
+        return self.post_norm.scales(torch.einsum("bphd,hdm->bpm", z, self.w_o) + self.b_o, attn)
+
+    def head_output(self, head: int, z: Tensor, attn: Vectors) -> Vectors:
+        """Return what a head adds to the output of attention, given W_O's input."""
+        assert self.layer is not None
+        assert self.w_o is not None
+        z, attn = self.layer.by_head(upcast(z)), upcast(attn)
+        scaled = z[:, :, head] * self.scales(z, attn)[..., None]
+        return self.post_norm.linear(scaled @ self.w_o[head].to(scaled))
+
     @property
     def names(self) -> list[Writer]:
         """The block's writers."""
@@ -85,6 +104,93 @@ class BlockWriting:
         n_heads = 0 if self.w_o is None else len(self.w_o)
         heads = [f"L{self.index}H{head}" for head in range(n_heads)] or [f"ATTN{self.index}"]
         return [*map(Writer, [*heads, f"MLP{self.index}"] if self.has_mlp else heads)]
+
+
+POINTS = {  # that carry the outputs of writers, in the order in which they fire
+    "embed": "hook_resid_pre",
+    "pos_embed": "hook_resid_pre",
+    "HEAD": "hook_attn_out",
+    "ATTN": "hook_attn_out",
+    "MLP": "hook_mlp_out",
+    "BLOCK": "hook_resid_post",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outlet:
+    """The hook point that carries the outputs of some writers of a block.
+
+    Attributes:
+        model: the model.
+        writers: the writers.
+        block: the way in which the block writes; needed for heads.
+        positions: the hook point of learned position embeddings in the residual stream, if any.
+    """
+
+    model: HookedModel
+    writers: Sequence[Writer]
+    block: BlockWriting | None = None
+    positions: HookPoint | None = None
+
+    @property
+    def index(self) -> int:
+        """The number of the block."""
+        return self.writers[0].block
+
+    @property
+    def point(self) -> HookPoint:
+        """The hook point."""
+        return block_point(self.model, self.index, POINTS[self.writers[0].kind])
+
+    def points_before(self) -> dict[str, HookPoint]:
+        """Return the earlier hook points whose tensors `output` needs, by the tensors' names."""
+        kind = self.writers[0].kind
+        if POINTS[kind] == "hook_resid_pre":
+            return {} if self.positions is None else {"pos": self.positions}
+        names = {"HEAD": {"z": "attn.hook_z"}, "BLOCK": {"x": "hook_resid_pre"}}.get(kind, {})
+        return {key: block_point(self.model, self.index, name) for key, name in names.items()}
+
+    def output(self, writer: Writer, tensor: Vectors, kept: Mapping[str, Tensor]) -> Vectors:
+        """Return a writer's output, before the block's factor.
+
+        Args:
+            writer: one of the writers.
+            tensor: that of the hook point.
+            kept: the tensors of the points before, by name.
+        """
+        if writer.head is not None:
+            assert self.block is not None
+            return self.block.head_output(writer.head, kept["z"], tensor)
+        if writer.kind == "BLOCK":
+            return tensor - kept["x"]
+        if writer == "pos_embed":
+            return kept["pos"].expand_as(tensor)
+        return tensor - kept["pos"] if "pos" in kept else tensor
+
+
+def outlets_of(
+    model: HookedModel,
+    writers: Iterable[Writer],
+    blocks: Mapping[int, BlockWriting],
+    *,
+    of_tokens: bool,
+) -> list[Outlet]:
+    """Return the outlets of writers, in the order in which a model runs them.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        writers: the writers.
+        blocks: by their numbers, those of heads.
+        of_tokens: whether tokens are run; vectors have no position embeddings.
+    """
+    points = [*dict.fromkeys(POINTS.values())]
+    by_place: dict[tuple[int, int], list[Writer]] = {}
+    for writer in writers:
+        place = writer.block, points.index(POINTS[writer.kind])
+        by_place.setdefault(place, []).append(writer)
+    positions = position_point(model) if of_tokens else None
+    outlet = partial(Outlet, model=model, positions=positions)
+    return [outlet(writers=by_place[at], block=blocks.get(at[0])) for at in sorted(by_place)]
 
 
 def tensors_at(
@@ -191,6 +297,45 @@ def scalar_between(
     return 1.0 if abs(factor - 1) < tolerance / 10 else factor
 
 
+def blocks_that_write(
+    model: HookedModel, writers: Sequence[str], inputs: Inputs | None = None
+) -> dict[BlockWriting, list[Writer]]:
+    """Return the blocks of some writers, and the writers in each block.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        writers: names such as `L1H0`, `MLP1` or `embed`.
+        inputs: a sequence on which blocks are run; by default arbitrary tokens.
+
+    Raises:
+        UserError: for a writer that the model does not have; the message lists its writers.
+    """
+    if not writers:
+        return {}
+    if inputs is None:
+        inputs = torch.arange(1, 17)[None, : model.cfg.n_ctx].remainder(model.cfg.d_vocab)
+    by_head = written_by_blocks(model, inputs, len(blocks_of(model)))
+    by_layer = [block.with_whole_attention for block in by_head]
+    known = [Writer("embed")]
+    if learned_positions(model, inputs) is not None:
+        known.append(Writer("pos_embed"))
+    known += dict.fromkeys(name for block in (*by_head, *by_layer) for name in block.names)
+    unknown = [writer for writer in writers if writer not in known]
+    if unknown:
+        kinds: dict[str, list[Writer]] = {}
+        for name in known:
+            kinds.setdefault(name.kind, []).append(name)
+        has = [f"{same[0]} to {same[-1]}" if len(same) > 1 else same[0] for same in kinds.values()]
+        raise UserError(
+            f"{unknown[0]} writes nothing in this model; the components that do are "
+            f"{', '.join(has)}"
+        )
+    by_writing: dict[BlockWriting, list[Writer]] = {}
+    for writer in map(Writer, dict.fromkeys(writers)):
+        by_writing.setdefault(by_head[writer.block], []).append(writer)
+    return by_writing
+
+
 @dataclass(eq=False)
 class Residual:
     """Keeps the inputs of blocks and the outputs of their attention for the length of a pass.
@@ -295,12 +440,7 @@ class Residual:
 
     def post_scales(self, block: BlockWriting) -> Float[Tensor, "batch pos"]:
         """Return every token's scale in the norm after a block's W_O; computed once per pass."""
-        attn, key = self.kept[block.index, "attn"], (block.index, "scales")
-        if block.post_norm.weight is None:
-            return attn.new_ones(attn.shape[:2])
+        key = block.index, "scales"
         if key not in self.kept:
-            assert block.w_o is not None
-            assert block.b_o is not None
-            behind = torch.einsum("bphd,hdm->bpm", self.heads(block), block.w_o) + block.b_o
-            self.kept[key] = block.post_norm.scales(behind, attn)
+            self.kept[key] = block.scales(self.heads(block), self.kept[block.index, "attn"])
         return self.kept[key]

@@ -1,10 +1,11 @@
-"""Measure the position that blocks write, block after block, over all texts at once."""
+"""Measure the position that components write, block after block, over all texts at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,44 +14,53 @@ from torch import Tensor
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Vectors
 from nope_probe.hooks.layers.hook_points import (
-    Attachment,
     HookedModel,
     HookPoint,
     hooks_attached,
     hooks_in_place,
 )
-from nope_probe.hooks.layers.model import Inputs, block_point, blocks_of, layers_of, tapped
+from nope_probe.hooks.layers.model import (
+    Inputs,
+    block_point,
+    blocks_of,
+    kept_positions_of,
+    layers_of,
+    tapped,
+)
 from nope_probe.hooks.layers.passes import Entry, entered, n_outputs_of, run_forward
 from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
-from nope_probe.hooks.reading.writers import BlockWriting, written_by_blocks
-from nope_probe.hooks.removing.replacements import BlockPositions, MeanOutput
-from nope_probe.hooks.removing.written import (
-    POINTS,
-    Texts,
-    fingerprints,
-    null_order,
-    without_written,
+from nope_probe.hooks.reading.writers import (
+    BlockWriting,
+    Outlet,
+    blocks_that_write,
+    outlets_of,
+    written_by_blocks,
 )
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import MeanOutput, WrittenPositions
+from nope_probe.hooks.removing.written import Texts, fingerprints, null_order, positions_taken
 from nope_probe.maps.folds import halves_of
-from nope_probe.removal import WRITTEN_NULL, Component, Writer
+from nope_probe.removal import WRITTEN_NULL, Writer
 
 MASSIVE = 4.0  # times the median norm of a component's outputs
 MOST = 0.5  # of the texts
 BYTES = 8  # float32 of the residual stream and of an output
 
 
-def capture_block_positions(
+def capture_written(
     model: HookedModel,
     inputs: Inputs,
+    writers: Sequence[str] | None = None,
     *,
+    as_intact: bool = False,
     fold_of: Int[Tensor, " seq"] | None = None,
     null_seed: int | None = None,
-    kept_positions: int = 1,
+    kept_positions: int | None = None,
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
-) -> BlockPositions:
-    """Measure the position that every block writes, in the model without that of earlier blocks.
+) -> WrittenPositions:
+    """Measure the position that components write, in the model without that of earlier ones.
 
     Every block runs on all texts before the next one does: once to its attention's output, and once
     more, without the position of that, to its end. The residual stream of the texts and the output
@@ -59,17 +69,26 @@ def capture_block_positions(
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
         inputs: the texts, of equal length.
+        writers: the components; by default every block's attention and MLP.
+        as_intact: whether the model keeps the position of earlier components.
         fold_of: the fold of each text, which decides its half; by default texts alternate.
         null_seed: of the order in which the positions of each text are averaged; None for the true
             order.
-        kept_positions: how many first positions keep the outputs.
+        kept_positions: how many first positions keep the outputs; by default 1 if all texts begin
+            with the same token, else 0.
         batch_size: sequences per forward pass.
         checkpoint: deals out batches to processes; see `stream`.
 
     Raises:
-        UserError: for too few texts: a mean is over the other texts of a half.
+        UserError: for a writer that the model does not have, and for too few texts: a mean is over
+            the other texts of a half.
     """
     halves = halves_of(torch.arange(len(inputs)) if fold_of is None else fold_of)
+    n, kept, of_tokens = inputs.shape[1], kept_positions, not inputs.is_floating_point()
+    kept = kept_positions_of(inputs) if kept is None else kept
+    outlets = _outlets(model, inputs, writers)
+    if not outlets:
+        return WrittenPositions(outputs={}, texts=halves, halves=halves, kept_positions=kept)
     missing = 2 - min((halves == half).sum() for half in (0, 1))
     if missing > 0:
         raise UserError(
@@ -77,33 +96,48 @@ def capture_block_positions(
             f"{missing} more in a half needed"
         )
     checkpoint = checkpoint or StreamCheckpoint()
-    n, kept = inputs.shape[1], kept_positions
     if kept >= n:
         raise UserError(f"kept_positions {kept}: sequences of {n} tokens have no later positions")
     sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
-    with torch.inference_mode(), tapped(model):
-        whole = written_by_blocks(model, inputs[:1], len(blocks_of(model)))
-    blocks = [block.with_whole_attention for block in whole]
     measuring = _Measuring(
         model=model,
         inputs=inputs,
+        outlets=outlets,
+        as_intact=as_intact,
         batches=batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes),
         latest=min(sharing, default=len(blocks_of(model))),
         checkpoint=checkpoint,
-        n_writers=sum(len(block.names) for block in blocks),
         n_outputs=n_outputs_of(model, inputs[:1]),
-        positions=BlockPositions(
+        positions=WrittenPositions(
             outputs={},
             texts=fingerprints_of(model, inputs, batch_size),
             halves=halves,
             kept_positions=kept,
+            of_tokens=of_tokens,
             order=None if null_seed is None else null_order(len(inputs), n, kept, null_seed),
         ),
     )
     with torch.inference_mode(), tapped(model):
-        for block in blocks:
-            measuring.measure(block, is_last=block is blocks[-1])
+        for place in range(len(outlets)):
+            measuring.measure(place)
     return measuring.positions
+
+
+def _outlets(
+    model: HookedModel, inputs: Inputs, writers: Sequence[str] | None
+) -> list[tuple[Outlet, BlockWriting]]:
+    """Return where writers are measured, and how their blocks write."""
+    if writers is None:
+        with torch.inference_mode(), tapped(model):
+            whole = written_by_blocks(model, inputs[:1], len(blocks_of(model)))
+        blocks = {block.index: block.with_whole_attention for block in whole}
+        named = [name for block in blocks.values() for name in block.names]
+    else:
+        blocks = {block.index: block for block in blocks_that_write(model, writers, inputs[:1])}
+        named = [Writer(name) for name in dict.fromkeys(writers)]
+    of_tokens = not inputs.is_floating_point()
+    outlets = outlets_of(model, named, blocks, of_tokens=of_tokens)
+    return [(outlet, blocks[outlet.index]) for outlet in outlets]
 
 
 def fingerprints_of(model: HookedModel, inputs: Inputs, batch_size: int) -> Int[Tensor, " text"]:
@@ -121,9 +155,13 @@ def fingerprints_of(model: HookedModel, inputs: Inputs, batch_size: int) -> Int[
     return torch.cat(found)
 
 
-def null_seed_of(removal: Component, seed: int) -> int | None:
-    """Return the seed of the null of written position; None for written position itself."""
-    return seed + 1 if removal == WRITTEN_NULL else None
+def options_of(ablation: Ablation) -> dict[str, Any]:
+    """Return the options of `capture_written` for the position that an ablation removes."""
+    if not ablation.condition.of_blocks:
+        return {"writers": ablation.condition.writers}
+    is_null = WRITTEN_NULL in ablation.condition
+    seed = ablation.seed + 1 if is_null else None
+    return {"null_seed": seed, "kept_positions": ablation.kept_positions}
 
 
 @dataclass(kw_only=True)
@@ -132,76 +170,76 @@ class _Measuring:
 
     model: HookedModel
     inputs: Inputs
+    outlets: Sequence[tuple[Outlet, BlockWriting]]
+    as_intact: bool
     batches: Sequence[tuple[int, int]]
     latest: int
     checkpoint: StreamCheckpoint
-    n_writers: int
     n_outputs: int
-    positions: BlockPositions
+    positions: WrittenPositions
+    entry: int = 0  # the block before which the residual streams are known
     residuals: dict[int, Vectors] = field(default_factory=dict)  # by the first text of the batch
 
-    def measure(self, block: BlockWriting, *, is_last: bool) -> None:
-        """Measure what a block writes, and run the texts through it without that."""
-        number = block.index
-        for writer in block.names:
-            is_end = writer == block.names[-1]
-            goes_on = is_end and number < self.latest and not is_last
-            outputs = self._outputs(writer, number, to_end=goes_on)
-            measured = {**self.positions.outputs, str(writer): self._mean(outputs)}
+    def measure(self, place: int) -> None:
+        """Measure what an outlet's writers write, and run the texts through a block without that.
+
+        Residual streams behind a block are kept where nothing in it follows the outlet.
+        """
+        outlet, block = self.outlets[place]
+        is_last_of_block = block.names[-1].kind in {writer.kind for writer in outlet.writers}
+        has_later = place + 1 < len(self.outlets)
+        goes_on = is_last_of_block and has_later and outlet.index < self.latest
+        kept = self._tensors(place, to_end=goes_on)
+        for writer in outlet.writers:
+            factor = block.factor if writer.kind in ("HEAD", "ATTN", "MLP") else 1.0
+            outputs = {
+                start: outlet.output(writer, tensors["output"], tensors)
+                for start, tensors in kept.items()
+            }
+            measured = {**self.positions.outputs, str(writer): self._mean(outputs, factor)}
             self.positions = replace(self.positions, outputs=measured)
-            if goes_on:
-                # Blocks that are no sum write what they add; others may scale their outputs.
-                factor = 1.0 if writer.kind == "BLOCK" else block.factor
+            if goes_on and not self.as_intact:
                 for start, output in outputs.items():
                     written = self.positions.written(writer, output, self._numbers(start))
-                    self.residuals[start] -= factor * written.to(output)
+                    self.residuals[start] -= factor * written.to(self.residuals[start])
 
     def _numbers(self, start: int) -> Int[Tensor, " batch"]:
         stop = dict(self.batches)[start]
         return torch.arange(start, stop)
 
-    def _outputs(self, writer: Writer, number: int, *, to_end: bool) -> dict[int, Vectors]:
-        """Return a component's output in every batch; keep the residual stream after a block."""
-        model, entry = self.model, min(number, self.latest)
-        place = next(blocks_of(model)[entry].parameters()).device
-        texts, kept = Texts(self.positions.texts), dict[str, Tensor]()
-        known = [name for name in self.positions.outputs if Writer(name).block >= entry]
-        groups = [*without_written(model, self.positions, known, texts)]
-        is_block = writer.kind == "BLOCK"  # what it adds is known at its end
-        hooks = self._reading(writer, number, kept, to_end=to_end or is_block)
-        outputs: dict[int, Vectors] = {}
-        for start, stop in self.batches:
-            texts.numbers = self._numbers(start).to(place)
-            residuals = {entry: self.residuals[start].to(place)} if entry else {}
-            begin = Entry(residuals=residuals, n_outputs=self.n_outputs)
-            with entered(model, begin, entry), hooks_in_place(groups), hooks_attached(hooks):
-                run_forward(model, self.inputs[start:stop])
-            outputs[start] = kept["after"] - kept["before"] if is_block else kept["output"]
-            if to_end:
-                self.residuals[start] = kept["after"]
-            n_done, n_of = len(self.positions.outputs) * (stop - start), self.n_writers
-            self.checkpoint.advance((n_done + stop - start) // n_of - n_done // n_of)
-        return outputs
-
-    def _reading(
-        self, writer: Writer, number: int, kept: dict[str, Tensor], *, to_end: bool
-    ) -> list[Attachment]:
-        """Return the hooks that keep what a pass is for, the last of which ends it."""
-        names = {"before": "hook_resid_pre", "output": POINTS[writer.kind]}
+    def _tensors(self, place: int, *, to_end: bool) -> dict[int, dict[str, Tensor]]:
+        """Return what an outlet's outputs are known from, by batch; keep the stream behind it."""
+        model, entry, texts = self.model, self.entry, Texts(self.positions.texts)
+        on = next(blocks_of(model)[entry].parameters()).device
+        done = [outlet for outlet, _ in self.outlets[:place] if outlet.index >= entry]
+        groups = [] if self.as_intact else [*positions_taken(done, self.positions, texts)]
+        outlet, kept = self.outlets[place][0], dict[str, Tensor]()
+        points = {**outlet.points_before(), "output": outlet.point}
         if to_end:
-            names["after"] = "hook_resid_post"
+            points["after"] = block_point(model, outlet.index, "hook_resid_post")
 
         def keep(name: str, tensor: Tensor, hook: HookPoint) -> None:
             kept[name] = tensor.cpu()
-            if name == [*names][-1]:
+            if name == [*points][-1]:
                 raise StopForward
 
-        return [
-            (block_point(self.model, number, point), partial(keep, name))
-            for name, point in names.items()
-        ]
+        hooks = [(point, partial(keep, name)) for name, point in points.items()]
+        tensors = dict[int, dict[str, Tensor]]()
+        for start, stop in self.batches:
+            texts.numbers = self._numbers(start).to(on)
+            begin = {entry: self.residuals[start].to(on)} if entry else {}
+            entering = entered(model, Entry(residuals=begin, n_outputs=self.n_outputs), entry)
+            with entering, hooks_in_place(groups), hooks_attached(hooks):
+                run_forward(model, self.inputs[start:stop])
+            if to_end:
+                self.residuals[start] = kept.pop("after")
+            tensors[start] = {**kept}
+            n_done, n_of = place * (stop - start), len(self.outlets)
+            self.checkpoint.advance((n_done + stop - start) // n_of - n_done // n_of)
+        self.entry = outlet.index + 1 if to_end else entry
+        return tensors
 
-    def _mean(self, outputs: dict[int, Vectors]) -> MeanOutput:
+    def _mean(self, outputs: Mapping[int, Vectors], factor: float) -> MeanOutput:
         """Return the mean of the outputs that are not massive, over all processes' texts."""
         n, kept = self.inputs.shape[1], self.positions.kept_positions
         norms: Float[Tensor, "text pos"] = torch.zeros(len(self.inputs), n)
@@ -224,4 +262,4 @@ class _Measuring:
             counts.index_add_(0, halves[numbers], small.float())
         self.checkpoint.all_reduce([total, counts])
         mean = (total / counts.clamp(min=1)[..., None]).float()
-        return MeanOutput(mean=mean, counts=counts, limits=limits)
+        return MeanOutput(mean=mean, counts=counts, limits=limits, factor=factor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -22,7 +22,7 @@ from nope_probe.hooks.layers.model import layers_of, modules_of, numbered_layers
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.removing.components import Target, components, lone_mlps, removals_of
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.replacements import Calibration, WrittenPositions
 from nope_probe.maps.folds import halves_of
 from nope_probe.removal import Condition, validate_components
 
@@ -139,18 +139,13 @@ class ActiveAblation:
 
     Attributes:
         ablation: the removals.
-        calibration: the gains and means of its replacements, compared by identity.
-        heads: the query heads that lose components, None for all, by the number of the block; a
-            writer's position is lost in its block, or in the only block that loses it.
         groups: the hooks that are attached.
-        halves: of each removed position, the halves of the texts that it was measured on.
+        positions: the positions that are removed, if any.
     """
 
     ablation: Ablation
-    calibration: Hashable
-    heads: Mapping[int, list[int] | None]
     groups: Sequence[HookGroup]
-    halves: Sequence[Int[Tensor, " text"]] = ()
+    positions: WrittenPositions | None = None
 
 
 ABLATED: WeakKeyDictionary[HookedModel, ActiveAblation] = WeakKeyDictionary()
@@ -164,15 +159,15 @@ def estimated_on_halves(model: HookedModel, fold_of: Int[Tensor, " seq"]) -> boo
     Raises:
         UserError: where the texts were cut into other halves.
     """
-    halves = ABLATED[model].halves if model in ABLATED else ()
-    n_texts = len(fold_of) if fold_of.max() > 2 else 0
-    of_these_texts = [of for of in halves if len(of) == n_texts]
-    if any(not of.equal(halves_of(fold_of)) for of in of_these_texts):
+    positions = ABLATED[model].positions if model in ABLATED else None
+    if positions is None or fold_of.max() < 3 or len(positions.halves) != len(fold_of):
+        return False
+    if not positions.halves.equal(halves_of(fold_of)):
         raise UserError(
             "removed position was measured on other halves of the texts than those of the folds: "
             "pass Sequences with the capture's documents, and an even number of folds"
         )
-    return bool(of_these_texts)
+    return True
 
 
 def foreign_hooks(model: HookedModel) -> list[str]:

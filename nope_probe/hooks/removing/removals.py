@@ -242,15 +242,14 @@ class Ablation:
     @property
     def needs_calibration(self) -> bool:
         """Whether gains, means or positions have to be measured first."""
-        return self.needs_intact or bool(self.condition.of_blocks)
+        return self.needs_intact or bool(self.condition.of_written)
 
     @property
     def needs_intact(self) -> bool:
         """Whether the intact model has to be measured first."""
         has_gain = self.kind in WITH_GAIN and self.scaling == "output"
         of_weights = has_gain or self.kind == "mean"
-        measured = self.condition.writers or "content" in self.condition
-        return bool(measured) or (bool(self.condition.weights) and of_weights)
+        return "content" in self.condition or (bool(self.condition.weights) and of_weights)
 
     @property
     def calibration_seed(self) -> int | None:

@@ -26,9 +26,10 @@ from nope_probe.hooks.layers.attention import HeadVectors, MeanPattern, repeat_h
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.removing.removals import Replacement
 from nope_probe.maps.folds import State, TensorRecord, tensors_of
-from nope_probe.removal import WEIGHTS, Gain, Projection
+from nope_probe.removal import WEIGHTS, Condition, Gain, Projection
 
 GivenReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
+AS_INTACT = "as_intact"
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
 
 
@@ -46,19 +47,17 @@ class Calibration(TensorRecord):
         means: the mean over tokens and positions of each projection's output, bias included, and of
             `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v). Rows of
             blocks with a narrower projection than other blocks, or none, end in NaN.
-        positions: the mean output of the named writers at each position.
+        positions: the position that components write, by the name of the condition that removes
+            it; by `AS_INTACT`, that of writers each of which was measured in the intact model.
         patterns: the mean attention pattern of the heads that are to lose their content, by layer.
-        written: the position that blocks write, by the removal `written` or `written_null`. It
-            belongs to one condition, and is not stored with the others.
     """
 
     checksum: str = ""
     gains: Mapping[str, Mapping[Projection, tuple[float, ...]]] = field(default_factory=dict)
     seed: int | None = None
     means: Mapping[str, Float[Tensor, "layer width"]] = field(default_factory=dict)
-    positions: Mapping[str, WrittenPosition] = field(default_factory=dict)
+    positions: Mapping[str, WrittenPositions] = field(default_factory=dict)
     patterns: Mapping[int, MeanPattern] = field(default_factory=dict)
-    written: Mapping[str, BlockPositions] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return the names of what was measured."""
@@ -70,9 +69,16 @@ class Calibration(TensorRecord):
         mean = self.means[name][layer]
         return mean[~mean.isnan()]
 
+    def positions_for(self, condition: Condition) -> WrittenPositions | None:
+        """Return the position that a condition removes; None if it was not measured."""
+        as_intact = self.positions.get(AS_INTACT) if condition.writes_as_intact else None
+        if as_intact is not None and not {*condition.writers} <= {*as_intact.outputs}:
+            as_intact = None
+        return self.positions.get(condition.name, as_intact)
+
     def to_tensors(self) -> State:
         """Return gains, means, positions and patterns as tensors, without the checksum."""
-        return tensors_of(vars(self) | {"checksum": None, "written": None})
+        return tensors_of(vars(self) | {"checksum": None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,35 +246,6 @@ class NewWeight:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WrittenPosition(TensorRecord):
-    """A component's mean output at each position, less its mean over the kept positions.
-
-    Attributes:
-        vectors: of the texts of each half, in the residual stream; 0 at positions that are not
-            kept.
-        texts: the `fingerprints` of the texts.
-        halves: the half of each text, 0 or 1; see `maps.folds.halves_of`.
-        factor: multiplies the component's output before it is added.
-    """
-
-    vectors: Float[Tensor, "half pos d_model"]
-    texts: Int[Tensor, " text"]
-    halves: Int[Tensor, " text"]
-    factor: float = 1.0
-
-    def of_texts(self, text: Int[Tensor, " batch"]) -> Float[Tensor, "batch pos d_model"]:
-        """Return the position that is written into each text: that of its half.
-
-        Args:
-            text: the numbers of the texts; a negative number belongs to none, and to both halves.
-        """
-        shares = self.halves.bincount(minlength=2).double() / len(self.halves)
-        both = torch.einsum("h,hpd->pd", shares, self.vectors)
-        rows = torch.cat((self.vectors, both[None]))
-        return rows[self.halves[text.cpu()].where(text.cpu() >= 0, 2)]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class MeanOutput(TensorRecord):
     """A component's mean output at each position, over the texts of each half.
 
@@ -279,22 +256,25 @@ class MeanOutput(TensorRecord):
         mean: over the outputs that count; 0 where none does.
         counts: how many outputs count at each position.
         limits: the largest norm of an output that counts, at each position.
+        factor: multiplies an output before it is added to the residual stream.
     """
 
     mean: Float[Tensor, "half pos d_model"]
     counts: Float[Tensor, "half pos"]
     limits: Float[Tensor, " pos"]
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BlockPositions(TensorRecord):
-    """The position that every block's attention and MLP write, and the texts that show it.
+class WrittenPositions(TensorRecord):
+    """The position that components write, and the texts that show it.
 
     Attributes:
         outputs: the mean outputs, by the name of the component.
         texts: the `fingerprints` of the texts.
         halves: the half of each text, 0 or 1; see `maps.folds.halves_of`.
         kept_positions: how many first positions keep the outputs.
+        of_tokens: whether the texts are tokens, to whose embeddings a model may add positions.
         order: of the null, the positions of each text in the order in which they are averaged.
     """
 
@@ -302,6 +282,7 @@ class BlockPositions(TensorRecord):
     texts: Int[Tensor, " text"]
     halves: Int[Tensor, " text"]
     kept_positions: int
+    of_tokens: bool = True
     order: Int[Tensor, "text pos"] | None = None
 
     @property
@@ -309,6 +290,11 @@ class BlockPositions(TensorRecord):
         """How many outputs stay out of the means because of their norm."""
         n, n_pos = len(self.texts), next(iter(self.outputs.values())).counts.shape[1]
         return sum(n * n_pos - int(of.counts.sum()) for of in self.outputs.values())
+
+    def size(self, name: str) -> float:
+        """Return the norm of the position that a component writes, over all positions."""
+        of_all = self.outputs[name].mean[:1]  # a single text, which is none of the texts
+        return float(self.written(name, of_all, torch.tensor([-1])).norm())
 
     def seen(self, output: Vectors, text: Int[Tensor, " batch"]) -> Vectors:
         """Return the texts' outputs at the positions at which they enter the means."""

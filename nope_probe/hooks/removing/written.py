@@ -1,14 +1,15 @@
 """Written position, taken out of a model that stays causal.
 
 Without position encoding a causal model still knows where a token stands, because its blocks write
-positions into the residual stream. What a block's attention or MLP adds at a position, on average
-over texts, less the mean of that over positions, is its written position. The removal subtracts it
-from every block's outputs.
+positions into the residual stream. What a component adds at a position, on average over texts, less
+the mean of that over positions, is its written position. The removal subtracts it from the outputs
+of all blocks' attention and MLP, or of the components that are named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -17,78 +18,25 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Vectors
-from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoint, first, last
-from nope_probe.hooks.layers.model import block_point, blocks_of
+from nope_probe.hooks.layers.hook_points import (
+    HookedModel,
+    HookGroup,
+    HookPoint,
+    PlacedHook,
+    first,
+    last,
+)
+from nope_probe.hooks.layers.model import block_point, blocks_of, position_module
+from nope_probe.hooks.reading.writers import Outlet, blocks_that_write, outlets_of
 from nope_probe.hooks.removing.components import Removal
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import BlockPositions, Calibration, WrittenPosition
+from nope_probe.hooks.removing.replacements import Calibration, WrittenPositions
 from nope_probe.removal import Writer
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-POINTS = {
-    "HEAD": "hook_attn_out",
-    "ATTN": "hook_attn_out",
-    "MLP": "hook_mlp_out",
-    "BLOCK": "hook_resid_post",
-}
 
 
-class Position(Removal):
-    """A writer's mean output at each position becomes its mean over positions."""
-
-    kind = "position"
-
-    @classmethod
-    def groups(
-        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
-    ) -> Iterator[HookGroup]:
-        for writer in ablation.condition.writers:
-            assert calibration is not None
-            yield from without_position(model, writer, calibration.positions[writer])
-
-
-def without_position(
-    model: HookedModel, writer: Writer, written: WrittenPosition, reader: int | None = None
-) -> Iterator[HookGroup]:
-    """Yield the hooks that take a component's position out of the residual stream.
-
-    Args:
-        model: a HookedTransformer or TransformerBridge.
-        writer: the component.
-        written: the position to remove.
-        reader: the only block whose input loses the position; by default the component's output
-            loses it, and so do all later blocks.
-    """
-    name = "hook_resid_pre" if reader is not None else POINTS.get(writer.kind, "hook_resid_pre")
-    number, n = writer.block if reader is None else reader, written.vectors.shape[1]
-    factor, texts = 1.0 if reader is not None else written.factor, Texts(written.texts)
-    entry, point = (block_point(model, *of) for of in ((0, "hook_resid_pre"), (number, name)))
-
-    def subtract(tensor: Vectors, hook: HookPoint) -> Vectors:
-        check_length(tensor, n, f"the position of {writer}")
-        if point is entry:
-            texts.recognise(tensor, hook)
-        return tensor - (written.of_texts(texts.numbers) / factor).to(tensor)
-
-    yield HookGroup(blocks_of(model)[number], [first(point, subtract)])
-    if point is not entry:
-        yield HookGroup(blocks_of(model)[0], [last(entry, texts.recognise)])
-
-
-def check_length(tensor: Vectors, n: int, what: str) -> None:
-    """Check that sequences are as long as those on which a position was measured.
-
-    Raises:
-        UserError: naming both lengths.
-    """
-    if tensor.shape[1] != n:
-        raise UserError(
-            f"sequences of {tensor.shape[1]} tokens, but {what} was calibrated on sequences of "
-            f"{n}: pass calibrate(model, tokens) of that length"
-        )
-
-
-class WrittenPositions(Removal):
+class Written(Removal):
     """The position that blocks write is taken out of what each of them adds."""
 
     kind = "written"
@@ -97,14 +45,101 @@ class WrittenPositions(Removal):
     def groups(
         cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
     ) -> Iterator[HookGroup]:
-        for name in ablation.condition:
-            if name.kind == cls.kind:
-                assert calibration is not None
-                positions = calibration.written[name]
-                recognised = Texts(positions.texts)
-                point = block_point(model, 0, "hook_resid_pre")
-                yield HookGroup(blocks_of(model)[0], [last(point, recognised.recognise)])
-                yield from without_written(model, positions, positions.outputs, recognised)
+        assert calibration is not None
+        positions = calibration.positions_for(ablation.condition)
+        assert positions is not None
+        writers = ablation.condition.writers or map(Writer, positions.outputs)
+        yield from without_position(model, writers, positions)
+
+
+class Position(Written):
+    """The position that single writers write is taken out of what they add."""
+
+    kind = "position"
+
+
+def without_position(
+    model: HookedModel,
+    writers: Iterable[Writer],
+    positions: WrittenPositions,
+    reader: int | None = None,
+) -> Iterator[HookGroup]:
+    """Yield the hooks that take the position of some writers out of the residual stream.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        writers: the components.
+        positions: what they write.
+        reader: the only block whose input loses the position; by default the components' outputs
+            lose it, and so do all later blocks.
+    """
+    writers, texts = [*writers], Texts(positions.texts)
+    heads = [writer for writer in writers if writer.head is not None]
+    blocks = {block.index: block for block in blocks_that_write(model, heads)}
+    outlets = outlets_of(model, writers, blocks, of_tokens=positions.of_tokens)
+    yield from positions_taken(outlets, positions, texts, reader)
+    entry = block_point(model, 0, "hook_resid_pre")  # where texts are recognised before all else
+    yield HookGroup(blocks_of(model)[0], [first(entry, texts.recognise)])
+
+
+def positions_taken(
+    outlets: Iterable[Outlet], positions: WrittenPositions, texts: Texts, reader: int | None = None
+) -> Iterator[HookGroup]:
+    """Yield the hooks that take positions out of what outlets carry, or out of a block's input."""
+    for outlet in outlets:
+        model, taken = outlet.model, _Taken(outlet, positions, texts)
+        if reader is not None:
+            point = block_point(model, reader, "hook_resid_pre")
+            yield HookGroup(blocks_of(model)[reader], [first(point, taken.subtract_kept)])
+        write = taken.subtract if reader is None else taken.keep_written
+        hooks = [first(outlet.point, write)]
+        for name, point in outlet.points_before().items():
+            placed: PlacedHook = last(point, partial(taken.keep, name))
+            if name == "pos":
+                yield HookGroup(position_module(model), [placed])
+            else:
+                hooks.append(placed)
+        yield HookGroup(blocks_of(model)[outlet.index], hooks)
+
+
+@dataclass(eq=False)
+class _Taken:
+    """Takes positions out of what an outlet carries, given the tensors of a pass before it."""
+
+    outlet: Outlet
+    positions: WrittenPositions
+    texts: Texts
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def keep(self, name: str, tensor: Tensor, hook: HookPoint) -> None:
+        self.kept[name] = tensor
+
+    def subtract(self, tensor: Vectors, hook: HookPoint) -> Vectors:
+        written = self._written(tensor).to(tensor.dtype)
+        self.kept.clear()
+        return tensor - written
+
+    def keep_written(self, tensor: Vectors, hook: HookPoint) -> None:
+        factor = self.positions.outputs[self.outlet.writers[0]].factor
+        self.kept = {"written": factor * self._written(tensor)}
+
+    def subtract_kept(self, tensor: Vectors, hook: HookPoint) -> Vectors:
+        return tensor - self.kept.pop("written").to(tensor.dtype)
+
+    def _written(self, tensor: Vectors) -> Vectors:
+        """Return what the outlet's writers write into the texts of this thread's pass."""
+        positions, writers = self.positions, self.outlet.writers
+        n = len(positions.outputs[writers[0]].limits)
+        if tensor.shape[1] != n:
+            raise UserError(
+                f"sequences of {tensor.shape[1]} tokens, but the position that {writers[0]} writes "
+                f"was measured on sequences of {n}: measure it on texts of that length"
+            )
+        outputs = {writer: self.outlet.output(writer, tensor, self.kept) for writer in writers}
+        return sum(  # type: ignore[return-value]  # an outlet has a writer
+            positions.written(writer, output, self.texts.numbers)
+            for writer, output in outputs.items()
+        )
 
 
 class Texts:
@@ -125,39 +160,6 @@ class Texts:
         is_same = fingerprints(tensor)[:, None] == known
         found = is_same.int().argmax(1) if len(known) else known.new_zeros(len(tensor))
         self.numbers = torch.where(is_same.any(1), found, -1)
-
-
-def without_written(
-    model: HookedModel, positions: BlockPositions, names: Iterable[str], texts: Texts
-) -> Iterator[HookGroup]:
-    """Yield the hooks that take written positions out of the outputs of some components."""
-    for name in names:
-        writer, before = Writer(name), list[Tensor]()
-        point = block_point(model, writer.block, POINTS[writer.kind])
-        subtract = partial(_subtract, positions, name, texts, before)
-        hooks = [first(point, subtract)]
-        if writer.kind == "BLOCK":
-            entry = block_point(model, writer.block, "hook_resid_pre")
-            hooks.append(last(entry, partial(_keep, before)))
-        yield HookGroup(blocks_of(model)[writer.block], hooks)
-
-
-def _keep(before: list[Tensor], tensor: Vectors, hook: HookPoint) -> None:
-    before[:] = [tensor]
-
-
-def _subtract(
-    positions: BlockPositions,
-    name: str,
-    texts: Texts,
-    before: list[Tensor],
-    tensor: Vectors,
-    hook: HookPoint,
-) -> Vectors:
-    """Return an output less the written position; of a block that is no sum, of what it adds."""
-    check_length(tensor, len(positions.outputs[name].limits), "the written position")
-    output = tensor - before.pop() if before else tensor
-    return tensor - positions.written(name, output, texts.numbers).to(tensor.dtype)
 
 
 def fingerprints(

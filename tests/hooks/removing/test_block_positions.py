@@ -10,13 +10,14 @@ from support.decoders import write_decoder
 from support.hooked_runs import hooks_left
 from support.rounding import NETWORK, rounding
 from support.tiny_models import distance, tokens
+from support.written import of_all, of_others
 from torch import Tensor
 
 from nope_probe import capture_scores, load, measure
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.reading.written import capture_block_positions
+from nope_probe.hooks.reading.written import capture_written
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.written import fingerprints
 
@@ -72,15 +73,6 @@ def run_changed(hf: Any, text: Tensor, change: Change) -> Tensor:
             handle.remove()
 
 
-def mean_of(outputs: Tensor, counts: Tensor, kept: int) -> Tensor:
-    """Return the mean output that counts at each position, less its mean over later positions."""
-    total = (outputs * counts[..., None]).sum(0)
-    mean = total / counts.sum(0).clamp(min=1)[:, None]
-    written = mean - mean[kept:].mean(0)
-    written[:kept] = 0
-    return written
-
-
 def plain_removed(
     hf: Any, text: Tensor, new: Tensor, kept: int = 1, rounded: float = 0.0
 ) -> tuple[Tensor, Tensor]:
@@ -92,13 +84,8 @@ def plain_removed(
     generator = torch.Generator().manual_seed(3)
 
     def of_texts(place: int, output: Tensor) -> Tensor:
-        norm = output.norm(dim=-1)
-        counts = (norm <= 4 * norm[:, kept:].median()).float()
-        counts[:, counts.mean(0) < 0.5] = 1.0  # a position whose outputs are massive in most texts
-        full[place] = mean_of(output, counts, kept)
-        rows = torch.arange(len(output))
-        others = [(rows != row) & (rows % 2 == row % 2) for row in rows]
-        changed = output - torch.stack([mean_of(output[of], counts[of], kept) for of in others])
+        full[place] = of_all(output, kept)
+        changed = output - of_others(output, kept)
         up = torch.rand(output.shape, generator=generator) < 0.5
         return changed * (1 + rounded * torch.where(up, 1.0, -1.0))
 
@@ -149,7 +136,7 @@ def test_the_mark_of_a_first_token_is_in_the_mean_and_a_massive_output_elsewhere
     hf.model.layers[0].mlp.register_forward_hook(grow)
     expected, _ = plain_removed(hf, text, text, kept)
     model = load(hf).model
-    positions = capture_block_positions(model, text, kept_positions=kept)
+    positions = capture_written(model, text, kept_positions=kept)
     assert positions.outputs[writer].counts[:, [0, 5, 7]].tolist() == [[6, 5, 6], [5, 5, 5]]
     assert positions.n_left_out == 1
     with torch.inference_mode():
@@ -174,12 +161,12 @@ def test_in_a_union_the_position_is_that_of_the_model_without_the_others(tmp_pat
 def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(tmp_path: Path) -> None:
     model = load(str(write_decoder("llama", tmp_path).folder)).model
     text = tokens(N_TEXTS, N_POS, seed=1)
-    null = capture_block_positions(model, text, null_seed=3)
+    null = capture_written(model, text, null_seed=3, kept_positions=1)
     assert null.order is not None
     assert null.order.sort(1).values.equal(torch.arange(N_POS).expand(N_TEXTS, -1))
     assert null.order[:, 0].eq(0).all()
     assert len({tuple(row) for row in null.order.tolist()}) == N_TEXTS
-    plain = capture_block_positions(model, text)
+    plain = capture_written(model, text, kept_positions=1)
     first = plain.outputs["ATTN0"], null.outputs["ATTN0"]
     totals = [(of.mean * of.counts[..., None])[:, 1:].sum(1) for of in first]
     torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-5)
@@ -190,7 +177,7 @@ def test_batches_and_dtype_of_storage_change_nothing(tmp_path: Path) -> None:
     decoder = write_decoder("llama", tmp_path)
     model = load(str(decoder.folder)).model
     text = tokens(N_TEXTS, N_POS, seed=1)
-    whole, pieces = (capture_block_positions(model, text, batch_size=size) for size in (N_TEXTS, 2))
+    whole, pieces = (capture_written(model, text, batch_size=size) for size in (N_TEXTS, 2))
     stored = type(pieces).from_tensors(pieces.to_tensors())
     names = [f"{kind}{layer}" for layer in range(model.cfg.n_layers) for kind in ("ATTN", "MLP")]
     assert [*whole.outputs] == names
@@ -205,12 +192,12 @@ def test_what_cannot_be_done_is_refused_with_the_way_out(tmp_path: Path) -> None
     model = load(str(write_decoder("llama", tmp_path).folder)).model
     text = tokens(N_TEXTS, N_POS, seed=1)
     with pytest.raises(UserError, match="1 more in a half"):
-        capture_block_positions(model, text[:3])
+        capture_written(model, text[:3])
     documents = torch.arange(N_TEXTS) // 2
     with ablated(model, "written", tokens=text), pytest.raises(UserError, match="other halves"):
         capture_scores(model, text, documents=documents)
     with pytest.raises(UserError, match="no later positions"):
-        capture_block_positions(model, text, kept_positions=N_POS)
+        capture_written(model, text, kept_positions=N_POS)
     with pytest.raises(ValueError, match=r"position\[ATTN1\]"):
         Ablation(remove=["written"], layers=[0])
     with pytest.raises(UserError, match="has no heads"):

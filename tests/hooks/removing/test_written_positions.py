@@ -13,12 +13,15 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.plain_attention import blocks_of
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
+from support.written import of_all, of_others
 
 from nope_probe import load
+from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated, directly_ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import AS_INTACT
 from nope_probe.removal import Writer
 
 SPECS = [
@@ -81,18 +84,9 @@ def output_less(module: Any, vectors: torch.Tensor) -> Iterator[None]:
         handle.remove()
 
 
-def about_mean(outputs: torch.Tensor, skip: int) -> torch.Tensor:
-    """Return what each text loses: the mean output of its half, less that over later positions."""
-    whole, half = outputs.double().expand(-1, N_POS, -1), torch.arange(len(outputs)) % 2
-    mean = torch.stack([whole[half == of].mean(0) for of in half.tolist()])
-    vectors = mean - mean[:, skip:].mean(1, keepdim=True)
-    vectors[:, :skip] = 0
-    return vectors.float()
-
-
 def edited_run(hf: Any, writer: str, text: torch.Tensor, skip: int = 0) -> Outputs:
-    vectors = about_mean(outputs_of(hf, writer, text), skip)
-    with output_less(writing_module(hf, writer), vectors):
+    outputs = outputs_of(hf, writer, text).expand(len(text), -1, -1)
+    with output_less(writing_module(hf, writer), of_others(outputs, skip)):
         return plain_run(hf, text)
 
 
@@ -110,11 +104,9 @@ def test_a_model_equals_plain_transformers_whose_outputs_lose_the_same_vectors(
             run, of_new, some = (hooked_run(model, x) for x in (text, new, text[5:7]))
         assert largest_error(run, edited_run(hf, writer, text, skip=2)) <= NETWORK, writer
         assert distance(some.logits, run.logits[5:7]) <= NETWORK, "in any batch"
-        mean = outputs_of(hf, writer, text).expand(-1, N_POS, -1).double().mean(0, keepdim=True)
-        with output_less(writing_module(hf, writer), about_mean(mean, 2)):
-            assert largest_error(of_new, plain_run(hf, new)) <= NETWORK, (
-                "a new text has both halves"
-            )
+        outputs = outputs_of(hf, writer, text).expand(len(text), -1, -1)
+        with output_less(writing_module(hf, writer), of_all(outputs, 2)):
+            assert largest_error(of_new, plain_run(hf, new)) <= NETWORK, "a new text has all"
         assert distance(run.logits, before.logits) > 1e-3, writer
     assert all(map(torch.equal, hooked_run(model, text), before))
     assert not hooks_left(model)
@@ -124,27 +116,27 @@ def test_a_model_equals_plain_transformers_whose_outputs_lose_the_same_vectors(
 def test_norms_behind_attention_and_a_factor_count(name: str, tmp_path: Path) -> None:
     model = write_decoder(name, tmp_path, residual_multiplier=0.3) if name == "granite" else None
     tiny = model or write_decoder(name, tmp_path)
-    model = load(str(tiny.folder)).model
+    model, text = load(str(tiny.folder)).model, tokens(7, seed=7)
     for writer in ("L0H1", "ATTN1", "MLP0"):
-        with ablated(model, Ablation(remove=[f"position[{writer}]"]), tokens=tiny.tokens):
-            run = hooked_run(model, tiny.tokens)
-        assert largest_error(run, edited_run(tiny.hf, writer, tiny.tokens)) <= NETWORK, writer
+        with ablated(model, Ablation(remove=[f"position[{writer}]"]), tokens=text):
+            run = hooked_run(model, text)
+        assert largest_error(run, edited_run(tiny.hf, writer, text)) <= NETWORK, writer
 
 
 def test_a_block_that_does_not_attend_writes_as_a_whole(tmp_path: Path) -> None:
     tiny = write_decoder("qwen3_next", tmp_path)
-    model, kept = load(str(tiny.folder)).model, {}
+    model, kept, text = load(str(tiny.folder)).model, {}, tokens(7, seed=7)
     block, reader = (tiny.hf.model.layers[index] for index in (0, 1))
     handle = block.register_forward_hook(lambda m, i, o: kept.update(x=i[0], after=o))
     with torch.inference_mode():
-        tiny.hf(tiny.tokens)
+        tiny.hf(text)
     handle.remove()
-    vectors = about_mean(kept["after"] - kept["x"], 0)
-    with ablated(model, Ablation(remove=["position[BLOCK0]"]), tokens=tiny.tokens):
-        logits = model(tiny.tokens)
+    vectors = of_others(kept["after"] - kept["x"], 0)
+    with ablated(model, Ablation(remove=["position[BLOCK0]"]), tokens=text):
+        logits = model(text)
     handle = reader.register_forward_pre_hook(lambda m, i: (i[0] - vectors, *i[1:]))
     with torch.inference_mode():
-        assert distance(logits, tiny.hf(tiny.tokens).logits) <= NETWORK
+        assert distance(logits, tiny.hf(text).logits) <= NETWORK
     handle.remove()
 
 
@@ -154,7 +146,7 @@ def test_vectors_that_enter_a_model_lose_their_position(spec: str, model_of: Mod
     x = torch.randn(7, N_POS, model.cfg.d_model, generator=torch.Generator().manual_seed(3))
     with ablated(model, Ablation(remove=["position[embed]"]), tokens=x):
         maps = capture_scores(model, x, n_folds=1)
-    expected = capture_scores(model, x - about_mean(x, 0), n_folds=1)
+    expected = capture_scores(model, x - of_others(x, 0), n_folds=1)
     assert distance(maps.mean.nan_to_num(), expected.mean.nan_to_num()) <= NETWORK
 
 
@@ -167,11 +159,11 @@ def test_a_writer_that_a_model_does_not_have_is_named_beside_those_that_it_has(
 
 
 def test_other_lengths_padding_and_other_calibrations_are_refused(bridge: ByName) -> None:
-    model, text = bridge("llama"), tokens()
+    model, text = bridge("llama"), tokens(7)
     removed = Ablation(remove=["position[MLP0]"])
-    with pytest.raises(ValueError, match="position of MLP0 has to be measured first"):
+    with pytest.raises(ValueError, match=r"position\[MLP0\] has to be measured first"):
         ablated(model, removed).__enter__()
-    with pytest.raises(ValueError, match="position of MLP0 is not calibrated"):
+    with pytest.raises(ValueError, match=r"position\[MLP0\] is not calibrated"):
         ablated(model, removed, calibrate(model, text, writers=["L0H0"])).__enter__()
     with ablated(model, removed, tokens=text):
         with pytest.raises(ValueError, match=f"sequences of {N_POS - 1} tokens"):
@@ -182,16 +174,29 @@ def test_other_lengths_padding_and_other_calibrations_are_refused(bridge: ByName
             model(text, attention_mask=mask)
 
 
-def test_it_combines_with_other_removals(bridge: ByName, tiny: ByName) -> None:
-    """Two heads of a block, mask and RoPE: what the heads wrote is that of the intact model."""
-    model, hf, text = bridge("llama"), tiny("llama").hf, tokens()
-    calibration = calibrate(model, text, writers=["L0H0", "L0H3"])
-    vectors = sum(about_mean(outputs_of(hf, name, text), 0) for name in ("L0H0", "L0H3"))
+def test_two_heads_lose_what_they_write_without_mask_and_rope(bridge: ByName, tiny: ByName) -> None:
+    model, hf, text = bridge("llama"), tiny("llama").hf, tokens(13, seed=7)
     without = edited(hf, ("mask", "rope"), None)
+    vectors = sum(of_others(outputs_of(without, name, text), 0) for name in ("L0H0", "L0H3"))
     with output_less(writing_module(without, "L0H0"), vectors):
         expected = plain_run(without, text)
     removed = Ablation(remove=["mask", "rope", "position[L0H0]", "position[L0H3]"])
-    with ablated(model, removed, calibration):
+    with ablated(model, removed, tokens=text):
+        assert largest_error(hooked_run(model, text), expected) <= NETWORK
+    of_intact = calibrate(model, text, writers=["L0H0", "L0H3"])
+    with pytest.raises(UserError, match="pass tokens=tokens"), ablated(model, removed, of_intact):
+        pass
+
+
+def test_a_writer_behind_another_loses_what_it_writes_without_the_others_position(
+    bridge: ByName, tiny: ByName
+) -> None:
+    model, hf, text = bridge("llama"), tiny("llama").hf, tokens(13, seed=7)
+    with output_less(writing_module(hf, "L0H1"), of_others(outputs_of(hf, "L0H1", text), 0)):
+        vectors = of_others(outputs_of(hf, "MLP1", text), 0)
+        with output_less(writing_module(hf, "MLP1"), vectors):
+            expected = plain_run(hf, text)
+    with ablated(model, ["position[MLP1]", "position[L0H1]"], tokens=text):
         assert largest_error(hooked_run(model, text), expected) <= NETWORK
 
 
@@ -200,7 +205,7 @@ def test_maps_without_a_position_of_their_texts_are_multiplied_across_the_halves
 ) -> None:
     model, text = bridge("llama"), tokens(13, seed=7)
     calibration = calibrate(model, text, writers=["MLP0"])
-    written = calibration.positions["MLP0"]
+    written = calibration.positions[AS_INTACT]
     assert not capture_scores(model, text).across_halves
     with ablated(model, "position[MLP0]", calibration):
         assert capture_scores(model, text).across_halves
