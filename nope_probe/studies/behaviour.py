@@ -29,7 +29,7 @@ from nope_probe.reports.page import MOST_ROWS, Headline, Report
 from nope_probe.run.flags import COUNT, LARGEST, SEQ_LEN, Mistakes, effects_of
 from nope_probe.run.settings import Layers
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
-from nope_probe.studies.tidy import sections
+from nope_probe.studies.tidy import brief, sections
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -413,21 +413,14 @@ def less_nulls(behaviour: pd.DataFrame) -> pd.DataFrame:
 
 def as_text(behaviour: pd.DataFrame, measures: Sequence[str], chance: float) -> pd.DataFrame:
     """Return a row per condition: the intact model's values, the others' differences to them."""
-    import pandas as pd
-
-    cells: dict[str, dict[str, str]] = {}
-    for row in behaviour.to_dict("records"):
-        of_row = cells.setdefault(row_name(row["removed"], row["replacement"]), {})
-        of_row[row["measure"]] = column_text(
-            row, "difference", QUANTITIES[row["measure"]], HALF_WIDTH
-        )
-        if row["removed"] == INTACT.name and row["value"] == row["value"]:
-            of_row[row["measure"]] = f"0 of {row['value']:z.2f}"
-    headings = {
-        name: "\n".join(wrap(HEADINGS.get(name, QUANTITIES[name].label), HEADING))
-        for name in measures
-    }
-    if "position" in headings:
-        headings["position"] += f"\n(chance {chance:.1f})"
-    table = pd.DataFrame.from_dict(cells, orient="index").fillna("")[measures]
-    return table.rename(columns=headings).reset_index(names="nats ±95%")[:MOST_ROWS]
+    texts = brief(behaviour, "removed", ["difference"], QUANTITIES, by="measure", style=HALF_WIDTH)
+    intact = behaviour[behaviour["removed"] == INTACT.name].set_index("measure")["value"].dropna()
+    for name in intact.index:
+        texts.loc[0, QUANTITIES[name].title] = f"0 of {intact[name]:z.2f}"
+    headings = {"removed": "nats ±95%"}
+    for name in measures:
+        about = QUANTITIES[name]
+        headings[about.title] = "\n".join(wrap(HEADINGS.get(name, about.label), HEADING))
+    if "position" in measures:
+        headings[QUANTITIES["position"].title] += f"\n(chance {chance:.1f})"
+    return texts[[*headings]].rename(columns=headings)[:MOST_ROWS]

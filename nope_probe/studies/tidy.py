@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from nope_probe.analyses.verdicts import exceeds_noise
 from nope_probe.figures.intervals import ValueAndBounds, column_text
-from nope_probe.figures.names import named
+from nope_probe.figures.names import named, row_name
 from nope_probe.figures.words import PLACES, Column, Columns, View
+from nope_probe.removal import NO_REPLACEMENT
 from nope_probe.reports.page import Section
 
 if TYPE_CHECKING:
@@ -128,14 +129,14 @@ def brief(
     known = {**PLACES, **columns}
     cells: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
-        of_row = cells.setdefault(str(row[first]), {})
+        by_what = row.get("replacement", NO_REPLACEMENT)
+        removed = row_name(row[first], by_what) if first == "removed" else ""
+        of_row = cells.setdefault(removed or named({}, first, row[first]), {})
         for name in numbers:
             about = known[str(row[by])] if by else known[name]
             of_row[about.title] = column_text(row, name, about, "z.0f" if about.is_share else style)
-    names = {str(value): named({}, first, value) for value in table[first]}
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
-    frame.insert(0, known.get(first, Column(first)).label, [names[value] for value in cells])
-    return frame.reset_index(drop=True)
+    return frame.reset_index(names=known.get(first, Column(first)).label)
 
 
 def above_noise(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series[bool]:
