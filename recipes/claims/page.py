@@ -70,13 +70,13 @@ def page(stored: pd.DataFrame) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-HEADER = ["paper", "says", "of", "prediction", "refuted by", "our number", "verdict"]
+HEADER = ["paper", "says", "of", "prediction", "our number", "verdict"]
 PROFILES = (
-    "All measures in one table: what the last position takes from the first position, the early "
-    "ones (up to n/8), the late ones (the last eighth without the last) and the last, over the "
-    "middle half, at 256 tokens (means of 12 texts). Influence is the norm of the gradient of a "
-    "random read-out of the final residual stream by an input embedding. Attention is the last "
-    "query's, the mean over heads and layers. Rollout is the product of the layers' attention."
+    "What the last position takes from the first position, the early ones (up to n/8), the late "
+    "ones (the last eighth without the last) and the last, over the middle half, at 256 tokens "
+    "(means of 12 texts). Influence is the norm of the gradient of a random read-out of the final "
+    "residual stream by an input embedding, attention the last query's mean over heads and layers, "
+    "rollout the product of the layers' attention; `claims.csv` has these without RoPE too."
 )
 
 
@@ -85,8 +85,9 @@ def cells(name: str, words: dict[str, Any], stored: pd.DataFrame) -> list[str]:
     rows = stored[stored["claim"] == name]
     verdict = overall([*rows["verdict"]])
     called = CALLED.get(verdict) or f"**depends** on {words['depends']}"
+    of_model = "{}, " if import_module(words["script"]).MODELS[1:] else ""
     numbers = [
-        f"{row.model}, {escape(row.quantity)}: {number(row.value)} "
+        f"{of_model.format(row.model)}{escape(row.quantity)}: {number(row.value)} "
         f"[{number(row.low)}, {number(row.high)}]"
         for shown in words["numbers"]
         for row in rows[rows["quantity"].str.startswith(shown)].itertuples()
@@ -95,7 +96,7 @@ def cells(name: str, words: dict[str, Any], stored: pd.DataFrame) -> list[str]:
     quote = f"“{words['quote']}”" if words["quote"] else words["says"]
     noted = [called, *([words["note"]] if words["note"] else [])]
     return [
-        *(paper, quote, words["scope"], words["prediction"], words["refuted"]),
+        *(paper, quote, words["scope"], words["prediction"]),
         *("<br>".join(numbers), ". ".join(noted)),
     ]
 
@@ -109,7 +110,8 @@ def profile_table(stored: pd.DataFrame) -> str:
     """Return the table of measures by condition, and of the scores."""
     split = stored["quantity"].str.split(": ", expand=True)
     stored = stored.assign(measure=split[0], where=split[1], part=split[2])
-    of_profiles = stored[stored["part"].isin(PARTS)]
+    without = stored["where"].str.endswith("RoPE removed") & (stored["measure"] != "influence")
+    of_profiles = stored[stored["part"].isin(PARTS) & ~without]
     lines = [
         [
             str(measure),
@@ -126,8 +128,7 @@ def profile_table(stored: pd.DataFrame) -> str:
     return "\n\n".join(
         [
             markdown(["measure", "weights and RoPE", *PARTS], lines),
-            "Scores have no middle: the first key's lead (nats) and the pattern among the other "
-            "keys, its amplitude (nats) and locality (-1 to 1), of the median layer from L1.",
+            "Scores have no middle: lead, amplitude (nats), locality of the median layer from L1.",
             markdown(["weights and RoPE", "lead", "amplitude", "locality"], of_scores),
         ]
     )
