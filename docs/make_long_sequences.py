@@ -39,7 +39,6 @@ from nope_probe.studies.tables import writer_table
 STORED = Path(__file__).parent / "long-sequences.csv"
 TRAINED, N_TOKENS, FOLDS = 128, 65_536, 8
 LENGTHS = (128, 256, 512, 1024, 2048)
-SHOWN = (128, 2048)  # of them, in tables
 REMOVED = {
     "nope-tiny": ("position[L1H0]", "position[ATTN1]"),
     "rope-tiny": ("rope",),
@@ -49,9 +48,7 @@ INTACT = "nothing"
 STRONGEST = {"nope-tiny": 2, "rope-tiny": 1}  # the layers with the strongest patterns
 READERS = (1, 2, 3)
 TERMS = ("rotation", "written_key", "written_query", "written_both", "covariance")
-MAIN_TERM = {"nope-tiny": "written_key", "rope-tiny": "rotation"}
-WRITERS = {"nope-tiny": ("L1H0", "L1H1", "MLP1"), "rope-tiny": ()}
-SPANS = (96, 192, 256, 1024, 1536)  # first positions of the columns of losses
+SPANS = (96, 192, 1536)  # first positions of the columns of losses
 CALLED = {"rope[7:8]": "pair 7 of RoPE", "position[ATTN1]": "position of all heads of L1"}
 DISTANCES = (1, 60, 236, 559)  # the first of their bins
 LATE, SOME, MORE = "#c2410c", "#b45309", "#7c8591"
@@ -360,30 +357,8 @@ def called(removed: str) -> str:
 def tables(stored: pd.DataFrame) -> list[str]:
     """Return the page's tables in Markdown."""
     longest = stored[stored["length"] == max(LENGTHS)]
-    by_length = [terms_by_length(stored, model) for model in REMOVED]
     losses = [losses_by_position(longest, model) for model in REMOVED]
-    return [*losses, *by_length, strengths_by_query(longest), scores_by_distance(longest)]
-
-
-def terms_by_length(stored: pd.DataFrame, model: str) -> str:
-    """Return the table of a model's patterns, their main term, and of the strongest's writers."""
-    rows = stored[(stored["model"] == model) & (stored["removed"] == INTACT)]
-    rows = rows[rows["length"].isin(SHOWN)]
-    whole, term, lines = rows[rows["first"] == 0], MAIN_TERM[model], {}
-    early = rows[(rows["first"] == 96) & (rows["layer"] == STRONGEST[model])]
-    early = early[(early["name"] == "all") & early["keys"].isna()]
-    lines[f"L{STRONGEST[model]}, queries 96 to 127, nats"] = cells(early, "length", ".2f")
-    for layer in READERS:
-        own = whole[whole["layer"] == layer]
-        rms = own[(own["name"] == "all") & (own["measure"] == "rms")]
-        part = own[(own["name"] == term) & (own["measure"] == "part")]
-        lines[f"L{layer}, nats"] = cells(rms, "length", ".2f")
-        lines[f"L{layer}, {words(term)}, nats"] = values(part)
-    writers = rows[(rows["measure"] == "writer") & (rows["layer"] == STRONGEST[model])]
-    for writer in WRITERS[model]:
-        part = values(writers[writers["name"] == writer])
-        lines[f"L{STRONGEST[model]}, written by {writer}, nats"] = part
-    return markdown(model, [f"{length:,}" for length in SHOWN], lines)
+    return [*losses, strengths_by_query(longest), scores_by_distance(longest)]
 
 
 def losses_by_position(longest: pd.DataFrame, model: str) -> str:
@@ -437,11 +412,6 @@ def scores_by_distance(longest: pd.DataFrame) -> str:
 def span_names() -> list[str]:
     ends = dict(pairs(max(LENGTHS)))
     return [f"{first:,} to {ends[first] - 1:,}" for first in SPANS]
-
-
-def values(rows: pd.DataFrame) -> list[str]:
-    """Return estimates of both lengths as cells of a table."""
-    return [f"{value:z.2f}" for value in rows.sort_values("length")["value"]]
 
 
 def cells(rows: pd.DataFrame, by: str, style: str) -> list[str]:
