@@ -47,6 +47,7 @@ from nope_probe.studies.tidy import (
 
 SHOWN = ("lead", "amplitude", "locality")
 ROW = ["removed", "replacement"]
+HALF = "±z.2f"
 RULE = (
     "Made by: less than half is left without it; in brackets, layers of those above the noise, "
     "then the one below. No source, the first token itself: half is left without all sources. "
@@ -101,7 +102,7 @@ def verdict_table(run: Run, found: Mapping[str, Answer]) -> pd.DataFrame:
     for number, answer in found.items():
         n, below = answer.n_layers, answer.n_below_zero
         trails = number == "lead" and below >= THIRD * n > 0
-        layer = None if shows_means(run) else largest_layer(run, number)
+        layer = shown_layer(run, number)
         main, shown = answer.main, None if layer is None else makers_of(run, number)[layer]
         main |= {x: k for x, k in answer.makers.items() if x == shown}
         at = {shown: f": L{layer}"} if len(main) > 1 else {}
@@ -145,50 +146,38 @@ def carrier_text(carrier: str) -> str:
 
 
 def value_table(run: Run) -> pd.DataFrame:
-    """Return the three numbers in every condition, each in the layer where it is largest, nats.
-
-    A run of `--layers all` has their means over layers. The last column is the cost, of the intact
-    model's loss.
-    """
-    means, are_means, about = run.tables["over_layers"], shows_means(run), declared("ablate")
-    of_layers = f"mean of {len(run.manifest.layers)} layers,\n" * are_means
-    names = [row_name(*of) for of in means[ROW].itertuples(index=False)]
-    cells = {f"{of_layers}nats ±95%": names}
+    """Return the three numbers in every condition, each where it is largest, nats, and the cost."""
+    means, about = run.tables["over_layers"], declared("ablate")
+    cells = {"nats ±95%": [row_name(*of) for of in means[ROW].itertuples(index=False)]}
     for number, title in NUMBERS.items():
-        rows, place = means, ""
-        if not are_means:
-            layer, pattern = largest_layer(run, number), run.tables["pattern"]
-            rows, place = (
-                means[ROW].merge(pattern[pattern["layer"] == layer], on=ROW),
-                f" (L{layer})",
-            )
+        layer, rows, place = shown_layer(run, number), means, "mean"
+        if layer is not None:
+            pattern, place = run.tables["pattern"], f"L{layer}"
+            rows = means[ROW].merge(pattern[pattern["layer"] == layer], on=ROW)
         if number in rows and rows[number].notna().any():
-            texts = [
-                column_text(row, number, about[number], "±z.2f") for row in rows.to_dict("records")
+            values = [
+                column_text(of, number, about[number], HALF) for of in rows.to_dict("records")
             ]
-            cells["\n".join(wrap(title + place, 13))] = texts
+            cells["\n".join(wrap(f"{title} ({place})", 13))] = values
     if "cost" in means:
         intact, *others = means.to_dict("records")
-        costs = [column_text(row, "cost", about["cost"], "±z.2f") for row in others]
+        costs = [column_text(row, "cost", about["cost"], HALF) for row in others]
         cells["cost"] = [f"0 of {intact['loss']:.2f}", *costs]
     return pd.DataFrame(cells)
 
 
-def shows_means(run: Run) -> bool:
-    """Return whether the first table has means over layers."""
-    return run.manifest.settings.get("layers") == "all" and len(run.manifest.layers) > 1
-
-
-def largest_layer(run: Run, number: str) -> int | None:
+def shown_layer(run: Run, number: str) -> int | None:
     """Return the layer in which a number is largest, of those in which it exceeds its noise.
 
     Returns:
-        None if no layer has the number.
+        None if no layer has the number, or for a run of `--layers all`, which shows means.
     """
     intact = intact_rows(run.tables["pattern"])
     rows = intact[excludes_zero(intact, number)]
     rows = (intact if rows.empty else rows).dropna(subset=[number])
-    return None if rows.empty else int(rows["layer"].iloc[rows[number].abs().argmax()])
+    if rows.empty or (run.manifest.settings.get("layers") == "all" and len(intact) > 1):
+        return None
+    return int(rows["layer"].iloc[rows[number].abs().argmax()])
 
 
 def makers_of(run: Run, number: str) -> dict[int, Maker]:

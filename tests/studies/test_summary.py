@@ -155,7 +155,7 @@ def test_a_run_of_all_layers_shows_their_mean() -> None:
     result = lead(tables(), settings=MANIFEST["settings"] | {"layers": "all"})
     assert result.table.iloc[0].tolist()[1] == "mask (2 of 2)"
     means = result.then.table
-    assert [*means][:2] == ["mean of 2 layers,\nnats ±95%", "first key's\nlead"]
+    assert [*means][:2] == ["nats ±95%", "first key's\nlead (mean)"]
     assert means.iloc[0].tolist()[1:] == ["3.08±0.01", "0.47±0.01", "0.05±0.01", "0 of 3.00"]
 
 
@@ -163,7 +163,7 @@ def test_noise_and_what_was_not_measured_are_said_in_words() -> None:
     given = tables()
     given["pattern"]["not_by_distance_low"] = -0.1
     given["pattern"].loc[:, ["order", *bound_columns("order")]] = math.nan
-    given["over_layers"] = given["over_layers"].drop(columns=["loss", "cost"])
+    given["over_layers"] = given["over_layers"].drop(columns=["loss", "cost", "order"])
     result = lead(given, removed=[])
     assert result.table.to_numpy().tolist() == [
         ["first key's lead", "mask (2 of 2)"],
