@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import cache
 from inspect import signature
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     hooks_in_place,
     methods_replaced,
-    registered,
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
@@ -56,7 +54,6 @@ from nope_probe.hooks.removing.written import without_position
 from nope_probe.maps.folds import folds_of
 from nope_probe.removal import Condition, Writer
 
-_REDRAWN: WeakKeyDictionary[HookedModel, object] = WeakKeyDictionary()
 ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
 STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
 
@@ -145,12 +142,13 @@ def directly_ablated(
 @contextmanager
 def _in_place(model: HookedModel, active: ActiveAblation) -> Iterator[None]:
     """Run a model with the hooks of an ablation, which `ABLATED` names meanwhile."""
-    with (
-        registered(ABLATED, model, active, ABLATED_ALREADY),
-        tapped(model),
-        hooks_in_place(active.groups),
-    ):
-        yield
+    if ABLATED.setdefault(model, active) is not active:
+        raise UserError(ABLATED_ALREADY)
+    try:
+        with tapped(model), hooks_in_place(active.groups):
+            yield
+    finally:
+        del ABLATED[model]
 
 
 def _calibration(
@@ -324,7 +322,7 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
         seed: the seed of the draws.
 
     Raises:
-        UserError: inside another `untrained` on this model; in the passes of other threads.
+        UserError: in the passes of other threads.
 
     Example:
         >>> from nope_probe import load, untrained
@@ -335,13 +333,7 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
     """
     model = model_of(model)
     generator = torch.Generator().manual_seed(seed)
-    taken = "the model is untrained already: leave the other `untrained` first"
-    with (
-        registered(_REDRAWN, model, object(), taken),
-        kept_to_this_thread(model),
-        refused(model),
-        _restored(model),
-    ):
+    with kept_to_this_thread(model), refused(model), _restored(model):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(_drawn(name, parameter, generator))

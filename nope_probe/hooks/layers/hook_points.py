@@ -15,7 +15,7 @@ passes of other threads are refused meanwhile.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from threading import get_ident
@@ -133,25 +133,21 @@ class HookGroup(NamedTuple):
 def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
     """Attach groups of hooks, keep their places, and always remove exactly these.
 
-    Where groups have the same module, the hooks that write of a later group come first.
+    Hooks of the same module run in the order of the groups; of a later context, those that write
+    run before these.
 
     Raises:
         UserError: in a forward pass, if one of these hooks was removed inside the context.
     """
-    by_module = defaultdict[nn.Module, list[Sequence[PlacedHook]]](list)
+    by_module = defaultdict[nn.Module, list[PlacedHook]](list)
     for module, hooks in groups:
-        by_module[module].append(hooks)
+        by_module[module] += hooks
     with ExitStack() as stack:
-        for module, grouped in by_module.items():
-            firsts = [placed for hooks in reversed(grouped) for placed in hooks]
-            lasts = [placed for hooks in grouped for placed in hooks]
-            kept = _KeptInPlace(
-                [placed for placed in firsts if placed.place == "first"]
-                + [placed for placed in lasts if placed.place == "last"]
-            )
+        for module, placed_hooks in by_module.items():
+            kept = _KeptInPlace()
             kept.handles += [
                 (placed, stack.enter_context(_attached(placed.point, placed.hook)))
-                for placed in kept.hooks
+                for placed in placed_hooks
             ]
             stack.callback(module.register_forward_pre_hook(kept).remove)
             stack.callback(kept.handles.clear)
@@ -161,8 +157,7 @@ def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
 class _KeptInPlace:
     """Runs when a module is entered: checks that its hooks are there, and restores their order."""
 
-    def __init__(self, hooks: Sequence[PlacedHook]) -> None:
-        self.hooks = hooks
+    def __init__(self) -> None:
         self.handles: list[tuple[PlacedHook, LensHandle]] = []
 
     def __call__(self, module: nn.Module, args: object) -> None:
@@ -241,23 +236,6 @@ def hooks_detached(model: HookedModel) -> Iterator[None]:
                 # What `__call__` of a module runs: its forward pass and its hooks.
                 stack.enter_context(methods_replaced(module, _call_impl=without(module)))
         yield
-
-
-@contextmanager
-def registered(
-    registry: MutableMapping[Any, Any], key: object, value: object, taken: str
-) -> Iterator[None]:
-    """Keep a value in a registry for as long as the context lasts.
-
-    Raises:
-        UserError: saying `taken`, if another value is there.
-    """
-    if registry.setdefault(key, value) is not value:
-        raise UserError(taken)
-    try:
-        yield
-    finally:
-        del registry[key]
 
 
 @contextmanager

@@ -77,9 +77,9 @@ def without_position(
     heads = [writer for writer in writers if writer.head is not None]
     blocks = {block.index: block for block in blocks_that_write(model, heads)}
     outlets = outlets_of(model, writers, blocks, of_tokens=positions.of_tokens)
-    yield from positions_taken(outlets, positions, texts, reader)
-    entry = block_point(model, 0, "hook_resid_pre")  # where texts are recognised before all else
+    entry = block_point(model, 0, "hook_resid_pre")
     yield HookGroup(blocks_of(model)[0], [first(entry, texts.recognise)])
+    yield from positions_taken(outlets, positions, texts, reader)
 
 
 def positions_taken(
@@ -88,11 +88,7 @@ def positions_taken(
     """Yield the hooks that take positions out of what outlets carry, or out of a block's input."""
     for outlet in outlets:
         model, taken = outlet.model, _Taken(outlet, positions, texts)
-        if reader is not None:
-            point = block_point(model, reader, "hook_resid_pre")
-            yield HookGroup(blocks_of(model)[reader], [first(point, taken.subtract_kept)])
-        write = taken.subtract if reader is None else taken.keep_written
-        hooks = [first(outlet.point, write)]
+        hooks = [first(outlet.point, taken.subtract if reader is None else taken.keep_written)]
         for name, point in outlet.points_before().items():
             placed: PlacedHook = last(point, partial(taken.keep, name))
             if name == "pos":
@@ -100,6 +96,9 @@ def positions_taken(
             else:
                 hooks.append(placed)
         yield HookGroup(blocks_of(model)[outlet.index], hooks)
+        if reader is not None:
+            point = block_point(model, reader, "hook_resid_pre")
+            yield HookGroup(blocks_of(model)[reader], [first(point, taken.subtract_kept)])
 
 
 @dataclass(eq=False)

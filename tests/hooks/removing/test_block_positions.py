@@ -9,7 +9,7 @@ import torch
 from support.decoders import write_decoder
 from support.hooked_runs import hooks_left
 from support.rounding import NETWORK, rounding
-from support.tiny_models import distance, tokens
+from support.tiny_models import ModelOf, distance, tokens
 from support.written import of_all, of_others
 from torch import Tensor
 
@@ -17,6 +17,8 @@ from nope_probe import capture_scores, load, measure
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.hook_points import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.written import capture_written
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.written import fingerprints
@@ -156,6 +158,23 @@ def test_in_a_union_the_position_is_that_of_the_model_without_the_others(tmp_pat
     rope.forward = forward
     with ablated(model, Ablation(remove=["rope+written"]), tokens=text), torch.inference_mode():
         assert distance(model(text), expected) <= NETWORK
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_where_weights_are_replaced_their_new_outputs_lose_what_they_write(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, text = model_of(spec)[0], tokens(12, N_POS, seed=1)
+    point, size = layers_of(model)[1].point("hook_attn_out"), {}
+    for removed in ("w_o", "w_o+written"):
+        kept = list[Tensor]()
+        ablation = Ablation(remove=[removed], replacement="identity", kept_positions=0)
+        keep = (point, lambda x, hook, kept=kept: kept.append(x.double().mean(0)))
+        with ablated(model, ablation, tokens=text), hooks_attached([keep]):
+            model(text)
+        size[removed] = (kept[0] - kept[0].mean(0)).norm()
+    # The means of all texts are 0 where each loses the means of the others of its half.
+    assert size["w_o+written"] <= NETWORK * size["w_o"]
 
 
 def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(tmp_path: Path) -> None:

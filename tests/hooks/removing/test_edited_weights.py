@@ -68,3 +68,7 @@ def test_the_same_seed_draws_the_same_weights(bridge: ByName) -> None:
             drawn.append(next(model.parameters()).clone())
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+    with untrained(model, 5):
+        with untrained(model, 6):
+            assert torch.equal(next(model.parameters()), drawn[2])
+        assert torch.equal(next(model.parameters()), drawn[0]), "left, the outer one is back"
