@@ -72,8 +72,9 @@ ci: install  ## tests/ci: all decoders, flags and pages, kill and resume, and `m
 	$(BIN)/pytest -n auto --dist worksteal tests/ci
 	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile=thorough tests/hooks/test_ablation.py
 
-shapes: install  ## The numerical tests with checks of shapes and types at every call
-	$(BIN)/pytest -n auto --dist loadfile --jaxtyping-packages=nope_probe,beartype.beartype $(NUMERICAL)
+shapes: install  ## tests/ with checks of shapes and types at every call
+	$(BIN)/pytest -n auto --dist loadfile --jaxtyping-packages=nope_probe,beartype.beartype \
+		-m "not wrong_types" $(TESTS)
 
 recipes: install  ## The tests of what is in recipes/
 	$(BIN)/pytest -n auto --dist loadfile recipes/tests

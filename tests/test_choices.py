@@ -82,6 +82,7 @@ def refusal(made: Callable[..., Any], **choice: Any) -> str:
     return ""
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(("made", "name", "words", "several"), PARAMETERS)
 def test_a_right_choice_passes_the_door_and_a_wrong_one_is_refused_by_name(
     made: Any, name: str, words: list[Any], several: bool
@@ -107,6 +108,7 @@ def test_choices_are_found_in_the_types_of_all_public_names() -> None:
     assert len(PARAMETERS) >= 40
 
 
+@pytest.mark.wrong_types
 def test_a_choice_is_refused_by_position_too_and_numbers_beside_words_are_not() -> None:
     maps = torch.zeros(4, 1, 11, 11)
     with pytest.raises(UserError, match=r"skip_keys 'one' should be a valid integer or .* 'auto'"):

@@ -34,6 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("command", [n for n in SETTINGS if hasattr(SETTINGS[n], "out")])
 def test_the_paths_of_every_command_are_absolute(command: str, home: Path) -> None:
     for out in ("~/x", Path("../home/x")):

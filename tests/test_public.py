@@ -116,6 +116,7 @@ def scaled(weight: torch.Tensor, place: Any, factor: float = 2.0) -> torch.Tenso
     return factor * weight
 
 
+@pytest.mark.wrong_types
 def test_numbers_of_any_kind_and_functions_of_two_arguments_are_taken() -> None:
     for layers in ([0, 1], range(2), np.arange(2), {0: None}.keys()):
         assert Ablation(remove="w_q", layers=layers).layers is layers  # type: ignore[arg-type]
@@ -135,6 +136,7 @@ PLACE = "a replacement is called with a weight and its place: write it as `lambd
 HEADS = r"expected heads by layer, such as {0: \[1, 3\]}, got "
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -210,6 +212,7 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
 }
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("call", CALLS)
 def test_an_argument_of_another_kind_is_refused_in_a_line(
     call: str, model: Any, tokens: torch.Tensor, maps: Any

@@ -9,7 +9,7 @@ from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.data.documents import (
@@ -235,14 +235,17 @@ def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def padding_note(
-    tokens: Int[Tensor, "seq pos"], tokenizer: PreTrainedTokenizerBase | None, *, bos: bool = False
+    tokens: Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"],
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    bos: bool = False,
 ) -> str:
     """Return how many rows begin or end with the tokenizer's pad token; empty if none does.
 
     A pad token that is also BOS, EOS or the unknown token counts in runs of two or more.
 
     Args:
-        tokens: the rows.
+        tokens: the rows; vectors have no padding.
         tokenizer: the model's.
         bos: whether all rows begin with a BOS token, which is no padding.
     """

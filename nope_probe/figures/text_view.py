@@ -199,9 +199,9 @@ class TextView:
         for head, (query, key) in [*self.strongest_looks().items()][:MOST_LOOKS]:
             at = *divmod(self._place(head), self.weights.shape[1]), query, key
             row = {"head": head, "query": self._named(query), "key": self._named(key)}
-            row["weight"] = percent(self.weights[at])
+            row["weight"] = percent(float(self.weights[at]))
             if self.position is not None:
-                row["in other texts"] = percent(self.position[at])
+                row["in other texts"] = percent(float(self.position[at]))
             rows.append(row)
         return pd.DataFrame(rows)
 

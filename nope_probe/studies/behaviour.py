@@ -392,7 +392,7 @@ def headline(run: Run) -> Headline:
         change=column_text(most, "difference", about, HALF_WIDTH),
         row=row_name(most["removed"], most["replacement"]),
     )
-    chance = run.tables["decodability"]["chance"].max()
+    chance = float(run.tables["decodability"]["chance"].max())
     return Headline(sentence=sentence, table=as_text(rows, measures, chance), caption=CAPTION)
 
 

@@ -227,7 +227,7 @@ def read_scores(
 
 
 def heads_table(
-    reading: Reading, fold_of: Int[Tensor, " seq"], induction: tuple[State, Int[Tensor, " seq"]]
+    reading: Reading, fold_of: Int[Tensor, " seq"], induction: tuple[State, Int[Tensor, " copy"]]
 ) -> pd.DataFrame:
     """Return each head's lead and three measures of its pattern, and its attention's measures.
 

@@ -148,7 +148,7 @@ def above_noise(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series
     """
     import pandas as pd
 
-    ends = zip(rows["amplitude"], rows["amplitude_low"], strict=True)
+    ends = rows[["amplitude", "amplitude_low"]].to_numpy(float).tolist()
     clear = [exceeds_noise(value, low, len(rows), fold_sizes) for value, low in ends]
     return pd.Series(clear, rows.index, dtype=bool)
 

@@ -48,7 +48,7 @@ class LayerReading:
     q: Float[Tensor, "batch pos head d_head"]
     k: Float[Tensor, "batch pos head d_head"]
     rotation: Rotation
-    bias: Float[Tensor, "one_or_batch head query_pos key_pos"] | None = None
+    bias: Float[Tensor, "one_or_batch one_or_head query_pos key_pos"] | None = None
     sinks: bool = False
 
 

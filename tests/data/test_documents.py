@@ -173,6 +173,7 @@ def test_a_saved_data_set_is_read(splits: tuple[str, ...], tmp_path: Path) -> No
 DATA_SET = Dataset.from_dict({"id": range(len(TEXTS)), "text": TEXTS})
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     "given",
     [
@@ -207,6 +208,7 @@ def test_of_texts_without_a_known_number_only_the_part_that_is_needed_is_read() 
     assert int(next(endless).split()[0]) == 512
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("given", "message"),
     [

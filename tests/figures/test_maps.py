@@ -63,8 +63,8 @@ def test_attention_is_drawn_as_weights_of_the_mean_over_heads_or_of_a_named_head
     five = replace(
         attention,
         **{
-            name: torch.cat([x, x[:, :1]], 1)
-            for name, x in (("weights", attention.weights), ("information", attention.information))
+            name: torch.cat([(x := getattr(attention, name)), x[:, :1]], 1)
+            for name in ("weights", "information", "others")
         },
         visible=torch.cat([attention.visible, attention.visible[:1]]),
         layers=(0, 1, 2, 3, 7),

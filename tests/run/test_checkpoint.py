@@ -11,6 +11,7 @@ from nope_probe.errors import StorageError, UserError
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
+from nope_probe.models.parameter_free import build, parameter_free
 from nope_probe.run.checkpoint import RunCheckpoint, tensor_writer
 from nope_probe.studies.engine import Engine
 
@@ -22,7 +23,7 @@ def checkpoint(out: Path, **about: object) -> RunCheckpoint:
 
 
 def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path) -> None:
-    computed = []
+    computed, model = [], build(parameter_free(1, 6))
 
     def compute(engine: Engine, stream: StreamCheckpoint | None) -> dict[str, torch.Tensor]:
         computed.append(stream)
@@ -30,7 +31,7 @@ def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path
 
     for _ in range(3):
         with RunCheckpoint(tmp_path / "run") as run:
-            engine = Engine(model=torch.nn.Identity(), inputs=torch.zeros(3, 5), checkpoint=run)
+            engine = Engine(model=model, inputs=torch.zeros(3, 5, 6), checkpoint=run)
             found = engine.load_or_compute("part", compute)["sums"]
         assert torch.equal(found, torch.arange(7.0))
     assert len(computed) == 1

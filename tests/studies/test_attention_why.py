@@ -116,6 +116,7 @@ def test_a_model_without_exact_terms_is_refused_before_attention_is_read_and_sho
     assert not (tmp_path / "why").exists()
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("head", "query", "said"),
     [

@@ -91,7 +91,7 @@ def test_a_plan_removes_sources_in_all_combinations_and_weights_alone(
 def test_mask_and_rope_take_ten_runs_and_another_replacement_four_more():
     engine = Engine(model=small_model(), inputs=random_tokens().inputs, n_folds=4)
     for names, n_scores in ((["mean"], 10), (["mean", "identity"], 14)):
-        plan = make_plan(LLAMA, ablations=[Ablation(replacement=name) for name in names])
+        plan = make_plan(LLAMA, ablations=tuple(Ablation(replacement=name) for name in names))
         keys = [one.key for one in plan.passes(engine)]
         scores = [key for key in keys if key.startswith("score")]
         assert len(scores) == len({*scores}) == n_scores
@@ -99,7 +99,7 @@ def test_mask_and_rope_take_ten_runs_and_another_replacement_four_more():
 
 
 def test_behind_a_constant_output_w_v_does_not_matter():
-    plan = make_plan(LLAMA, ["w_o", "ov"], ablations=[Ablation()])
+    plan = make_plan(LLAMA, ["w_o", "ov"], ablations=(Ablation(),))
     engine = Engine(model=small_model(), inputs=random_tokens().inputs, n_folds=4)
     keys = [one.key for one in plan.passes(engine) if one.key.startswith("score_mean")]
     assert keys == ["score_mean/w_o"]
@@ -122,13 +122,13 @@ def test_what_cannot_be_removed_is_removed_by_no_default_and_no_source() -> None
 
 def test_what_all_blocks_write_is_no_default_where_some_heads_are_named() -> None:
     for heads, written in ((None, ["written"]), ({1: [0]}, [])):
-        plan = make_plan(LLAMA, ablations=[Ablation(heads=heads)])
+        plan = make_plan(LLAMA, ablations=(Ablation(heads=heads),))
         assert [condition.name for condition in plan.removed if condition.of_blocks] == written
 
 
 def test_what_is_named_is_removed_in_the_heads_and_the_sources_in_all() -> None:
     by, model, inputs = Ablation(heads={1: [3, 0]}), small_model(), random_tokens()
-    plan = make_plan(LLAMA, ["mask", "w_q"], ablations=[by], layers=(0, 1, 2))
+    plan = make_plan(LLAMA, ["mask", "w_q"], ablations=(by,), layers=(0, 1, 2))
     in_all, in_heads = ["intact", "mask", "rope", "mask+rope"], ["mask@L1H0,L1H3", "w_q@L1H0,L1H3"]
     assert [condition.name for condition, _ in plan.rows] == [*in_all, *in_heads]
     maps = {row[0].name: layers for row, layers in measured(model, inputs, plan).items()}
@@ -202,7 +202,7 @@ def test_the_position_of_heads_of_a_layer_is_that_of_the_intact_model():
 
 
 def test_a_non_finite_score_stops_the_run_and_is_named() -> None:
-    weights = [Ablation(replacement="identity", gain="norm")]
+    weights = (Ablation(replacement="identity", gain="norm"),)
     plan, model = make_plan(LLAMA, ["w_q"], ablations=weights, layers=(0, 1)), small_model()
     model.blocks[0].attn.W_Q.data[0, 0, 0] = 1e30  # finite scores, but a norm that overflows
     with pytest.raises(UserError, match=r"non-finite scores in L0, pass score_identity/"):

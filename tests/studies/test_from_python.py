@@ -235,6 +235,7 @@ def test_mistakes_are_one_line_before_anything_is_run(
         function(loaded, text)
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -258,7 +258,7 @@ class Attention:
     mask: AttentionMask
     scale: float
     soft_cap: float | None = None
-    bias: Float[Tensor, "one_or_batch head query_pos key_pos"] | None = None
+    bias: Float[Tensor, "one_or_batch one_or_head query_pos key_pos"] | None = None
     sinks: Float[Tensor, " head"] | None = None
     angles: Angles | None = None
     hooked: Scores | None = None

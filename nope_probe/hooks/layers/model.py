@@ -149,7 +149,7 @@ def is_bridge(model: HookedModel | nn.Module) -> bool:
     return hasattr(model, "original_model")
 
 
-def original_of(model: HookedModel) -> nn.Module | None:
+def original_of(model: HookedModel | nn.Module) -> nn.Module | None:
     """Return the transformers model in a bridge; a HookedTransformer has none."""
     return getattr(model, "original_model", None)
 
@@ -329,7 +329,7 @@ def position_module(model: HookedModel) -> nn.Module:
 
 def hugging_face_config(model: HookedModel | nn.Module) -> JsonObject | None:
     """Return the Hugging Face configuration of a bridge's model; a HookedTransformer has none."""
-    config = getattr(original_of(cast(HookedModel, model)), "config", None)
+    config = getattr(original_of(model), "config", None)
     return None if config is None else config.to_dict()
 
 

@@ -179,7 +179,7 @@ class Accumulator(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not read attention")
 
     def read_logits(  # noqa: B027  (most accumulators read hook points alone)
-        self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
+        self, logits: Float[Tensor, "batch logit_pos d_vocab"], tokens: Int[Tensor, "batch pos"]
     ) -> None:
         """Read the logits of a pass that ran to the end; by default they are ignored."""
 

@@ -340,7 +340,7 @@ class LossAccumulator(Accumulator):
         self.first = first
 
     def read_logits(
-        self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
+        self, logits: Float[Tensor, "batch logit_pos d_vocab"], tokens: Int[Tensor, "batch pos"]
     ) -> None:
         """Add the losses of a batch."""
         losses = token_losses(logits, tokens[:, self.first :])

@@ -227,7 +227,9 @@ class ReaderAccumulator(Accumulator):
         flags["scale"] = torch.tensor(attention.scale, dtype=torch.float64)
         if attention.bias is not None:
             bias = attention.bias[0, :, self.cut.rows].double()
-            flags["bias"] = bias if self.per_head else bias.mean(0)
+            flags["bias"] = (
+                bias.expand(attention.n_heads, -1, -1) if self.per_head else bias.mean(0)
+            )
         rope, angles = self.layer.tap.edits.rope, attention.angles
         if self.rotary is None or angles is None:
             return flags
