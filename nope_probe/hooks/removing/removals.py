@@ -6,10 +6,10 @@ torch, so that commands read their options, and pages their words, before a mode
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from nope_probe.errors import (
     UserError,
@@ -23,7 +23,10 @@ from nope_probe.errors import (
 from nope_probe.removal import IN_HEADS, ROWS, Condition, Gain, spelled
 
 if TYPE_CHECKING:
-    from nope_probe.hooks.removing.replacements import GivenReplacement
+    from torch import Tensor
+
+    # A weight, or what makes one from a weight and its `Place`.
+    GivenReplacement: TypeAlias = Tensor | Callable[[Tensor, Any], Tensor]
 else:
     GivenReplacement = object  # so that types which name it resolve without torch
 

@@ -11,9 +11,8 @@ as much about content as before, and nothing about position.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import torch
 from einops import rearrange
@@ -24,11 +23,10 @@ from torch import Tensor
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import HeadVectors, MeanPattern, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
-from nope_probe.hooks.removing.removals import Replacement
+from nope_probe.hooks.removing.removals import GivenReplacement, Replacement
 from nope_probe.maps.folds import State, TensorRecord, tensors_of
 from nope_probe.removal import WEIGHTS, Condition, Gain, Projection
 
-GivenReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
 AS_INTACT = "as_intact"
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
 
