@@ -56,7 +56,8 @@ def commands() -> dict[str, str]:
     of_snapshots = {
         f"{of['model']}-seed{seed}/{kind}-{step}": command.format(seed=seed, step=step)
         for of in SPEC["snapshots"]
-        for seed, step in product(of["seeds"], of["steps"])
+        for seed, steps in of["steps"].items()
+        for step in steps
         for kind, command in of["commands"].items()
     }
     return COMMANDS | of_snapshots
