@@ -64,7 +64,7 @@ def test_attention_is_drawn_as_weights_of_the_mean_over_heads_or_of_a_named_head
         attention,
         **{
             name: torch.cat([(x := getattr(attention, name)), x[:, :1]], 1)
-            for name in ("weights", "information", "others")
+            for name in ("weights", "information", "others", "scores")
         },
         visible=torch.cat([attention.visible, attention.visible[:1]]),
         layers=(0, 1, 2, 3, 7),

@@ -84,7 +84,7 @@ def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relativ
     look = (*place_of(name), query)
     assert view.content[look] == view.content.max()
     assert view.weights[look][key] == view.weights[look].max()
-    weights = percent(view.weights[look][key]), percent(view.position[look][key])
+    weights = [percent(float(of[look][key])) for of in (view.weights, view.position)]
     lead = report(compared).headline
     assert_numbers_are_cells(lead)
     assert lead.table.iloc[0].tolist()[3:] == [*weights]

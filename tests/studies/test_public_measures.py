@@ -94,7 +94,8 @@ def test_attributed_values_are_found_by_layer_and_head_and_make_a_row_a_conditio
 ) -> None:
     with ablated(shipped, "mask"):
         without = capture_scores(shipped, data, layers=[1], n_folds=5, per_head=True)
-    last = replace(intact, folds=intact.folds[:, 1:], per_head=intact.per_head[:, 1:], layers=(1,))
+    of_last = {"folds": intact.folds[:, 1:], "per_head": intact.per_head[:, 1:]}
+    last = replace(intact, **of_last, visible=intact.visible[1:], layers=(1,))
     maps = {(): last, "mask": without}
     assert [*attribute(maps)] == [1]
     heads = attribute_heads(maps)
