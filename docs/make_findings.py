@@ -273,11 +273,11 @@ def main(*arguments: str) -> None:
     folder, *names = arguments or ("",)
     stored = pd.read_csv(STORED)
     if folder:
-        measured = measure(Path(folder).resolve(), names or [*commands(), *in_python.BY_NAME])
-        rows = pd.concat([stored[~stored["run"].isin(measured["run"])], measured])
-        stored = rows.astype({"layer": "Int64", "low": float, "high": float}).sort_values(
-            "run", kind="stable"
-        )
+        names = names or [*commands(), *in_python.BY_NAME]
+        measured = measure(Path(folder).resolve(), names)
+        rows = pd.concat([stored[~stored["run"].isin(names)], measured])
+        stored = rows.astype({"layer": "Int64", "low": float, "high": float})
+        stored = stored.drop_duplicates(PLACE, keep="last").sort_values("run", kind="stable")
         stored.to_csv(STORED, index=False, float_format="%.5g")
         if any(name.startswith("need") for name in measured["run"]):
             in_python.draw_need(stored)
