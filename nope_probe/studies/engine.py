@@ -23,12 +23,12 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, layers_of
 from nope_probe.hooks.layers.passes import window_hides
+from nope_probe.hooks.layers.writers import blocks_that_write
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of
-from nope_probe.hooks.reading.writers import blocks_that_write
 from nope_probe.hooks.reading.written import capture_written, options_of
 from nope_probe.hooks.removing.block_ablation import ablations_of, content_heads
 from nope_probe.hooks.removing.components import components

@@ -38,15 +38,15 @@ from nope_probe.hooks.layers.model import (
     skip_keys_of,
 )
 from nope_probe.hooks.layers.passes import traits_of
-from nope_probe.hooks.reading.accumulators import Accumulator, Cut
-from nope_probe.hooks.reading.attention import HeadSums
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
-from nope_probe.hooks.reading.writers import (
+from nope_probe.hooks.layers.writers import (
     Residual,
     learned_positions,
     norm_before,
     written_by_blocks,
 )
+from nope_probe.hooks.reading.accumulators import Accumulator, Cut
+from nope_probe.hooks.reading.attention import HeadSums
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.folds import FoldSum, State, folds_of, product_parts, sum_parts
 from nope_probe.maps.positions import NO_ROTATION, PositionSums, ReaderSums, Rotation
 from nope_probe.maps.rows import chosen_rows, rows_of

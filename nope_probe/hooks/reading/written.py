@@ -28,14 +28,14 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.layers.passes import Entry, entered, n_outputs_of, run_forward
 from nope_probe.hooks.layers.tap import StopForward
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
-from nope_probe.hooks.reading.writers import (
+from nope_probe.hooks.layers.writers import (
     BlockWriting,
     Outlet,
     blocks_that_write,
     outlets_of,
     written_by_blocks,
 )
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import MeanOutput, WrittenPositions
 from nope_probe.hooks.removing.written import Texts, fingerprints, null_order, positions_taken

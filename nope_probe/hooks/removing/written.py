@@ -27,7 +27,7 @@ from nope_probe.hooks.layers.hook_points import (
     last,
 )
 from nope_probe.hooks.layers.model import block_point, blocks_of, position_module
-from nope_probe.hooks.reading.writers import Outlet, blocks_that_write, outlets_of
+from nope_probe.hooks.layers.writers import Outlet, blocks_that_write, outlets_of
 from nope_probe.hooks.removing.components import Removal
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, WrittenPositions
