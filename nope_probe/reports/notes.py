@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 
 from nope_probe.figures import names, words
@@ -64,7 +65,10 @@ def run_notes(manifest: Manifest) -> list[str]:
     sharing = [layer for layer, source in enumerate(keys_from) if layer != source]
     sources = words.layer_names({keys_from[layer] for layer in sharing})
     windows, left_out = (manifest.results.get(name) or {} for name in ("windows", "left_out"))
-    kept = "; ".join(f"{names.words(name)} ({why})" for name, why in left_out.items())
+    kept = "; ".join(
+        f"{', '.join(map(names.words, alike))} ({why})"
+        for why, alike in groupby(left_out, left_out.get)
+    )
     keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
     half = min(sum(sizes[::2]), sum(sizes[1::2]))
     is_short = "written" in manifest.results.get("conditions", ()) and half < LEAST_TEXTS
