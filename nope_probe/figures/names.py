@@ -191,5 +191,6 @@ def _words_of(name: str) -> Words:
     label = _SIGNS[sign].join(short(part.strip()) for part in (*others, last))
     joined = replace(TABLE["interaction"], label=label)
     if sign == INTERACTION and last == "window":
-        return replace(joined, colour=TABLE["window"].colour)
+        marker = "star" if len(others) > 1 else "x" if others == ["mask"] else "triangle-left"
+        return replace(joined, colour=TABLE["window"].colour, marker=marker)
     return joined

@@ -131,7 +131,9 @@ def what_was_run(manifest: Manifest) -> dict[str, str]:
     model, data, rows = manifest.model, manifest.data, dict[str, str]()
     if model is not None:
         kind = f"{model.architecture} as {model.kind}, {manifest.dtype}"
-        rows = {"model": kind, "revision": model.revision or "", "weights": model.weights}
+        gguf = model.gguf
+        weights = f"{gguf.file_type}, SHA-256 {gguf.sha256}" if gguf else model.weights
+        rows = {"model": kind, "revision": model.revision or "", "weights": weights}
     rows |= {
         "texts": data.sha256,
         "padding": data.padding,
