@@ -63,11 +63,13 @@ NOTHING = "No mean over heads has a pattern above the noise; --per-head shows si
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 PATTERN = (
     "Mean scores less each row's mean over the keys before the query: softmax sees nothing else. "
-    "Red keys get more attention than the row's mean. A strip on the left is the first key's lead."
+    "Red keys get more attention than the row's mean. A strip on the left, if any, is the first "
+    "key's lead."
 )
 SUM = (
     "The intact map is the sum of the others: what each source makes alone, what they make only "
-    "together, and what is left without sources. A strip on the left is the first key's lead."
+    "together, and what is left without sources. A strip on the left, if any, is the first key's "
+    "lead."
 )
 PER_HEAD = "score_per_head/intact"
 
@@ -335,7 +337,7 @@ def score_section(run: Run) -> Section:
         ),
         caption="The mean score that each query gives each key in the intact model, over sequences "
         "and heads. Softmax ignores the level of a row. Colours run between the 1% and the 99% "
-        "quantile, without the first key.",
+        "quantile, without keys that count as first.",
     )
 
 
