@@ -102,15 +102,17 @@ def calibrate(
     }
     read = [*accumulators, *patterns.values()]
     stream(model, inputs, read, fold_of, batch_size, checkpoint)
-    positions = capture_written(
-        model,
-        inputs,
-        writers,
-        as_intact=True,
-        fold_of=fold_of,
-        kept_positions=kept_positions,
-        batch_size=batch_size,
-    )
+    positions = {}
+    if writers:
+        positions[AS_INTACT] = capture_written(
+            model,
+            inputs,
+            writers,
+            as_intact=True,
+            fold_of=fold_of,
+            kept_positions=kept_positions,
+            batch_size=batch_size,
+        )
     measured = {accumulator.layer.index: accumulator for accumulator in accumulators}
     blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
     means = {
@@ -128,7 +130,7 @@ def calibrate(
         },
         seed=seed,
         means={name: pad_sequence(rows, True, nan) for name, rows in means.items()},
-        positions={AS_INTACT: positions} if writers else {},
+        positions=positions,
         patterns={number: sums.mean(len(inputs)) for number, sums in patterns.items()},
     )
 

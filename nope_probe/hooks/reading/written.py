@@ -83,11 +83,9 @@ def capture_written(
             the other texts of a half.
     """
     halves = halves_of(torch.arange(len(inputs)) if fold_of is None else fold_of)
-    n, kept, of_tokens = inputs.shape[1], kept_positions, not inputs.is_floating_point()
-    kept = kept_positions_of(inputs) if kept is None else kept
-    outlets = _outlets(model, inputs, writers)
-    if not outlets:
-        return WrittenPositions(outputs={}, texts=halves, halves=halves, kept_positions=kept)
+    n, of_tokens = inputs.shape[1], not inputs.is_floating_point()
+    kept = kept_positions_of(inputs) if kept_positions is None else kept_positions
+    outlets = _outlets(model, inputs, writers, of_tokens=of_tokens)
     missing = 2 - min((halves == half).sum() for half in (0, 1))
     if missing > 0:
         raise UserError(
@@ -123,7 +121,7 @@ def capture_written(
 
 
 def _outlets(
-    model: HookedModel, inputs: Inputs, writers: Sequence[str] | None
+    model: HookedModel, inputs: Inputs, writers: Sequence[str] | None, *, of_tokens: bool
 ) -> list[tuple[Outlet, BlockWriting]]:
     """Return where writers are measured, and how their blocks write."""
     if writers is None:
@@ -134,7 +132,6 @@ def _outlets(
     else:
         blocks = {block.index: block for block in blocks_that_write(model, writers, inputs[:1])}
         named = [Writer(name) for name in dict.fromkeys(writers)]
-    of_tokens = not inputs.is_floating_point()
     outlets = outlets_of(model, named, blocks, of_tokens=of_tokens)
     return [(outlet, blocks[outlet.index]) for outlet in outlets]
 
