@@ -28,7 +28,7 @@ NOT_CODE = (
     ),
     "reports/headline.html",
     "reports/page.html",
-    "reports/how_to_read.txt",
+    "reports/texts.toml",
     "figures/text_view.css",
     "figures/text_view.js",
 )

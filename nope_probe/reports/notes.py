@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
@@ -14,28 +16,28 @@ MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
 LEAST_TEXTS = 48  # of a half; with fewer, errors of the means of written position break a model
 REPEATED = 1.25  # times the number of different sequences
-MEASURES = (
-    "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. Noise can take "
-    "the relative share above 100%. Where all is by distance without the mask, "
-    "the mask may add all that is not: both have one upper bound."
-)
+
+
+@cache
+def captions(command: str) -> Mapping[str, str]:
+    """Return the captions of a command's page, by name, from its table in `texts.toml`."""
+    text = resources.files("nope_probe.reports").joinpath("texts.toml").read_text("utf-8")
+    captions: Mapping[str, str] = tomllib.loads(text)[command]
+    return captions
 
 
 def how_to_read(page: str | Sequence[str], **numbers: object) -> list[str]:
     """Return how to read a page's figures, a sentence or two each.
 
     Args:
-        page: a chapter of `how_to_read.txt`, or the lines of one; a line of one word means the
-            line of that word.
+        page: a name in `how_to_read` of `texts.toml`, or lines as there; a line of one word means
+            the sentence of that name.
         numbers: of the run, which its sentences name.
     """
-    text = resources.files("nope_probe.reports").joinpath("how_to_read.txt").read_text("utf-8")
-    chapters = map(str.splitlines, text.split("\n\n"))
-    texts = {name[1:-1]: lines for name, *lines in chapters}
-    lines = dict(line.split(": ", 1) for line in texts["words"])
-    lines_of_page = texts[page] if isinstance(page, str) else page
+    sentences = captions("words")
+    lines = captions("how_to_read")[page].splitlines() if isinstance(page, str) else page
     limits = {"clipped": 100 / words.CLIPPED, **numbers}
-    return [lines.get(line, line).format_map(limits) for line in lines_of_page]
+    return [sentences.get(line, line).format_map(limits) for line in lines]
 
 
 def run_notes(manifest: Manifest) -> list[str]:
@@ -91,16 +93,6 @@ def run_notes(manifest: Manifest) -> list[str]:
     return [*said, *padding, *manifest.data.notes, *of_text]
 
 
-TEXTS = {  # by the setting `data`
-    "shipped": "shipped Python source",
-    "stdlib": "Python's standard library",
-    "prose": "Python's language reference, English prose",
-    "random": "random tokens",
-    "gaussian": "random vectors",
-    "fineweb-edu": "FineWeb-Edu",
-}
-
-
 def about(manifest: Manifest) -> dict[str, str]:
     """Return words for the model, with its weights and layers, and for the texts.
 
@@ -147,7 +139,7 @@ def what_was_run(manifest: Manifest) -> dict[str, str]:
 
 def _texts_of(manifest: Manifest) -> str:
     settings, data = manifest.settings, str(manifest.settings["data"])
-    name = TEXTS.get(data, Path(data).name if Path(data).is_absolute() else data)
+    name = captions("data").get(data, Path(data).name if Path(data).is_absolute() else data)
     if not manifest.seq_len:
         return name
     unit = "positions" if data == "gaussian" else "tokens"

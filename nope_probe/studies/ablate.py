@@ -33,6 +33,7 @@ from nope_probe.studies.tidy import sections
 if TYPE_CHECKING:
     from nope_probe.run.folder import Run
 
+SAID = notes.captions("ablate")
 _arg = tyro.conf.arg
 MOST_LINES = 5  # of a figure, before its button is used
 WORDS = ("none", "sources")  # of --remove, that name no condition
@@ -130,23 +131,19 @@ THREE_NUMBERS = View(
     kind="lines",
     across=1,
     button="weights",
-    caption="Bars are 95% intervals, and hollow marks are within their noise. The vertical line is "
-    "the layer above. The button adds what else is removed; dotted lines are weights, replaced by "
-    "their mean unless named.",
+    caption=SAID["numbers"],
 )
 SHAPE = View(
     table="pattern",
     title="Measures of the pattern's shape",
     y=(*MEASURES, "mask_adds"),
     folded=True,
-    caption=notes.MEASURES,
+    caption=SAID["shape"],
 )
 CONTROL = replace(
     SHAPE,
     title="Controls: shuffled tokens, null of written position",
-    caption="A pattern that remains on shuffled tokens is not of their order. The null permutes "
-    "each text's positions: what it changes is noise. What the mask adds is paired: above zero, "
-    "more is not by distance with the mask.",
+    caption=SAID["controls"],
 )
 BY_DISTANCE = View(
     table="offsets",
@@ -158,8 +155,7 @@ BY_DISTANCE = View(
     across=4,
     kind="curves",
     names={"score": "scores", "pattern": "positional pattern"},
-    caption="The mean over all queries and keys at each distance, of the scores and of the "
-    "positional pattern. Shaded: 95% intervals.",
+    caption=SAID["by_distance"],
 )
 HEADS = tuple(
     View(

@@ -35,6 +35,7 @@ from nope_probe.figures.words import (
     WITHIN,
 )
 from nope_probe.removal import INTACT, NO_REPLACEMENT, UNION, Condition
+from nope_probe.reports.notes import captions
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.studies.tidy import (
@@ -45,32 +46,12 @@ from nope_probe.studies.tidy import (
     strongest_row,
 )
 
+SAID = captions("ablate")
 SHOWN = ("lead", "amplitude", "locality")
 ROW = ["removed", "replacement"]
 HALF = "±z.2f"
-RULE = (
-    "Made by: less than half is left without it; in brackets, layers of those above the noise, "
-    "then the one below. No source, the first token itself: half is left without all sources. "
-    "Carried by: likewise in most layers; alone: not without a second weight."
-)
-VALUES = (
-    "Nats of score. Order: of the intact order; above it amplified, below 0 reversed. Not by "
-    "distance: what a fit leaves. Written position: blocks' mean output. Cost: rise of the loss; "
-    "without written position, less the null's."
-)
 FIRST_TOKEN = "the first token itself"
-NOTHING = "No mean over heads has a pattern above the noise; --per-head shows single heads."
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
-PATTERN = (
-    "Mean scores less each row's mean over the keys before the query: softmax sees nothing else. "
-    "Red keys get more attention than the row's mean. A strip on the left, if any, is the first "
-    "key's lead."
-)
-SUM = (
-    "The intact map is the sum of the others: what each source makes alone, what they make only "
-    "together, and what is left without sources. A strip on the left, if any, is the first key's "
-    "lead."
-)
 PER_HEAD = "score_per_head/intact"
 
 
@@ -83,11 +64,11 @@ def headline(run: Run) -> Headline:
     """Return what makes and carries each number, and its values in every condition."""
     results = run.manifest.results
     found = answers(run.tables["pattern"], results["conditions"], results["positional_sources"])
-    values = Headline(sentence="", table=value_table(run), caption=VALUES)
+    values = Headline(sentence="", table=value_table(run), caption=SAID["values"])
     return Headline(
-        sentence="" if found["order"].n_layers else NOTHING,
+        sentence="" if found["order"].n_layers else SAID["nothing"],
         table=verdict_table(run, found),
-        caption=RULE,
+        caption=SAID["rule"],
         then=values,
     )
 
@@ -200,7 +181,7 @@ def maker_section(run: Run) -> Section:
     }
     return Section(
         title="What makes each number in each layer",
-        caption="The rule is that of the first table.",
+        caption=SAID["makers"],
         table=pd.DataFrame(columns).rename_axis("layer").reset_index(),
     )
 
@@ -210,12 +191,12 @@ def headline_of_intact(run: Run) -> Headline:
     pattern = run.tables["pattern"]
     above = pattern[above_noise(pattern, run.manifest.fold_sizes)]
     if above.empty:
-        return Headline(sentence=NOTHING)
+        return Headline(sentence=SAID["nothing"])
     shown = above.nlargest(MOST_ROWS, "amplitude").sort_values("layer")
     return Headline(
         sentence="",
         table=brief(shown, "layer", SHOWN, MEASURES),
-        caption=f"Amplitude: RMS among the other keys. {MEASURES['locality'].meaning}",
+        caption=SAID["intact"],
     )
 
 
@@ -252,7 +233,7 @@ def pattern_section(run: Run) -> Section:
         run,
         title,
         lambda: {name: pooled(run, run.maps[of]) for name, of in maps.items()},
-        SUM if names else PATTERN,
+        SAID["sum" if names else "pattern"],
         flat=flat,
     )
     return replace(section, table=terms, columns=declared("ablate"))
@@ -287,8 +268,7 @@ def condition_section(run: Run) -> Section:
         run,
         "The pattern without each part",
         partial(condition_maps, run),
-        "A part is removed in every layer, or in the heads that are named. All maps of a layer are "
-        "on one scale.",
+        SAID["without"],
     )
 
 
@@ -320,7 +300,7 @@ def head_map_section(run: Run) -> Section:
         run,
         "The positional pattern of each head",
         lambda: {f"H{head}": pattern_of(run, scores) for head, scores in enumerate(heads)},
-        "All heads of a layer are on one scale, in nats: red is above the row's mean, blue below.",
+        SAID["per_head"],
         rows=-(-len(heads) // ACROSS),
     )
 
@@ -335,9 +315,7 @@ def score_section(run: Run) -> Section:
             clipped=PERCENT,
             **of_figure(run),
         ),
-        caption="The mean score that each query gives each key in the intact model, over sequences "
-        "and heads. Softmax ignores the level of a row. Colours run between the 1% and the 99% "
-        "quantile, without keys that count as first.",
+        caption=SAID["scores"],
     )
 
 
@@ -358,8 +336,7 @@ def head_section(run: Run) -> Section:
     return Section(
         title="Heads without each source",
         figure=partial(head_values, table),
-        caption="Each point is a head; touch it for numbers and intervals. On the diagonal nothing "
-        "is lost without the source, on the zero line all is.",
+        caption=SAID["heads"],
         table=table,
         columns=declared("ablate"),
     )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nope_probe.figures.stages import MapKind
     from nope_probe.run.folder import Run
 
+SAID = notes.captions("circuit")
 SHOWN = ("locality", "monotonicity")
 COLUMNS = {
     **MEASURES,
@@ -39,32 +40,14 @@ VIEWS = (
         y=SHOWN,
         x="stage",
         by=("model",),
-        caption="Above 0 (of monotonicity, above 1/2) near keys have larger values at this stage; "
-        "below, far keys. Where this line is crossed, the positional pattern is inverted.",
+        caption=SAID["prefers"],
     ),
 )
-KINDS: dict[MapKind, tuple[str, str]] = {  # of the maps: the section, and how to read it
-    "raw": (
-        "The block, stage by stage",
-        "Arrows name what leads to a stage; what is removed is struck through. A map of the "
-        "intact model has the ablated one next to it, on the same colours, and their difference.",
-    ),
-    "cosines": (
-        "Stage by stage, as cosines",
-        "Inner products over the lengths of both vectors: large norms at single positions do not "
-        "look like structure.",
-    ),
-    "less diagonal means": (
-        "Stage by stage, less the diagonals' means",
-        "What is left is no function of the distance between two positions alone.",
-    ),
+KINDS: dict[MapKind, str] = {  # of the maps: the section
+    "raw": "The block, stage by stage",
+    "cosines": "Stage by stage, as cosines",
+    "less diagonal means": "Stage by stage, less the diagonals' means",
 }
-CAPTION = (
-    "The keys with the larger values at a stage, near or far ones; neither: the interval includes "
-    "0. The number, ± half its 95% interval, is the rank correlation of a score, or of two "
-    "positions' inner product, with the key's position."
-)
-FIRST = "In L{layer}, keys preferred by {first}: {before}; by the block's output (g): {after}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +122,7 @@ def _maps(run: Run) -> Iterator[Section]:
         of, _, letter = name.partition("/")
         maps.setdefault(of, {})[letter] = cells
     results, queries = run.manifest.results, run.query_positions
-    for kind, (title, caption) in KINDS.items():
+    for kind, title in KINDS.items():
         is_normalised = kind == "less diagonal means"
         figure = partial(
             circuit,
@@ -153,7 +136,7 @@ def _maps(run: Run) -> Iterator[Section]:
             skip_keys=run.manifest.skip_keys,
         )
         if kind != "cosines" or queries is None:
-            yield Section(title=title, caption=caption, figure=figure, folded=kind != "raw")
+            yield Section(title=title, caption=SAID[kind], figure=figure, folded=kind != "raw")
 
 
 def headline(run: Run) -> Headline:
@@ -170,7 +153,7 @@ def headline(run: Run) -> Headline:
     for letter, why in results["absent"].items():
         table.loc[letter, model] = f"none: {why}"
     first: Letter = "b" if "f" in results["absent"] else "f"
-    sentence = FIRST.format(
+    sentence = SAID["first"].format(
         layer=results["layer"],
         first=f"{STAGE_WORDS[first].name} ({first})",
         before=table[model][first],
@@ -179,7 +162,7 @@ def headline(run: Run) -> Headline:
     names = [f"({x}) {words.name}, {words.formula}" for x, words in STAGE_WORDS.items()]
     table = table.fillna("").rename(columns="{} prefers".format)
     table.insert(0, "stage", names)
-    return Headline(sentence=sentence, table=table, caption=CAPTION)
+    return Headline(sentence=sentence, table=table, caption=SAID["stages"])
 
 
 def _preference(row: Mapping[Any, Any]) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from nope_probe.run.folder import Run
 
+SAID = notes.captions("compare")
 PATTERN = "pattern/intact"  # the maps that two runs may share
 COMPARED = ("ablate", "attention", "behaviour", "circuit", "trace")
 COLUMNS = {
@@ -56,13 +57,12 @@ HEADS = View(
     panels="number",
     kind="cells",
     marked="differs",
-    caption="Red: more nats than in the first run, blue: fewer. A dot marks a change that survives "
-    "Holm's rule. Heads behind a changed head change as well: look at the first layer with dots.",
+    caption=SAID["heads"],
 )
 ALL = View(
     table="differences",
     title="All numbers that the runs share",
-    caption="Differences that survive Holm's rule come first, the largest before the others.",
+    caption=SAID["all"],
 )
 
 
@@ -178,13 +178,18 @@ def headline(label: str, base: str, table: pd.DataFrame, columns: Columns) -> He
         tested, things = tested.drop_duplicates(["layer", "head"]), "heads"
     most = furthest(table, columns)
     number, before, after, _ = most.iloc[0]
-    counts = f"{tested['differs'].sum()} of {len(tested)} {things} of {label} and {base}"
-    return Headline(
-        sentence=f"{counts} differ beyond noise; furthest: {number} ({after} against {before}).",
-        table=most,
-        caption="The number that differs most of each layer and condition, or head; the "
-        f"difference is {label}'s value less that of {base}.",
+    sentence = SAID["first"].format(
+        n_differ=tested["differs"].sum(),
+        n=len(tested),
+        things=things,
+        label=label,
+        base=base,
+        number=number,
+        after=after,
+        before=before,
     )
+    caption = SAID["furthest"].format(label=label, base=base)
+    return Headline(sentence=sentence, table=most, caption=caption)
 
 
 def furthest(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
@@ -222,6 +227,5 @@ def _maps(runs: Mapping[str, Run]) -> Iterator[Section]:
         yield Section(
             title="The intact pattern in both runs",
             figure=lambda: term_maps(maps, title="The positional pattern", layers=layers),
-            caption="Both maps have the colours of one scale. The strip on the left is the first "
-            "key's lead, in its colours.",
+            caption=SAID["maps"],
         )

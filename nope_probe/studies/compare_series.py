@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from nope_probe.run.folder import Run
 
+SAID = notes.captions("compare")
 VALUES = ("value", "value_low", "value_high")
 GROWTH = 8  # times, beyond which an axis is logarithmic
 PARTS = tuple(name for name, about in INFORMATION.items() if about.unit == "nats")
@@ -42,9 +43,9 @@ LINES = View(
     kind="lines",
     across=2,
     button="weights",
-    caption="Bars are 95% intervals, and hollow marks are within their noise.",
+    caption=SAID["series"],
 )
-CELLS = replace(LINES, x="run", by=("row",), panels="number", kind="cells", caption="By run.")
+CELLS = replace(LINES, x="run", by=("row",), panels="number", kind="cells", caption=SAID["cells"])
 SERIES = {  # of each command, the numbers that are shown, of the first table that its runs have
     "ablate": (LINES, replace(LINES, table="pattern", y=HEAD_MEASURES, by=("layer",))),
     "attention": (replace(CELLS, table="attention", y=PARTS),),
@@ -70,12 +71,10 @@ def series_report(run: Run) -> Report:
     of_rows = [row_text(row, shown) for row in rows.to_dict("records")]
     rows = rows.drop(columns="table").assign(row=of_rows)
     also = ", ".join(name for name in others if name not in lines)
-    tested = (
-        f"{table['differs'].sum()} of {table['p_holm'].count()} numbers differ from the run before."
-    )
+    tested = SAID["tested"].format(n_differ=table["differs"].sum(), n=table["p_holm"].count())
     section = Section(
         title=view.title,
-        caption=view.caption + f" These settings differ too: {also}." * bool(also),
+        caption=SAID["also"].format(caption=view.caption, also=also) if also else view.caption,
         figure=partial(draw_series, rows, view, columns, (axis, *lines)) if len(rows) else None,
         table=rows.drop(columns="row"),
         columns=columns,
@@ -149,7 +148,7 @@ def series_headline(
     texts = texts.reindex(index=shown["row"].unique(), columns=shown["run"].unique()).fillna("")
     texts = texts[(texts != "").any(axis=1)].rename_axis(columns=None)
     return Headline(
-        sentence=f"{capitalised(about.label)} changes most, {row}.",
+        sentence=SAID["most"].format(number=capitalised(about.label), row=row),
         table=texts.reset_index(names=f"{about.title} ±95%"),
         caption=tested,
     )

@@ -13,7 +13,8 @@ from support.traced import bos_reader
 from nope_probe import ablate, circuit, run_ablations
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.models.load import load
-from nope_probe.studies.ablate_page import NOTHING, headline
+from nope_probe.reports.notes import captions
+from nope_probe.studies.ablate_page import headline
 
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]
 pytestmark = [
@@ -69,7 +70,7 @@ def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(
     printed = capsys.readouterr().out
     assert "nan" not in printed
     if command is ablate:
-        assert NOTHING in " ".join(printed.split())
+        assert captions("ablate")["nothing"] in " ".join(printed.split())
 
 
 def test_every_replacement_of_a_dead_weight_is_zero_and_gives_finite_or_empty_cells(tmp_path: Path):
@@ -102,4 +103,4 @@ def test_heads_whose_patterns_cancel_in_their_mean_have_numbers_of_their_own() -
     heads = study.tables["head_pattern"].query("removed == 'intact'")
     heads = heads.set_index(["layer", "head"])["amplitude"]
     np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)
-    assert headline(study).sentence == NOTHING
+    assert headline(study).sentence == captions("ablate")["nothing"]

@@ -10,11 +10,10 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import bound_columns
-from nope_probe.reports.notes import run_notes
+from nope_probe.reports.notes import captions, run_notes
 from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
 from nope_probe.studies import ablate, ablate_page
-from nope_probe.studies.ablate_page import NOTHING
 from nope_probe.studies.page import print_report
 from tests.support.manifests import manifest_of
 
@@ -170,7 +169,7 @@ def test_noise_and_what_was_not_measured_are_said_in_words() -> None:
         ["order of other keys", "within noise"],
         ["not by distance", "within noise"],
     ], "nothing but sources was removed"
-    assert result.sentence == NOTHING
+    assert result.sentence == captions("ablate")["nothing"]
     values = result.then
     assert values.table.iloc[1].tolist()[1:] == ["-0.98±0.01", "within noise"]
     assert "cost" not in values.table
