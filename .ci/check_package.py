@@ -30,6 +30,7 @@ NOT_CODE = (
     "reports/page.html",
     "reports/texts.toml",
     "figures/text_view.css",
+    "figures/text_view.html",
     "figures/text_view.js",
 )
 SMALL = ["--layers", "2", "--n-seqs", "8", "--seq-len", "16", "--folds", "4", "--device", "cpu"]

@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe import capture_attention, load, sequences
-from nope_probe.analyses.attention import AttentionSplit, information_parts, split_head
+from nope_probe.analyses.attention import AttentionSplit, information_parts, split_attention
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import MIN_KEYS
 from nope_probe.maps.folds import grouped_folds
@@ -131,7 +131,7 @@ def coverage(
             layers=(whole.layers[place],),
             skip_keys=1,
         )
-        split = split_head(resampled, place=0, head=0)
+        [split] = split_attention(resampled).values()
         for name, interval in intervals_of(split).items():
             hits[name] += interval.low <= true[name] <= interval.high
             given[name] += not isnan(interval.value)

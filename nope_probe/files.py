@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import file_digest, sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nope_probe.errors import UserError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 JsonObject: TypeAlias = dict[str, Any]  # settings, configurations, records: each has its keys
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash left of `http://`
@@ -186,3 +189,23 @@ def json_checksum(value: object) -> str:
         True
     """
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def template(folder: str, name: str, **tests: Callable[[str], bool]) -> Template:
+    """Return a template of a folder of the package, which escapes what it is given.
+
+    Args:
+        folder: `reports`, for example.
+        name: of the file.
+        tests: for its `is`, `select` and `reject`, by name.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # which --help lacks
+
+    environment = Environment(
+        loader=PackageLoader("nope_probe", folder),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.tests |= tests
+    return environment.get_template(name)

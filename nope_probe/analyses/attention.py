@@ -13,32 +13,33 @@ jackknife's estimate, which lies between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import (
-    MIN_FOLDS,
-    UNDEFINED,
-    ByLayer,
-    Interval,
-    jackknife,
-    share,
-)
+from nope_probe.analyses.jackknife import UNDEFINED, ByLayer, Interval, jackknife, share
 from nope_probe.analyses.pattern import MIN_KEYS
 from nope_probe.errors import UserError, kind_of
-from nope_probe.maps.estimates import Estimates, fold_weights, weights_of_means
+from nope_probe.maps.estimates import (
+    Estimates,
+    fold_weights,
+    leave_one_out,
+    weights_of_means,
+)
 from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import BLOCK_BYTES
 
 LARGEST_GAP = 0.5  # of the bounds of a share that is given
 LOWERED = 1 / 8  # of the gap: how far the lower end of an interval is lowered
 GAP_TO_REACH = 0.25  # with the number of sequences that a note asks for
-PARTS = (  # of an `AttentionSplit`, in nats, and the weight
+PartValues = Float[Tensor, "*head part one_plus_folds"]  # of each part on all folds, then without
+Gaps = Float[Tensor, "*head two"]  # of the bounds of position: first key, other keys
+PARTS = (  # of an `AttentionSplit`, in nats, and the weight; `_head_parts` has this order
     "information",
     "first_position",
     "first_content",
@@ -93,17 +94,20 @@ class AttentionSplit:
     others_share_gap: float
 
     @classmethod
-    def of(
-        cls, parts: Mapping[str, Estimates], *, first_gap: float, others_gap: float
-    ) -> AttentionSplit:
-        """Return the split whose parts, by the names of `PARTS`, have these estimates."""
+    def of(cls, values: PartValues, weights: Float[Tensor, " fold"], gaps: Gaps) -> AttentionSplit:
+        """Return the split of the values of `PARTS`, with the share of sequences of each fold."""
+        parts = {
+            name: Estimates(values=of_part, weights=weights)
+            for name, of_part in zip(PARTS, values, strict=True)
+        }
         information, others = parts["information"], parts["others_position"]
         among = others + parts["others_content"]
+        first_gap, others_gap = gaps.tolist()
         gap = float((first_gap + others_gap) / information.values[0])
         among_gap = float(others_gap / among.values[0])
-        gaps = {"first": first_gap, "others": others_gap}
+        by_keys = {"first": first_gap, "others": others_gap}
         return cls(
-            **{name: _widened(name, jackknife(part), gaps) for name, part in parts.items()},
+            **{name: _widened(name, jackknife(part), by_keys) for name, part in parts.items()},
             positional_share=_between_bounds(
                 share(parts["first_position"] + others, information), gap
             ),
@@ -114,12 +118,6 @@ class AttentionSplit:
             positional_share_gap=gap,
             others_share_gap=among_gap,
         )
-
-    @property
-    def estimates(self) -> Float[Tensor, "part one_plus_folds"]:
-        """The estimates of `PARTS` on all folds, then without each."""
-        parts = [getattr(self, name).replicates for name in PARTS]
-        return torch.stack([part.values for part in parts])
 
     def rows(self) -> Iterable[tuple[dict[str, str], Mapping[str, Interval]]]:
         """Yield the one row of a table, of which the layer and head are all that name it."""
@@ -220,13 +218,26 @@ def split_attention(maps: AttentionMaps) -> ByLayer[tuple[int, int], AttentionSp
     """
     if not isinstance(maps, AttentionMaps):
         raise UserError(f"expected maps of `capture_attention`, got {kind_of(maps)}")
-    return ByLayer(
-        {
-            (layer, head): split_head(maps, place, index)
-            for place, layer in enumerate(maps.layers)
-            for index, head in enumerate(maps.heads)
-        }
-    )
+    return splits_of(*split_parts(maps), maps.counts, [*product(maps.layers, maps.heads)])
+
+
+def splits_of(
+    values: PartValues,
+    gaps: Gaps,
+    counts: Int[Tensor, " fold"],
+    heads: Sequence[tuple[int, int]],
+) -> ByLayer[tuple[int, int], AttentionSplit]:
+    """Return the four parts of each head's attention by layer and head; see `split_parts`.
+
+    Args:
+        values: of `PARTS`, by layer and head.
+        gaps: of the bounds.
+        counts: sequences per fold.
+        heads: the layer and number of each.
+    """
+    weights = fold_weights(len(counts), counts)
+    of_heads = zip(heads, values.flatten(0, 1), gaps.flatten(0, 1), strict=True)
+    return ByLayer({head: AttentionSplit.of(of, weights, gap) for head, of, gap in of_heads})
 
 
 def positional_parts(
@@ -253,53 +264,46 @@ def positional_parts(
     return parts[0], parts[1]
 
 
-def split_head(maps: AttentionMaps, place: int, head: int) -> AttentionSplit:
-    """Return the four parts of the attention of one head, in the layer at a place of the maps.
+def split_parts(maps: AttentionMaps) -> tuple[PartValues, Gaps]:
+    """Return the estimates of `PARTS` of every head, and the gaps of their bounds, nats.
 
-    Raises:
-        UserError: for fewer than 4 folds.
+    `splits_of` makes the heads' splits of them.
     """
+    n_layers, n_heads = maps.weights.shape[1:3]
+    heads = [_head_parts(maps, *place) for place in product(range(n_layers), range(n_heads))]
+    values, gaps = (torch.stack(of) for of in zip(*heads, strict=True))
+    return values.unflatten(0, (n_layers, n_heads)), gaps.unflatten(0, (n_layers, n_heads))
+
+
+def _head_parts(maps: AttentionMaps, place: int, head: int) -> tuple[PartValues, Gaps]:
+    """Return the estimates of the parts of one head, in the layer at a place of the maps."""
     n_folds, share_of = len(maps.counts), fold_weights(len(maps.counts), maps.counts)
-    if n_folds < MIN_FOLDS:
-        raise UserError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
     weights, visible, skip_keys = maps.weights[:, place, head], maps.visible[place], maps.skip_keys
     kept, of_means = visible.sum(-1) >= MIN_KEYS, weights_of_means(share_of)
     size = max(1, BLOCK_BYTES // (8 * len(of_means) * visible.shape[-1]))
-    parts, gaps = [], []
+    sums, gap = torch.zeros(3, len(of_means)).double(), torch.zeros(2).double()
     for rows in kept.nonzero().flatten().split(size):
-        mean = torch.einsum("mf,frk->mrk", of_means, weights[:, rows].double())
+        of_folds = weights[:, rows].double()
+        mean = torch.einsum("mf,frk->mrk", of_means, of_folds)
         at_first, among_others, _ = information_parts(mean, visible[rows], skip_keys)
-        lower = _lower_bounds(
-            weights[:, rows].double(), mean[1 : n_folds + 1], share_of, visible[rows], skip_keys
-        )
-        gaps.append((torch.stack((at_first[0], among_others[0])) - lower).sum(-1))
+        lower = _lower_bounds(of_folds, mean[1 : n_folds + 1], share_of, visible[rows], skip_keys)
+        gap += (torch.stack((at_first[0], among_others[0])) - lower).sum(-1)
         missed = torch.full_like(at_first, torch.nan)
         if maps.scores is not None:
             scores = maps.scores[:, place, head, rows].double()
             mean_scores = torch.einsum("mf,frk->mrk", of_means, scores)
-            others = (x[..., skip_keys:] for x in (mean, mean_scores, visible[rows]))
-            missed = _divergence(*others)
-        parts.append(torch.stack((at_first, among_others, missed)).sum(-1))
-    sums = torch.stack(parts).sum(0) if parts else torch.full((3, len(of_means)), torch.nan)
-    first_position, others_position, unexplained = (
-        Estimates.without_bias(values, share_of) for values in sums.double() / kept.sum()
+            missed = _divergence(*(x[..., skip_keys:] for x in (mean, mean_scores, visible[rows])))
+        sums += torch.stack((at_first, among_others, missed)).sum(-1)
+    first, others, missed = (
+        Estimates.without_bias(values, share_of).values for values in sums / kept.sum()
     )
-    gap = torch.stack(gaps).sum(0) / kept.sum() if gaps else torch.full((2,), torch.nan)
-
-    def mean_of(folds: Float[Tensor, "fold row"]) -> Estimates:
-        return Estimates.of_means(folds[:, kept].double().mean(1), share_of)
-
-    whole, among = (mean_of(x[:, place, head]) for x in (maps.information, maps.others))
-    found = {
-        "information": whole,
-        "first_position": first_position,
-        "first_content": whole - among - first_position,
-        "others_position": others_position,
-        "others_content": among - others_position,
-        "first_weight": mean_of(weights[..., :skip_keys].sum(-1)),
-        "unexplained": unexplained,
-    }
-    return AttentionSplit.of(found, first_gap=float(gap[0]), others_gap=float(gap[1]))
+    means = (maps.information[:, place, head], maps.others[:, place, head])
+    whole, among, first_weight = (
+        leave_one_out(mean[:, kept].double().mean(1), share_of)
+        for mean in (*means, weights[..., :skip_keys].sum(-1))
+    )
+    parts = whole, first, whole - among - first, others, among - others, first_weight, missed
+    return torch.stack(parts), gap / kept.sum()
 
 
 def _lower_bounds(

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from nope_probe.errors import UserError
 from nope_probe.figures.intervals import is_number
 from nope_probe.figures.words import Column
+from nope_probe.files import template
 from nope_probe.reports import notes
 from nope_probe.run.manifest import Manifest
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
-    from jinja2 import Template
 
 
 MOST_ROWS = 8  # of a lead's table
@@ -49,21 +49,7 @@ class Headline:
 
     def html(self) -> str:
         """Return the headline as HTML, a table without rows left out."""
-        return _template("headline.html").render(headline=self)
-
-
-def _template(name: str) -> Template:
-    """Return a template of this folder, which escapes what it is given."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # which --help lacks
-
-    folder = Environment(
-        loader=PackageLoader("nope_probe", "reports"),
-        autoescape=True,
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
-    folder.tests["number"] = is_number
-    return folder.get_template(name)
+        return template("reports", "headline.html", number=is_number).render(headline=self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +129,7 @@ class Report:
 
         from nope_probe.figures.style import ON_DARK
 
-        return _template("page.html").render(
+        return template("reports", "page.html", number=is_number).render(
             title=self.title,
             run=notes.about(manifest),
             headline=self.headline,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import ceil
 from typing import TYPE_CHECKING, Unpack
 
@@ -16,10 +17,9 @@ from torch import Tensor
 from nope_probe.analyses.attention import (
     GAP_TO_REACH,
     LARGEST_GAP,
-    PARTS,
-    AttentionSplit,
     relative_entropy,
-    split_attention,
+    split_parts,
+    splits_of,
 )
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.verdicts import UNIFORM
@@ -30,7 +30,7 @@ from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps import MIN_KEYS
-from nope_probe.maps.estimates import Estimates, fold_weights
+from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.folds import State
 from nope_probe.maps.rows import choose_rows
 from nope_probe.run.folder import Run
@@ -128,7 +128,8 @@ class Attention(Study[Settings]):
         sizes, maps = torch.tensor(manifest.fold_sizes), State()
         arrays = {"tokens": input_arrays(self.inputs)}
         if settings.reads_corpus:
-            table = attention_table(splits_of(read, sizes, self.layers))
+            heads = [*product(self.layers, range(self.session.loaded.info.n_heads))]
+            table = attention_table(splits_of(read["parts"], read["gaps"], sizes, heads))
             notes = (*manifest.data.notes, *too_few_sequences(table, len(self.inputs)))
             manifest = replace(manifest, data=replace(manifest.data, notes=notes))
             maps["weights"] = read["weights"].float()
@@ -164,9 +165,9 @@ def read_heads(
 ) -> State:
     """Return what every head of some layers attends to: on average, and in a text.
 
-    `splits` are the estimates of its parts, `weights` its mean weights, without fold means. Of a
-    text, `on_text` are its weights in it, and `content` their relative entropy to the mean weights,
-    nats; of a text alone, to uniform weights.
+    `parts` and `gaps` are those of `split_parts`, `weights` its mean weights, without fold means.
+    Of a text, `on_text` are its weights in it, and `content` their relative entropy to the mean
+    weights, nats; of a text alone, to uniform weights.
 
     Raises:
         UserError: for attention that is not finite.
@@ -186,39 +187,11 @@ def read_heads(
     state["sinks"] = (nothing if maps.sinks is None else maps.sinks).movedim(0, -1).double()
     if not compared:
         return state
-    heads, of_head = split_attention(maps).values(), maps.weights.shape[1:3]
-    splits = [head.estimates for head in heads]
-    gaps = [[head.first_gap, head.others_gap] for head in heads]
+    parts, gaps = split_parts(maps)
     if text is not None:
         expected = maps.mean[..., : text.shape[1], : text.shape[1]]
         state["content"] = relative_entropy(state["on_text"], expected)
-    return state | {
-        "splits": torch.stack(splits).unflatten(0, of_head),
-        "gaps": torch.tensor(gaps, dtype=torch.float64).unflatten(0, of_head),
-        "weights": maps.mean,
-    }
-
-
-def splits_of(
-    read: State, counts: Int[Tensor, " fold"], layers: Sequence[int]
-) -> dict[tuple[int, int], AttentionSplit]:
-    """Return the parts of each head's attention, from the results of `read_heads`.
-
-    Args:
-        read: of all layers.
-        counts: sequences per fold.
-        layers: their numbers.
-    """
-    weights, splits = fold_weights(len(counts), counts), dict[tuple[int, int], AttentionSplit]()
-    for place, layer in enumerate(layers):
-        of_layer = zip(read["splits"][place], read["gaps"][place].tolist(), strict=True)
-        for head, (values, (first, others)) in enumerate(of_layer):
-            parts = {
-                part: Estimates(values=x, weights=weights)
-                for part, x in zip(PARTS, values, strict=True)
-            }
-            splits[layer, head] = AttentionSplit.of(parts, first_gap=first, others_gap=others)
-    return splits
+    return state | {"parts": parts, "gaps": gaps, "weights": maps.mean}
 
 
 def table_of_text(read: State, layers: Sequence[int], skip_keys: int) -> pd.DataFrame:

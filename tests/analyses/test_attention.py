@@ -12,7 +12,6 @@ from nope_probe.analyses.attention import (
     information_parts,
     positional_parts,
     split_attention,
-    split_head,
 )
 from nope_probe.analyses.jackknife import Interval, jackknife, share
 from nope_probe.maps.estimates import Estimates
@@ -58,7 +57,7 @@ def split(scores: Tensor, fold_of: Tensor, skip_keys: int = 1) -> AttentionSplit
         "information": folds_of(first + others, fold_of),
         "others": folds_of(others, fold_of),
     }
-    return split_head(maps_of(means, fold_of.bincount(), skip_keys), place=0, head=0)
+    return split_attention(maps_of(means, fold_of.bincount(), skip_keys))[0, 0]
 
 
 def estimates(found: AttentionSplit, name: str) -> Estimates:
@@ -290,4 +289,4 @@ def test_fewer_than_4_folds_are_refused() -> None:
     means = dict.fromkeys(("information", "others"), torch.zeros(2, N).double())
     of_two = maps_of(means | {"weights": torch.ones(2, N, N).double()}, torch.ones(2).long())
     with pytest.raises(ValueError, match="at least 4 folds, got 2"):
-        split_head(of_two, place=0, head=0)
+        split_attention(of_two)

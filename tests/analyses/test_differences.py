@@ -79,9 +79,11 @@ def test_what_has_no_number_or_no_folds_is_not_tested() -> None:
 
 def head(folds: Tensor, others_gap: float) -> AttentionSplit:
     """Return a head whose every number is a mean over sequences, with a gap of its bounds."""
-    rest = ("first_weight", "unexplained")
-    parts = dict.fromkeys((*PARTS, *rest), Estimates.of_means(folds))
-    return AttentionSplit.of(parts, first_gap=0.0, others_gap=others_gap)
+    mean = Estimates.of_means(folds)
+    values = mean.values.expand(len(PARTS) + 2, -1)  # with the first weight and what is missed
+    return AttentionSplit.of(
+        values, mean.weights, torch.tensor([0.0, others_gap], dtype=torch.float64)
+    )
 
 
 def test_unlike_gaps_of_bounds_widen_the_change_of_their_parts_toward_more_content() -> None:
