@@ -22,7 +22,7 @@ from PIL import Image
 from nope_probe import figures, load, sequences
 from nope_probe.analyses.behaviour import by_document, mean_interval, span_loss
 from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
-from nope_probe.analyses.pattern_rows import bin_means, offset_bins, score_distance_sums
+from nope_probe.analyses.pattern_rows import bin_means, offset_bins
 from nope_probe.analyses.positions import position_terms, readers
 from nope_probe.figures.intervals import interval_text
 from nope_probe.figures.names import colour, words
@@ -222,7 +222,7 @@ def profile_rows(sums: PositionSums, layer: int) -> Iterator[Row]:
         rows = torch.linspace(first, stop - 1, 64).round().long()
         scores = with_rows(sums, rows).readers[layer].scores
         pattern = LayerMaps.of(scores, None, rows, SKIP).pattern
-        means = bin_means(pattern, score_distance_sums, bins)
+        means = bin_means(pattern, "scores", bins)
         intervals = mean_intervals(means - means[:, : NEAREST - 1].mean(1, True), weights)
         for at in (bins < first - SKIP).nonzero().flatten().tolist():
             end = int(bins[at + 1]) - 1

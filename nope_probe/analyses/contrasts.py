@@ -179,44 +179,40 @@ def contrast_grams(
     maps, cells = of_conditions[0].maps, of_conditions[0].cells
     n_maps = len(patterns) * maps.folds.n_folds
     sums, squares = ProductSums(), torch.zeros(len(patterns), dtype=torch.float64)
-    leads: list[list[Float[Tensor, "fold query"]]] = []
-    of_leads = [pattern.lead for pattern in of_conditions]
+    leads: list[list[Float[Tensor, "fold query"]]] = [[] for _ in patterns]
     for start, stop in maps.folds.where.blocks(n_maps, n_bytes):
         shape = (len(patterns), maps.folds.n_folds, stop - start, stop)
-        rows, leads_of_block = torch.empty(shape, dtype=torch.float64), []
-        for index, (pattern, lead) in enumerate(zip(of_conditions, of_leads, strict=True)):
+        rows = torch.empty(shape, dtype=torch.float64)
+        for index, pattern in enumerate(of_conditions):
             scores = pattern.maps.folds.rows(start, stop).double()
             squares[index] += mean_squares(scores, start, cells).mean()
             rows[index] = pattern.centred(scores, start)
-            if lead is not None:
-                leads_of_block.append(lead.rows(scores, start))
+            if pattern.lead is not None:
+                leads[index].append(pattern.lead.rows(scores, start))
         sums.add(rows)
-        leads.append(leads_of_block)
-    row: dict[Name, int] = {condition: index for index, condition in enumerate(patterns)}
-    in_halves = [name for name, pattern in patterns.items() if pattern.maps.across_halves]
-
-    def gram_of(sums: ProductSums, n_cells: int, **about: Tensor) -> ContrastGram[Name]:
-        across = sums.products(n_cells, maps.weights, across_halves=True) if in_halves else None
-        return ContrastGram(
-            row=row,
-            products=sums.products(n_cells, maps.weights),
-            across=across,
-            across_halves=in_halves,
-            weights=maps.weights,
-            **about,
-        )
-
     grams: dict[Question, ContrastGram[Name]] = {
-        "pattern": gram_of(sums, cells.count, score_squares=squares)
+        "pattern": _gram_of(patterns, sums, cells.count, score_squares=squares)
     }
-    if of_leads[0] is not None:
-        folds = torch.stack([torch.cat(of_map, -1) for of_map in zip(*leads, strict=True)])
-        sums = ProductSums()
+    if leads[0]:
+        folds = torch.stack([torch.cat(of_condition, -1) for of_condition in leads])
+        sums, n_queries = ProductSums(), folds.shape[-1]
         sums.add(folds)
-        grams["lead"] = gram_of(
-            sums,
-            folds.shape[-1],
-            score_squares=squares + folds.square().mean((1, 2)),
-            means=leave_one_out(folds.mean(-1).T, maps.weights),
-        )
+        means = leave_one_out(folds.mean(-1).T, maps.weights)
+        squares = squares + folds.square().mean((1, 2))
+        grams["lead"] = _gram_of(patterns, sums, n_queries, score_squares=squares, means=means)
     return grams
+
+
+def _gram_of(
+    patterns: Mapping[Name, Pattern], sums: ProductSums, n_cells: int, **about: Tensor
+) -> ContrastGram[Name]:
+    weights = next(iter(patterns.values())).maps.weights
+    in_halves = [name for name, pattern in patterns.items() if pattern.maps.across_halves]
+    return ContrastGram(
+        row={name: index for index, name in enumerate(patterns)},
+        products=sums.products(n_cells, weights),
+        across=sums.products(n_cells, weights, across_halves=True) if in_halves else None,
+        across_halves=in_halves,
+        weights=weights,
+        **about,
+    )

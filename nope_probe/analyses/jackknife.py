@@ -115,20 +115,12 @@ def jackknife(estimates: Estimates) -> Interval:
     Raises:
         UserError: for fewer than 4 folds.
     """
-    value, half = float(estimates.values[0]), t_quantile(estimates.weights) * error_of(estimates)
-    return Interval(value=value, low=value - half, high=value + half, replicates=estimates)
-
-
-def error_of(estimates: Estimates) -> float:
-    """Return the jackknife's standard error of an estimate.
-
-    Raises:
-        UserError: for fewer than 4 folds.
-    """
     n_folds = len(estimates.weights)
     if n_folds < MIN_FOLDS:
         raise UserError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
-    return float(errors_of(*_as_row(estimates))[0])
+    error, value = float(errors_of(*_as_row(estimates))[0]), float(estimates.values[0])
+    half = t_quantile(estimates.weights) * error
+    return Interval(value=value, low=value - half, high=value + half, replicates=estimates)
 
 
 def _as_row(estimates: Estimates) -> tuple[Float[np.ndarray, "1 _"], Float[np.ndarray, "1 fold"]]:
@@ -185,15 +177,15 @@ def mean_intervals(
 
 
 def standard_error(
-    folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"] | None = None
+    folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"]
 ) -> Float[Tensor, "*map"]:
     """Return the standard error, cell by cell, of the mean over all sequences.
 
     Args:
         folds: fold means.
-        weights: the share of all sequences that each fold holds; equal shares by default.
+        weights: the share of all sequences that each fold holds.
     """
-    weights = (fold_weights(len(folds)) if weights is None else weights).to(folds.dtype)
+    weights = weights.to(folds.dtype)
     mean = torch.einsum("f,f...->...", weights, folds)
     spread = torch.einsum("f,f...->...", weights / (1 - weights), (folds - mean).square())
     return (spread / len(folds)).sqrt()

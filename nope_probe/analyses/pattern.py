@@ -21,11 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, ByLayer, Interval, jackknife, rms
-from nope_probe.analyses.pattern_rows import (
-    PatternSums,
-    beyond_rounding,
-    mean_squares,
-)
+from nope_probe.analyses.pattern_rows import PatternSums, beyond_rounding, mean_squares
 from nope_probe.errors import validate_types
 from nope_probe.maps.estimates import Estimates, leave_one_out
 from nope_probe.maps.layers import MIN_KEYS, LayerMaps, Pattern, with_skip_keys
@@ -156,7 +152,7 @@ def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[s
         known |= validated_cells(block.scores, block.start, maps).any()
         score_square += mean_squares(block.scores, block.start, cells).mean()
         patterns.add(block.rows, block.queries)
-        trends.add_block(block.rows, block.start)
+        trends.add(block.rows, block.start)
         if lead is not None:
             leads.append(lead.rows(block.scores, block.start))
     if not known:
@@ -207,14 +203,13 @@ class TrendSums:
     """
 
     def __init__(self, pattern: Pattern) -> None:
-        queries, n_maps = pattern.maps.queries, 1 + pattern.n_folds
+        queries = pattern.maps.queries
         self.pattern = pattern
         self.queries = queries[:: query_stride(len(queries))].contiguous()
         self.n_rows, self.n_pairs = 0, 0
-        self.correlations = torch.zeros(n_maps, dtype=torch.float64)
-        self.signs = torch.zeros(n_maps, dtype=torch.float64)
+        self.correlations, self.signs = torch.zeros(2, 1 + pattern.n_folds, dtype=torch.float64)
 
-    def add_block(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
+    def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
         """Add the rows of a block whose keys are ordered."""
         ends = torch.tensor([start, start + rows.shape[1]])
         first, behind = torch.searchsorted(self.queries, ends).tolist()
@@ -222,31 +217,20 @@ class TrendSums:
         of_chosen = rows[:, [query - start for query in chosen]]
         means = leave_one_out(of_chosen, self.pattern.maps.weights)
         for index, query in enumerate(chosen):
-            self.add(means[:, index, int(self.pattern.cells.first[query]) : query])
-
-    def add(self, row: Float[Tensor, "map key_pos"]) -> None:
-        """Add the kept keys before one query."""
-        n_keys = row.shape[-1]
-        if n_keys >= MIN_KEYS:
-            self.correlations += spearman_with_order(row)
-            self.n_rows += 1
-        if n_keys > LAG:
-            self.signs += (row[:, LAG:] - row[:, :-LAG]).sign().sum(-1)
-            self.n_pairs += n_keys - LAG
-
-    @property
-    def locality(self) -> Float[Tensor, " map"]:
-        """The mean Spearman correlation of P[i, j] with j; NaN without rows of 8 keys."""
-        return self.correlations / self.n_rows if self.n_rows else self.correlations * torch.nan
-
-    @property
-    def monotonicity(self) -> Float[Tensor, " map"]:
-        """The share of pairs of keys with P[i, j+8] > P[i, j]; NaN without pairs."""
-        return (self.signs / self.n_pairs + 1) / 2 if self.n_pairs else self.signs * torch.nan
+            row = means[:, index, int(self.pattern.cells.first[query]) : query]
+            if row.shape[1] >= MIN_KEYS:
+                self.correlations += spearman_with_order(row)
+                self.n_rows += 1
+            steps = row[:, LAG:] - row[:, :-LAG]
+            self.signs += steps.sign().sum(1)
+            self.n_pairs += steps.shape[1]
 
     def estimates(self) -> dict[str, Estimates]:
-        """Return the estimates of the measures by their names in `Measures`."""
-        values = {"locality": self.locality, "monotonicity": self.monotonicity}
+        """Return the estimates of `Measures`; NaN without a row of 8 keys, or a pair of keys."""
+        values = {
+            "locality": self.correlations / self.n_rows,
+            "monotonicity": (self.signs / self.n_pairs + 1) / 2,
+        }
         weights = self.pattern.maps.weights
         return {name: Estimates(values=x, weights=weights) for name, x in values.items()}
 

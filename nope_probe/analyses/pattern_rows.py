@@ -12,10 +12,10 @@ the rounding of the scores is therefore set to 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -33,20 +33,15 @@ UNSEEN = torch.finfo(torch.float32).eps  # nats: of this, attention in float32 s
 FINE_OFFSETS = 64  # up to this distance, a bin is one distance
 
 
-def pattern_distance_sums(pattern: Pattern) -> Float[Tensor, "fold distance"]:
-    """Return the sums of a layer's fold patterns over the cells at i - j = 0, 1, ..., n - 1."""
+def sums_by_distance(
+    pattern: Pattern, of: Literal["scores", "pattern"] = "pattern"
+) -> Float[Tensor, "fold distance"]:
+    """Return the sums of fold scores or patterns over the cells at i - j = 0, 1, ..., n - 1."""
     sums = torch.zeros(pattern.n_folds, pattern.maps.n, dtype=torch.float64)
-    for block in pattern.blocks():
-        sums += distance_sums(block.rows, block.start, pattern.maps.n)
-    return sums
-
-
-def score_distance_sums(pattern: Pattern) -> Float[Tensor, "fold distance"]:
-    """Return the sums of fold scores over the pattern's cells at i - j = 0, 1, ..., n - 1."""
-    sums, cells = torch.zeros(pattern.n_folds, pattern.maps.n, dtype=torch.float64), pattern.cells
-    for block in pattern.blocks():
-        kept = cells.rows(block.start, block.start + block.scores.shape[1])
-        sums += distance_sums(block.scores.where(kept, 0.0), block.start, pattern.maps.n)
+    for start, scores, rows in pattern.blocks():
+        if of == "scores":
+            rows = scores.where(pattern.cells.rows(start, start + scores.shape[1]), 0.0)
+        sums += distance_sums(rows, start, pattern.maps.n)
     return sums
 
 
@@ -82,7 +77,7 @@ class PatternSums:
 
 def not_by_distance(pattern: Pattern) -> Float[Tensor, "fold row key_pos"]:
     """Return what is not by distance in a layer's fold patterns, 0 outside the kept cells."""
-    a, f = relative_fit(pattern_distance_sums(pattern), pattern.cells)
+    a, f = relative_fit(sums_by_distance(pattern), pattern.cells)
     blocks: list[Tensor] = []
     for start, _, rows in pattern.blocks():
         stop = start + rows.shape[1]
@@ -106,8 +101,8 @@ def mean_squares(
     return kept.square().sum((1, 2)) / cells.count
 
 
-def exceeds_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> bool:
-    """Return whether the mean square of a pattern exceeds the limit of rounding errors.
+def beyond_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> Estimates:
+    """Return the estimates of a pattern's mean square, or zeros within the rounding of scores.
 
     Where heads cancel in their mean, the mean's scores are rounding errors of the heads' scores. A
     pattern that attention in float32 does not see exceeds nothing either. A NaN exceeds the limit,
@@ -118,13 +113,8 @@ def exceeds_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]
         score_square: the mean square of the scores, squared nats.
     """
     limit = max(ROUNDING**2 * float(score_square), UNSEEN**2)
-    return not bool(squares.values[0].abs() <= limit)
-
-
-def beyond_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> Estimates:
-    """Return the estimates of a mean square, or zeros where they do not exceed rounding."""
-    exceeds = exceeds_rounding(squares, score_square)
-    return squares if exceeds else squares.with_values(torch.zeros_like(squares.values))
+    is_rounding = bool(squares.values[0].abs() <= limit)
+    return squares.with_values(torch.zeros_like(squares.values)) if is_rounding else squares
 
 
 def distance_sums(
@@ -263,15 +253,8 @@ def offset_bins(n_offsets: int) -> Int[Tensor, " bin"]:
     return torch.cat((torch.arange(1, FINE_OFFSETS + 1), growing))
 
 
-def bin_of_offset(offsets: Int[Tensor, " offset"], bins: Int[Tensor, " bin"]) -> Tensor:
-    """Return the number of the bin that holds each distance."""
-    return torch.searchsorted(bins, offsets, right=True) - 1
-
-
 def bin_means(
-    pattern: Pattern,
-    distance_sums: Callable[[Pattern], Float[Tensor, "fold distance"]],
-    bins: Int[Tensor, " bin"],
+    pattern: Pattern, of: Literal["scores", "pattern"], bins: Int[Tensor, " bin"]
 ) -> Float[Tensor, "fold bin"]:
     """Return the means of a layer's fold maps over bins of distances, read by blocks of rows.
 
@@ -279,12 +262,12 @@ def bin_means(
 
     Args:
         pattern: the layer's pattern.
-        distance_sums: `score_distance_sums`, or `pattern_distance_sums`.
+        of: whether means are of the scores or of the pattern.
         bins: the first distance of each bin.
     """
-    sums = distance_sums(pattern)
+    sums = sums_by_distance(pattern, of)
     offsets = torch.arange(1, sums.shape[-1] - pattern.cells.skip_keys)
-    place = bin_of_offset(offsets, bins)
+    place = torch.searchsorted(bins, offsets, right=True) - 1
     in_bins, known = (
         torch.zeros(*x.shape[:-1], len(bins), dtype=x.dtype).index_add_(-1, place, x[..., offsets])
         for x in (sums, pattern.cells.by_distance)

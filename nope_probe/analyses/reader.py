@@ -118,7 +118,7 @@ class Reader:
 
     def questions(self) -> Iterator[Reader]:
         """Yield the reader of the lead, where queries have one, and the reader of the pattern."""
-        if self.maps.lead is not None:
+        if self.pattern.lead is not None:
             yield replace(self, question="lead")
         yield replace(self, question="pattern")
 

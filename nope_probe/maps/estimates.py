@@ -113,15 +113,14 @@ def pair_weights(
 
 
 def leave_one_out(
-    folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"] | None = None
+    folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"]
 ) -> Float[Tensor, "one_plus_folds *map"]:
     """Return the mean over all sequences, then the mean without each fold.
 
     Args:
         folds: fold means.
-        weights: the share of all sequences that each fold holds; equal shares by default.
+        weights: the share of all sequences that each fold holds.
     """
-    weights = fold_weights(len(folds)) if weights is None else weights
     weights = weights.to(folds.dtype).view(-1, *[1] * (folds.ndim - 1))
     weighted = weights * folds
     total = weighted.sum(0, keepdim=True)

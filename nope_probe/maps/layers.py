@@ -18,15 +18,85 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.maps import MIN_KEYS
-from nope_probe.maps.centred import KeptCells, centred_rows
+from nope_probe.maps.centred import KeptCells, centred_rows, first_visible_keys
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
-from nope_probe.maps.fold_rows import FoldRows, TensorFolds
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.rows import BLOCK_BYTES, MapRows, QueryPositions
 
 RowsOfFolds = Float[Tensor, "fold row key_pos"]
 Question = Literal["lead", "pattern"]
 Name = TypeVar("Name", bound=Hashable)  # names maps: a layer, or a head
+
+
+class FoldRows:
+    """Fold maps of one layer in memory, which are read by blocks of rows.
+
+    Args:
+        folds: the maps.
+        where: the queries of their rows, and their keys.
+
+    Example:
+        >>> maps = torch.zeros(4, 7, 7)
+        >>> FoldRows(maps, MapRows.of(maps)).rows(2, 5).shape
+        torch.Size([4, 3, 5])
+    """
+
+    def __init__(self, folds: Float[Tensor, "fold *cells"], where: MapRows) -> None:
+        self.folds, self.n_folds, self.where = folds, len(folds), where
+
+    @property
+    def maps(self) -> RowsOfFolds:
+        """All rows in memory."""
+        return self.folds
+
+    def rows(self, start: int, stop: int) -> RowsOfFolds:
+        """Return the rows of the queries from start to stop - 1, with the keys before `stop`."""
+        return self.folds[:, self._places(start, stop), :stop]
+
+    def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
+        """Return the cells j <= i of one fold, row by row."""
+        return self.where.pack(self.folds[fold])
+
+    @cached_property
+    def first_keys(self) -> Int[Tensor, " row"]:
+        """Each row's first visible key, 0 without a window."""
+        return first_visible_keys(self.folds[0], self.where)
+
+    def _places(self, start: int, stop: int) -> slice:
+        """Return the places of the rows of consecutive queries."""
+        first = int(torch.searchsorted(self.where.queries, start))
+        return slice(first, first + stop - start)
+
+
+class PackedFolds(FoldRows):
+    """Fold maps as their cells j <= i, row by row, in memory or mapped from a file.
+
+    A block of rows is read from the file. Cells above the diagonal are NaN in `rows`.
+    """
+
+    @property
+    def maps(self) -> RowsOfFolds:
+        return self.where.unpack(self.folds)
+
+    def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
+        return self.folds[fold]
+
+    @cached_property
+    def first_keys(self) -> Int[Tensor, " row"]:
+        cells = self.folds[0]
+        if not cells.isnan().any():
+            return torch.zeros(len(self.where.queries), dtype=torch.long)
+        return first_visible_keys(self.where.unpack(cells), self.where)
+
+    def rows(self, start: int, stop: int) -> RowsOfFolds:
+        places, starts = self._places(start, stop), self.where.starts
+        first = starts[places.start]
+        cells = self.folds[:, first : starts[places.stop]]
+        rows = cells.new_full((self.n_folds, stop - start, stop), torch.nan)
+        for row in range(start, stop):  # a copy per row is faster than a copy by index
+            place = starts[places.start + row - start] - first
+            rows[:, row - start, : row + 1] = cells[:, place : place + row + 1]
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +139,7 @@ class LayerMaps:
             across_halves: whether only an even and an odd fold are independent.
         """
         sizes = torch.ones(len(folds), dtype=torch.long) if counts is None else counts
-        rows = TensorFolds(folds, MapRows.of(folds, query_positions))
+        rows = FoldRows(folds, MapRows.of(folds, query_positions))
         return cls(folds=rows, counts=sizes, skip_keys=skip_keys, across_halves=across_halves)
 
     @property
@@ -113,11 +183,6 @@ class LayerMaps:
         (pattern,) = shared_patterns([self])
         return pattern
 
-    @property
-    def lead(self) -> Lead | None:
-        """The lead of the first key; None where no key is first, or no query sees enough keys."""
-        return self.pattern.lead
-
 
 class Block(NamedTuple):
     """Some rows of a pattern.
@@ -160,7 +225,7 @@ class Pattern:
         """How many folds."""
         return self.maps.folds.n_folds
 
-    @property
+    @cached_property
     def lead(self) -> Lead | None:
         """The lead of the first key on the same rows; None where no query has one."""
         lead = Lead(maps=self.maps, cells=self.cells)
@@ -236,8 +301,8 @@ class Lead:
     Example:
         >>> maps = torch.zeros(4, 13, 13)
         >>> maps[..., 0] = 5.0
-        >>> lead = LayerMaps.of(maps, skip_keys=1).lead
-        >>> lead.queries.tolist(), lead.folds[0].tolist()
+        >>> lead = LayerMaps.of(maps, skip_keys=1).pattern.lead
+        >>> lead.queries.tolist(), lead.rows(maps, 0)[0].tolist()
         ([9, 10, 11, 12], [5.0, 5.0, 5.0, 5.0])
     """
 
@@ -260,14 +325,6 @@ class Lead:
         weights = -others / others.sum(1, keepdim=True).clamp_min(1)
         weights[:, : self.cells.skip_keys] = 1 / self.cells.skip_keys
         return weights * torch.isin(self.cells.query_positions, self.queries)[:, None]
-
-    @cached_property
-    def folds(self) -> Float[Tensor, "fold query"]:
-        """The lead of each query in each fold, nats, float64."""
-        maps = self.maps.folds
-        blocks = maps.where.blocks(maps.n_folds)
-        rows = [self.rows(maps.rows(start, stop).double(), start) for start, stop in blocks]
-        return torch.cat(rows, -1)
 
     def rows(self, scores: RowsOfFolds, start: int) -> Float[Tensor, "fold query"]:
         """Return the leads of the queries in rows of scores from the query `start` on.

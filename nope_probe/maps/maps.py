@@ -14,9 +14,8 @@ from torch import Tensor
 
 from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
-from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.folds import State, TensorRecord, pooled, tensors_of
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps, PackedFolds
 from nope_probe.maps.rows import MapRows, QueryPositions
 from nope_probe.stages import Letter
 
@@ -59,6 +58,14 @@ class LayerRecord(TensorRecord):
             first, last = (f"L{self.layers[end]}H{heads[end]}" for end in (0, -1))
             raise UserError(f"no L{layer}H{head}; there are {first} to {last}")
         return self.layers.index(layer), heads.index(head)
+
+    def frame_of(
+        self, column: str, values: Float[Tensor, "*axes"], heads: Sequence[int]
+    ) -> pd.DataFrame:
+        """Return a row for each layer, head (if any), query and key that hold a number."""
+        of_heads = {"head": heads} if heads else {}
+        queries, keys = self.query_positions.tolist(), range(values.shape[-1])
+        return cells_frame(column, values, layer=self.layers, **of_heads, query=queries, key=keys)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -153,8 +160,7 @@ class ScoreMaps(LayerRecord):
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row for each layer (or the head), query and visible key: the score, nats."""
-        heads = () if self.of_head is None else (self.of_head,)
-        return cells_frame("score", self.mean, **axes_of(self, heads))
+        return self.frame_of("score", self.mean, () if self.of_head is None else (self.of_head,))
 
     @property
     def by_layer(self) -> Layers:
@@ -384,14 +390,7 @@ class AttentionMaps(LayerRecord):
     def to_frame(self) -> pd.DataFrame:
         """Return a row for each layer, head, query and visible key: the weight."""
         weights = self.mean.masked_fill(~self.visible[:, None], torch.nan)
-        return cells_frame("weight", weights, **axes_of(self, self.heads))
-
-
-def axes_of(maps: ScoreMaps | AttentionMaps, heads: Sequence[int]) -> dict[str, Iterable[Hashable]]:
-    """Return the numbers of layers, any heads, queries and keys of maps, by their columns."""
-    of_heads = {"head": heads} if heads else {}
-    queries, keys = maps.query_positions.tolist(), range(maps.visible.shape[-1])
-    return {"layer": maps.layers, **of_heads, "query": queries, "key": keys}
+        return self.frame_of("weight", weights, self.heads)
 
 
 def cells_frame(

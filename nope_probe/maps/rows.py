@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from math import isqrt
 from typing import TypeAlias
 
 import torch
@@ -92,7 +93,7 @@ class MapRows:
     def of_cells(cls, n_cells: int, queries: QueryPositions = None) -> MapRows:
         """Return the rows of packed maps of so many cells, by default of all queries."""
         if queries is None:
-            queries = torch.arange(triangle_size(n_cells))
+            queries = torch.arange(isqrt(2 * n_cells))  # n(n + 1)/2 cells have n rows
         return cls(queries, int(queries[-1]) + 1)
 
     def blocks(self, n_maps: int, n_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
@@ -211,13 +212,3 @@ def join_groups(
         joined[..., rows, : block.shape[-1]] = block.float().masked_fill_(hidden, torch.nan)
         first = rows.stop
     return joined
-
-
-def triangle_size(n_cells: int) -> int:
-    """Return the number of rows of a triangle, diagonal included, from its number of cells.
-
-    Example:
-        >>> triangle_size(1024 * 1025 // 2)
-        1024
-    """
-    return (int((8 * n_cells + 1) ** 0.5) - 1) // 2

@@ -28,8 +28,6 @@ from nope_probe.analyses.pattern import Measures, measure_pattern
 from nope_probe.analyses.pattern_rows import (
     bin_means,
     offset_bins,
-    pattern_distance_sums,
-    score_distance_sums,
 )
 from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
@@ -266,14 +264,12 @@ def offsets_table(sources: Sequence[str], maps: Maps, layer: int) -> pd.DataFram
     pattern = maps[INTACT_ROW][layer].pattern  # on the cells that the intact model sees
     of_conditions = {
         condition: bin_means(
-            replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer]),
-            pattern_distance_sums,
-            bins,
+            replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer]), "pattern", bins
         )
         for condition in dict.fromkeys([INTACT, *chain.from_iterable(terms.values())])
     }
     means = {
-        "score": bin_means(pattern, score_distance_sums, bins),
+        "score": bin_means(pattern, "scores", bins),
         "pattern": of_conditions[INTACT],
         **{name: contrast_map(term, of_conditions) for name, term in terms.items()},
     }

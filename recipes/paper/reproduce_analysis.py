@@ -21,8 +21,7 @@ from safetensors.torch import load_file
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.estimates import Estimates
-from nope_probe.maps.fold_rows import PackedFolds
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps, PackedFolds
 from nope_probe.maps.rows import MapRows
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section

@@ -12,7 +12,7 @@ from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import measure
-from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding
+from nope_probe.analyses.pattern_rows import ROUNDING, beyond_rounding
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.layers import LayerMaps
 
@@ -44,11 +44,10 @@ def maps(*patterns: Tensor) -> Tensor:
 def test_the_bound_is_eight_times_what_float32_resolves() -> None:
     assert pytest.approx(8 * 2**-23) == ROUNDING
     squares = torch.tensor([(RMS * ROUNDING) ** 2, 9.0])
-    assert not exceeds_rounding(estimates_of(squares), RMS**2)
-    assert not exceeds_rounding(estimates_of(-squares), RMS**2)
-    assert exceeds_rounding(estimates_of(squares * 1.01), RMS**2)
-    unknown = estimates_of(torch.tensor([torch.nan, 9.0]))
-    assert exceeds_rounding(unknown, RMS**2), "no number is not taken for none"
+    assert not beyond_rounding(estimates_of(squares), RMS**2).values.any()
+    assert not beyond_rounding(estimates_of(-squares), RMS**2).values.any()
+    for beyond in (estimates_of(squares * 1.01), estimates_of(torch.tensor([torch.nan, 9.0]))):
+        assert beyond_rounding(beyond, RMS**2) is beyond, "no number is not taken for none"
 
 
 @pytest.mark.parametrize("skip", [0, 2])

@@ -14,14 +14,9 @@ from nope_probe import measure, row_centred
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.pattern import measure_estimates
-from nope_probe.analyses.pattern_rows import (
-    bin_means,
-    offset_bins,
-    score_distance_sums,
-)
+from nope_probe.analyses.pattern_rows import bin_means, offset_bins
 from nope_probe.maps.centred import first_visible_keys
-from nope_probe.maps.fold_rows import PackedFolds
-from nope_probe.maps.layers import LayerMaps, shared_patterns
+from nope_probe.maps.layers import LayerMaps, PackedFolds, shared_patterns
 from nope_probe.maps.rows import MapRows, choose_rows
 
 N, N_FOLDS, NAN = 23, 4, float("nan")
@@ -118,7 +113,7 @@ def test_the_first_visible_keys_are_those_of_the_window(name: str) -> None:
     assert pattern.isfinite()[0].equal(CELLS[name] & (KEY < QUERY))
     assert pattern.nansum(-1).abs().max() < 1e-12
     bins = offset_bins(N - 1)
-    [profile] = bin_means(LayerMaps.of(maps[:1]).pattern, score_distance_sums, bins)
+    [profile] = bin_means(LayerMaps.of(maps[:1]).pattern, "scores", bins)
     for distance in range(1, N):
         mean = maps[0][CELLS[name] & (distance == QUERY - KEY)].mean()
         torch.testing.assert_close(profile[distance - 1], mean, equal_nan=True)

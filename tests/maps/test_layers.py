@@ -12,8 +12,7 @@ from nope_probe.analyses.contrasts import ContrastGram, contrast_grams
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.errors import UserError
 from nope_probe.maps.estimates import fold_weights, leave_one_out
-from nope_probe.maps.fold_rows import PackedFolds
-from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
+from nope_probe.maps.layers import LayerMaps, PackedFolds, Pattern, shared_patterns
 from nope_probe.maps.rows import MapRows, choose_rows
 from nope_probe.removal import Condition
 
@@ -65,10 +64,12 @@ def test_a_row_is_its_lead_and_its_pattern_up_to_a_constant(
     assert one.lead is not None
     by_row = leads(x[:, queries], kept, skip)
     assert one.lead.queries.tolist() == queries[[*by_row]].tolist()
-    torch.testing.assert_close(one.lead.folds, torch.stack([*by_row.values()], 1))
+    of_blocks = [one.lead.rows(block.scores, block.start) for block in one.blocks()]
+    measured = torch.cat(of_blocks, 1)
+    torch.testing.assert_close(measured, torch.stack([*by_row.values()], 1))
     for row, query in enumerate(one.lead.queries.tolist()):
         rebuilt = dense(one)[:, queries.tolist().index(query), :query]
-        rebuilt[:, :skip] += one.lead.folds[:, row, None]
+        rebuilt[:, :skip] += measured[:, row, None]
         truth = x[:, query, :query]
         if skip == 1:  # differences among several first keys are in neither part
             rest = rebuilt - truth
@@ -78,9 +79,9 @@ def test_a_row_is_its_lead_and_its_pattern_up_to_a_constant(
 @pytest.mark.parametrize("n", [7, 9])
 def test_sequences_in_which_no_query_sees_eight_other_keys_have_no_lead(n: int) -> None:
     maps = torch.randn(FOLDS, n, n, generator=torch.Generator().manual_seed(0))
-    assert LayerMaps.of(maps, skip_keys=1).lead is None
+    assert LayerMaps.of(maps, skip_keys=1).pattern.lead is None
     longer = torch.randn(FOLDS, 10, 10, generator=torch.Generator().manual_seed(0))
-    lead = LayerMaps.of(longer, skip_keys=1).lead
+    lead = LayerMaps.of(longer, skip_keys=1).pattern.lead
     assert lead is not None
     assert lead.queries.tolist() == [9]
 

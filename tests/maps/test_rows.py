@@ -5,15 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nope_probe.analyses.pattern_rows import (
-    bin_means,
-    bin_of_offset,
-    offset_bins,
-    score_distance_sums,
-)
+from nope_probe.analyses.pattern_rows import bin_means, offset_bins
 from nope_probe.maps.centred import diagonal_normalised
-from nope_probe.maps.fold_rows import PackedFolds
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps, PackedFolds
 from nope_probe.maps.rows import MapRows, choose_rows
 
 N, FOLDS = 37, 5
@@ -98,17 +92,13 @@ def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> Non
     assert [int(ends[k + 8]) for k in range(0, 40, 8)] == [
         2 * int(ends[k]) for k in range(0, 40, 8)
     ]
-    place = bin_of_offset(torch.arange(1, 8001), bins)
-    assert place[0] == 0
-    assert place[-1] == len(bins) - 1
-    assert set(place.diff().tolist()) == {0, 1}
 
 
 def test_the_mean_of_a_bin_is_that_of_its_cells() -> None:
     rows, bins = folds()[0, QUERIES], torch.tensor([1, 2, 5, 11])
     distance = QUERIES[:, None] - torch.arange(N)
     pattern = LayerMaps.of(rows[None], None, QUERIES).pattern
-    means = bin_means(pattern, score_distance_sums, bins)[0]
+    means = bin_means(pattern, "scores", bins)[0]
     for index, (first, behind) in enumerate([(1, 2), (2, 5), (5, 11), (11, N)]):
         cells = rows[(distance >= first) & (distance < behind)]
         assert float(means[index]) == pytest.approx(float(cells.mean()))

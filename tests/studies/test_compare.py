@@ -13,6 +13,7 @@ from support.command_line import refused, run_command
 from nope_probe import ablate, compare
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
+from nope_probe.maps.estimates import fold_weights
 from nope_probe.run.folder import Run, read_run, write_run
 from nope_probe.run.manifest import read_manifest
 from nope_probe.run.paths import checkpoint_dir, locked
@@ -39,7 +40,10 @@ def write(
 ) -> Path:
     """Write a finished run of `ablate --remove none` by hand."""
     arrays: dict[str, Any] = {
-        "maps": {"score/intact": folds.mean(0).numpy(), "se/intact": standard_error(folds).numpy()}
+        "maps": {
+            "score/intact": folds.mean(0).numpy(),
+            "se/intact": standard_error(folds, fold_weights(len(folds))).numpy(),
+        }
     }
     about = {
         "model": {"name": model},

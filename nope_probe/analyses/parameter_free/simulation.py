@@ -16,7 +16,6 @@ attention frozen at the mean field's, x <- M x with M from theory, and taking sc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
 
 import numpy as np
@@ -38,13 +37,9 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.maps.folds import (
-    TensorRecord,
-    fold_counts,
-    fold_products,
-    pooled,
-)
+from nope_probe.maps.folds import TensorRecord, fold_counts, fold_products, pooled
 from nope_probe.maps.maps import cells_frame
+from nope_probe.maps.positions import Rotation
 from nope_probe.stages import Norm, ParameterFreeSpec
 
 BLOCK = 64  # samples that one seed draws
@@ -159,18 +154,35 @@ def simulate_scores(
         >>> simulate_scores(model, alpha=0.0, n_samples=1000).variance_ratio[1] > 40
         tensor(True)
     """
-    _validate(spec_of(model), n_samples, target_se)
-    blocks = N_BLOCKS if n_samples is None else min(N_BLOCKS, n_samples)
-    sums = _Sums(model, alpha, seq_len, seed, blocks, control_variate)
-    sums.goal = n_samples or FIRST_GOAL
+    spec, n_layers = spec_of(model), model.cfg.n_layers
+    _validate(spec, n_samples, target_se)
+    n_blocks = N_BLOCKS if n_samples is None else min(N_BLOCKS, n_samples)
+    scores, variate = ScoreSums(model, n_blocks), None
+    if control_variate:
+        variate = ControlVariate(alpha, seq_len, n_layers, spec, n_blocks)
     checkpoint = checkpoint or StreamCheckpoint()
-    while sums.n_samples < sums.goal:
-        before = sums.n_samples
-        sums.add(min(before + chunk_size, sums.goal))
-        if target_se is not None and sums.n_samples == sums.goal:
-            sums.goal = _next_goal(sums.result(), target_se)
-        checkpoint.advance(sums.n_samples - before)
-    return sums.result()
+    done, goal = 0, n_samples or FIRST_GOAL
+    while done < goal:
+        before, done = done, min(done + chunk_size, goal)
+        x = sample_inputs(
+            before, done, alpha=alpha, seq_len=seq_len, d_model=spec.dimension, seed=seed
+        )
+        scores.add(x)
+        if variate is not None:
+            variate.add(x)
+        if target_se is not None and done == goal:
+            goal = _next_goal(_estimates(scores, variate), target_se)
+        checkpoint.advance(done - before)
+    return _estimates(scores, variate)
+
+
+def _estimates(scores: ScoreSums, variate: ControlVariate | None) -> Simulation:
+    """Return the estimates from the samples so far."""
+    plain, controlled = Estimate(folds=scores.means(), counts=scores.counts), None
+    if variate is not None:
+        folds = plain.folds - variate.deviations()
+        controlled = Estimate(folds=folds, counts=plain.counts.clone())  # saved by itself
+    return Simulation(n_samples=scores.n_seqs, plain=plain, controlled=controlled)
 
 
 def _next_goal(simulation: Simulation, target_se: float) -> int:
@@ -202,46 +214,6 @@ def spec_of(model: HookedModel) -> ParameterFreeSpec:
         rope=cfg.positional_embedding_type == "rotary",
         causal=cfg.attention_dir == "causal",
     )
-
-
-class _Sums:
-    """Sums over the samples so far: of the model's scores and of the control variate."""
-
-    def __init__(
-        self,
-        model: HookedModel,
-        alpha: float,
-        seq_len: int,
-        seed: int,
-        n_blocks: int,
-        controlled: bool,
-    ) -> None:
-        spec, n_layers = spec_of(model), model.cfg.n_layers
-        self.sample = partial(
-            sample_inputs, alpha=alpha, seq_len=seq_len, d_model=spec.dimension, seed=seed
-        )
-        self.n_samples = self.goal = 0
-        self.scores = ScoreSums(model, n_blocks)
-        self.control_variate = (
-            ControlVariate(alpha, seq_len, n_layers, spec, n_blocks) if controlled else None
-        )
-
-    def add(self, stop: int) -> None:
-        """Add the samples up to `stop`, from the last added sample on."""
-        x = self.sample(self.n_samples, stop)
-        self.scores.add(x)
-        if self.control_variate is not None:
-            self.control_variate.add(x)
-        self.n_samples = stop
-
-    def result(self) -> Simulation:
-        """Return the estimates from the samples so far."""
-        plain = Estimate(folds=self.scores.means(), counts=self.scores.counts)
-        controlled = None
-        if self.control_variate is not None:
-            folds = plain.folds - self.control_variate.deviations()
-            controlled = Estimate(folds=folds, counts=plain.counts.clone())  # saved by itself
-        return Simulation(n_samples=self.n_samples, plain=plain, controlled=controlled)
 
 
 def sample_inputs(
@@ -300,7 +272,6 @@ class ControlVariate:
         self.sums = torch.zeros(n_folds, n, n, dtype=torch.float64)
         rotated_layers = n_layers if spec.rope else 0
         self.rotated_sums = torch.zeros(rotated_layers, n_folds, n, n, dtype=torch.float64)
-        self.cos_sin = _cos_sin(n, spec)
 
     def add(self, x: Float[Tensor, "sample pos d_model"]) -> None:
         """Add the next samples' inputs."""
@@ -315,9 +286,13 @@ class ControlVariate:
 
     def _add_rotated(self, x: Tensor, fold_of: Int[Tensor, " sample"]) -> None:
         """Run samples through the network with frozen attention, and add their rotated products."""
+        n, d = x.shape[1:]
+        angles = torch.arange(n)[:, None] * rope_frequencies(d)
+        pairs = torch.arange(d).view(2, -1).T
+        rotation = Rotation(pairs=pairs, cos=angles.cos().float(), sin=angles.sin().float())
         x = x * self.spec.start_scale**0.5
         for layer, (_, mixing, _) in enumerate(self.steps):
-            turned = _rotated(x, *self.cos_sin)
+            turned = rotation.turned(x[:, :, None])[:, :, 0]
             self.rotated_sums[layer] += fold_products(turned, turned, fold_of, self.n_folds)
             if layer < len(self.steps) - 1:
                 x = mixing.to(x.dtype) @ x
@@ -365,19 +340,3 @@ class ControlVariate:
         """Return the derivatives of a layer's scores and mixing along a change of its Grams."""
         at = tuple(t.expand_as(change[0]).clone() for t in (gram, kernel_gram))
         return jvp(lambda g, k: attend(g, k, self.spec), at, change)[1]
-
-
-def _cos_sin(n: int, spec: ParameterFreeSpec) -> tuple[Tensor, Tensor]:
-    angles = torch.arange(n)[:, None] * rope_frequencies(spec.dimension)
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos().float(), angles.sin().float()
-
-
-def _rotated(
-    x: Float[Tensor, "sample pos d_model"],
-    cos: Float[Tensor, "pos d_model"],
-    sin: Float[Tensor, "pos d_model"],
-) -> Float[Tensor, "sample pos d_model"]:
-    """Return vectors rotated in the pairs (f, f + d_model/2) of coordinates."""
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
