@@ -29,6 +29,7 @@ NOT_CODE = (
     "reports/headline.html",
     "reports/page.html",
     "reports/texts.toml",
+    "figures/columns.toml",
     "figures/text_view.css",
     "figures/text_view.html",
     "figures/text_view.js",

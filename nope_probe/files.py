@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from hashlib import file_digest, sha256
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,6 +34,12 @@ NO_BROWSER = (
 MOST_CHARACTERS = 300  # of a library's reason
 MOST_BRACKETS = 1000  # of a text that is not looked at
 MOST_BYTES = 1 << 30  # of a folder: reading more than that would take minutes
+
+
+@cache
+def packaged(name: str) -> JsonObject:
+    """Return a TOML file of the package, such as `reports/texts.toml`, which is read once."""
+    return tomllib.loads(resources.files("nope_probe").joinpath(name).read_text("utf-8"))
 
 
 def local_path(name: str | Path) -> Path:

@@ -8,10 +8,12 @@ from itertools import groupby
 from math import isnan
 from typing import TYPE_CHECKING, Any, Literal
 
+from nope_probe.files import packaged
+
 if TYPE_CHECKING:
     import pandas as pd
 
-BOTH_WAYS, SHARE = "-1 to 1", "share"
+BOTH_WAYS, SHARE = "-1 to 1", "share"  # units whose axes are bounded
 NO_PATTERN, WITHIN, NO_SHARE = "no pattern", "within noise", "no share"  # instead of numbers
 CLIPPED = 0.5  # percent of a map's cells beyond each limit of its colours
 
@@ -65,20 +67,21 @@ class Column:
 
 
 Columns = Mapping[str, Column]
-PLACES: Columns = {  # columns that name rows, in the tables of all studies
-    "layer": Column("layer", "The layer, from 0."),
-    "head": Column("head", "The query head, from 0."),
-    "removed": Column(
-        "removed",
-        "What is removed, joined by `+`; `intact` where nothing is, `shuffled` on permuted tokens.",
-    ),
-    "replacement": Column(
-        "replacement", "What removed weights are replaced by; `none` without removed weights."
-    ),
-    "of": Column("of", "`lead`: of the first key's lead; `pattern`: of the other keys' pattern."),
-    "term": Column("term", "The part of an exact sum."),
-    "position": Column("position", "The position in the sequence, from 0.", "positions"),
-}
+
+
+def columns(of: str) -> Columns:
+    """Return the columns of a table of `columns.toml` by name."""
+    declared = packaged("figures/columns.toml")[of]
+    return {name: Column(**column) for name, column in declared.items()}
+
+
+PLACES = columns("places")  # columns that name rows, in the tables of all studies
+MEASURES = columns("measures")  # of a layer's or head's pattern
+HEAD_MEASURES = ("lead", "amplitude", "locality", "relative_r2")
+ATTENTION = columns("attention_weights")  # measures of a head's attention
+INFORMATION = columns("information")  # of a head's attention weights
+QUESTIONS = {"lead": MEASURES["lead"].label, "order": columns("ablate")["order"].label}
+NUMBERS = {**QUESTIONS, "not_by_distance": MEASURES["not_by_distance"].label}  # of a layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,102 +130,6 @@ class View:
     across: int = 3
     same_scale: bool = False
     scale: Literal["linear", "log"] = "linear"
-
-
-QUESTIONS = {"lead": "first key's lead", "order": "order of other keys"}
-NUMBERS = {**QUESTIONS, "not_by_distance": "not by distance"}  # a layer's three numbers
-MEASURES = {
-    "lead": Column(
-        QUESTIONS["lead"],
-        "The score of the first key less the mean of the other earlier keys.",
-        "nats",
-        signed=True,
-    ),
-    "amplitude": Column(
-        "amplitude",
-        "The strength of the pattern among the other keys: its RMS, corrected for noise.",
-        "nats",
-        noise=WITHIN,
-    ),
-    "locality": Column(
-        "locality",
-        "Rank correlation with the key's position: above 0, near keys are preferred.",
-        BOTH_WAYS,
-        neutral=0.0,
-        signed=True,
-    ),
-    "monotonicity": Column(
-        "monotonicity",
-        "Share of pairs of keys at a distance of 8 whose nearer key scores higher; 1/2: no trend.",
-        "lag 8",
-        neutral=0.5,
-    ),
-    "relative_r2": Column(
-        "relative share",
-        "Share of the positional pattern that depends on distance alone; blank without one.",
-        SHARE,
-        blank=NO_PATTERN,
-    ),
-    "not_by_distance": Column(
-        "not by distance",
-        "RMS of the part of the positional pattern that does not depend on distance alone.",
-        "nats",
-        noise=WITHIN,
-    ),
-}
-HEAD_MEASURES = ("lead", "amplitude", "locality", "relative_r2")  # of a head's pattern
-ATTENTION = {  # measures of a head's attention
-    "first_key": Column(
-        "first-key attention",
-        "Mean attention to the first key; above 0.3 the head is called a sink.",
-        SHARE,
-    ),
-    "previous_token": Column(
-        "previous-token attention", "Mean attention to the token before the query.", SHARE
-    ),
-    "induction": Column(
-        "induction attention",
-        "On repeated random tokens, mean attention to the token after the query's last copy.",
-        SHARE,
-    ),
-}
-INFORMATION = {  # of a head's attention weights
-    "information": Column("information", "How far attention is from uniform.", "nats"),
-    "first_position": Column(
-        "first key, position", "Whether to look at the first key, the same in every text.", "nats"
-    ),
-    "first_content": Column(
-        "first key, content", "Whether to look at it, differing from text to text.", "nats"
-    ),
-    "others_position": Column(
-        "other keys, position", "Where to look among them, the same in every text.", "nats"
-    ),
-    "others_content": Column(
-        "other keys, content", "Where to look among them, differing from text to text.", "nats"
-    ),
-    "positional_share": Column(
-        "position",
-        "The share of position in the information about all keys.",
-        SHARE,
-        blank=NO_SHARE,
-    ),
-    "others_share": Column(
-        "position among the others",
-        "The share of position among the other keys.",
-        SHARE,
-        blank=NO_SHARE,
-    ),
-    "first_weight": Column("first key", "The weight of the first key.", SHARE),
-    "pattern_missed": Column(
-        "missed by the mean scores",
-        "The share of `others_position` that the softmax of the mean scores misses.",
-        SHARE,
-        blank=NO_SHARE,
-    ),
-    "positional_share_gap": Column("gap", "Its upper less its lower bound.", SHARE),
-    "others_share_gap": Column("gap", "Its upper less its lower bound.", SHARE),
-    "sink_weight": Column("learned sink", "What a learned sink takes of all attention.", SHARE),
-}
 
 
 def layer_names(numbers: Iterable[int]) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import resources
 from itertools import groupby
 from pathlib import Path
 
 from nope_probe.figures import names, words
+from nope_probe.files import packaged
 from nope_probe.run.manifest import Manifest
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
@@ -18,11 +16,9 @@ LEAST_TEXTS = 48  # of a half; with fewer, errors of the means of written positi
 REPEATED = 1.25  # times the number of different sequences
 
 
-@cache
 def captions(command: str) -> Mapping[str, str]:
     """Return the captions of a command's page, by name, from its table in `texts.toml`."""
-    text = resources.files("nope_probe.reports").joinpath("texts.toml").read_text("utf-8")
-    captions: Mapping[str, str] = tomllib.loads(text)[command]
+    captions: Mapping[str, str] = packaged("reports/texts.toml")[command]
     return captions
 
 

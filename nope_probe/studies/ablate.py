@@ -18,10 +18,9 @@ from nope_probe.figures.words import (
     INFORMATION,
     MEASURES,
     NUMBERS,
-    QUESTIONS,
-    WITHIN,
     Column,
     View,
+    columns,
 )
 from nope_probe.hooks.removing.removals import REPLACEMENTS, Replacement
 from nope_probe.removal import INTACT, WRITTEN, Condition
@@ -84,36 +83,7 @@ COLUMNS = {
     **MEASURES,
     **ATTENTION,
     **INFORMATION,
-    "order": Column(
-        QUESTIONS["order"],
-        "How much of the intact model's pattern among the other keys is there; of the intact "
-        "model, the pattern's strength.",
-        "nats",
-        blank="no pattern",
-        signed=True,
-    ),
-    "size": Column(
-        "size", "The mean lead, or the RMS of the pattern, of a term.", "nats", noise=WITHIN
-    ),
-    "mask_adds": Column(
-        "what the mask adds",
-        "What is not by distance, with the mask less without it, paired.",
-        "nats",
-        signed=True,
-    ),
-    "mean": Column("mean score", "The mean over all queries and keys at a distance.", "nats"),
-    "offset": Column("distance i - j", "From query to key.", "tokens"),
-    "last_offset": Column("last distance", "The last distance of a row's mean.", "tokens"),
-    "loss": Column("loss", "The mean loss on the run's texts.", "nats"),
-    "cost": Column(
-        "cost",
-        "The loss on the run's texts less the intact model's; without written position, less the "
-        "null's.",
-        "nats",
-        signed=True,
-    ),
-    "cost_with_noise": Column("rise", "The loss less the intact model's.", "nats", signed=True),
-    "cost_null": Column("null's rise", "The null's less the intact model's.", "nats", signed=True),
+    **columns("ablate"),
     **{
         f"{name}_{end}": Column(f"layers, {of}", f"In how many layers {of}.")
         for name in NUMBERS

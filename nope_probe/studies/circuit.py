@@ -11,7 +11,7 @@ import tyro
 from annotated_types import Interval
 
 from nope_probe.figures.intervals import column_text, interval_of
-from nope_probe.figures.words import MEASURES, Column, View
+from nope_probe.figures.words import MEASURES, View, columns
 from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section
@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 SAID = notes.captions("circuit")
 SHOWN = ("locality", "monotonicity")
-COLUMNS = {
-    **MEASURES,
-    "model": Column("model", "`intact`, or `ablated` without what is removed.", names_rows=True),
-    "stage": Column("stage", "The letter of the stage.", names_rows=True),
-}
+COLUMNS = {**MEASURES, **columns("circuit")}
 VIEWS = (
     View(
         table="stages",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from nope_probe.figures.intervals import column_text
-from nope_probe.figures.words import INFORMATION, Column, Columns, View
+from nope_probe.figures.words import INFORMATION, Columns, View, columns
 from nope_probe.files import JsonObject
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
@@ -32,21 +32,7 @@ if TYPE_CHECKING:
 SAID = notes.captions("compare")
 PATTERN = "pattern/intact"  # the maps that two runs may share
 COMPARED = ("ablate", "attention", "behaviour", "circuit", "trace")
-COLUMNS = {
-    "table": Column("table", "The runs' table that the number stands in."),
-    "number": Column("number", "Its column; what names its row are the columns before."),
-    "run": Column("run", "The run, named by the settings that differ; of a series."),
-    "value": Column("value", "The number; of two runs the second's."),
-    "base_value": Column("base value", "The first run's number."),
-    "difference": Column(
-        "difference",
-        "The second run's number less the first's; in a series, less that of the run before.",
-        signed=True,
-    ),
-    "p_holm": Column("p, by Holm's rule", "The chance of so large a difference, times tests left."),
-    "differs": Column("differs", "Whether the difference survives Holm's rule within its table."),
-    "method": Column("method", "`paired` fold by fold, or `unpaired`; of no test, blank."),
-}
+COLUMNS = columns("compare")
 HEADS = View(
     table="differences",
     title="Which heads changed",
@@ -146,7 +132,7 @@ def report(run: Run) -> Report:
     base, label = runs
     kind = runs[base].manifest.kind
     signed = {name: replace(INFORMATION[name], signed=True) for name in PARTS}
-    columns = declared(kind) | signed | COLUMNS
+    columns = {**declared(kind), **signed, **COLUMNS}
     views = [HEADS if kind == "attention" else ALL]
     chapters = ["compare", *["attention"] * (kind == "attention")]
     return Report(
