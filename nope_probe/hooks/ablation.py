@@ -69,9 +69,10 @@ def ablated(
     """Run a model without some of its components for as long as the context lasts.
 
     Other hooks, added before or inside the context, see the ablation's outputs and may change
-    them; the ablation reads their outputs too. Padding stays hidden without the mask. Text is
-    generated without a cache, with a warning, where a new token changes the keys and values of
-    earlier positions. A model is used by one thread at a time: the one that enters the context.
+    them; the ablation reads their outputs too. `reset_hooks` leaves it. Padding stays hidden
+    without the mask. Text is generated without a cache, with a warning, where a new token changes
+    the keys and values of earlier positions. A model is used by one thread at a time: the one that
+    enters the context.
 
     Args:
         model: a HookedTransformer or TransformerBridge, or what `load` returns; its outputs are
@@ -87,10 +88,10 @@ def ablated(
             calibration and tokens are given where means or gains are needed, for another model's or
             one of other weights, or for a prefix longer than the model's context. In a forward
             pass, for a prefix longer than the sequences, for keys and values from a cache that the
-            ablation makes wrong, for padding that looks like tokens or changes the removal, or if
-            `reset_hooks` removed the ablation. Inside another `ablated` on this model: two writers
-            of the attention scores do not commute. Name all components in one Ablation. If another
-            thread reads or ablates the model, and in the passes of other threads.
+            ablation makes wrong, or for padding that looks like tokens or changes the removal.
+            Inside another `ablated` on this model: two writers of the attention scores do not
+            commute. Name all components in one Ablation. If another thread reads or ablates the
+            model, and in the passes of other threads.
 
     Example:
         >>> from nope_probe import Ablation, ablated, load
@@ -105,11 +106,11 @@ def ablated(
         if model in ABLATED:
             raise UserError(ABLATED_ALREADY)
         calibration = _calibration(model, ablation, calibration, tokens)
-        groups = [block.group(calibration) for block in blocks]
+        hooks = [hook for block in blocks for hook in block.hooks(calibration)]
         for removal in removals_of(ablation.condition):
-            groups += removal.groups(model, ablation, calibration)
+            hooks += removal.hooks_outside(model, ablation, calibration)
         positions = (calibration or Calibration()).positions_for(ablation.condition)
-        active = ActiveAblation(ablation=ablation, groups=groups, positions=positions)
+        active = ActiveAblation(ablation=ablation, hooks=hooks, positions=positions)
         stack.enter_context(_in_place(model, active))
         stack.enter_context(_whole_sequences(model, ablation))
         stack.enter_context(refused(model))
@@ -132,7 +133,7 @@ def directly_ablated(
     """
     active = ActiveAblation(
         ablation=Ablation(remove=[writer.removal]),
-        groups=[*without_position(model, [writer], positions, reader)],
+        hooks=[*without_position(model, [writer], positions, reader)],
         positions=positions,
     )
     with _in_place(model, active):
@@ -145,7 +146,7 @@ def _in_place(model: HookedModel, active: ActiveAblation) -> Iterator[None]:
     if ABLATED.setdefault(model, active) is not active:
         raise UserError(ABLATED_ALREADY)
     try:
-        with tapped(model), hooks_in_place(active.groups):
+        with tapped(model), hooks_in_place(active.hooks):
             yield
     finally:
         del ABLATED[model]

@@ -5,8 +5,7 @@ TransformerLens, because that import takes seconds. Hooks are attached, kept in 
 for a while.
 
 A hook that writes runs before all others, so that they see its output and may change it; a hook
-that reads runs after them, so that it reads their final tensor. The order is restored
-whenever the block (or other module) that the hooks belong to is entered.
+that reads runs after them, so that it reads their final tensor.
 
 A model is used by one thread at a time. The thread that reads or ablates a model keeps it, and the
 passes of other threads are refused meanwhile.
@@ -14,10 +13,9 @@ passes of other threads are refused meanwhile.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from threading import get_ident
 from typing import (
     Any,
@@ -31,8 +29,6 @@ from typing import (
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-
-from nope_probe.errors import UserError
 
 
 @runtime_checkable
@@ -63,7 +59,7 @@ class HookPoint(Protocol):
     def __call__(self, tensor: Tensor, /) -> Tensor:
         """Return a tensor as hooks change it."""
 
-    def add_hook(self, hook: Hook, *, prepend: bool = False) -> object:
+    def add_hook(self, hook: Hook, *, is_permanent: bool = False, prepend: bool = False) -> object:
         """Add a hook after the present hooks, or before them."""
 
 
@@ -122,64 +118,29 @@ def last(point: HookPoint, hook: Hook) -> PlacedHook:
     return PlacedHook(point, hook, "last")
 
 
-class HookGroup(NamedTuple):
-    """The hooks of one module, in their order of running among hooks of the same place."""
-
-    module: nn.Module
-    hooks: Sequence[PlacedHook]
-
-
 @contextmanager
-def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
-    """Attach groups of hooks, keep their places, and always remove exactly these.
+def hooks_in_place(hooks: Iterable[PlacedHook]) -> Iterator[None]:
+    """Attach hooks, keep their places at their points, and always remove exactly these.
 
-    Hooks of the same module run in the order of the groups; of a later context, those that write
-    run before these.
-
-    Raises:
-        UserError: in a forward pass, if one of these hooks was removed inside the context.
+    First hooks of a point run in the order in which they are given, and so do its last hooks. First
+    hooks of a later context run before these. `reset_hooks` leaves them: they are permanent.
     """
-    by_module = defaultdict[nn.Module, list[PlacedHook]](list)
-    for module, hooks in groups:
-        by_module[module] += hooks
+    placed = [*hooks]
     with ExitStack() as stack:
-        for module, placed_hooks in by_module.items():
-            kept = _KeptInPlace()
-            kept.handles += [
-                (placed, stack.enter_context(_attached(placed.point, placed.hook)))
-                for placed in placed_hooks
-            ]
-            stack.callback(module.register_forward_pre_hook(kept).remove)
-            stack.callback(kept.handles.clear)
+        for point, hook, place in reversed(placed):  # the foremost is put in front at the end
+            if place == "first":
+                stack.enter_context(_attached(point, hook, is_permanent=True, prepend=True))
+        for point, hook, place in placed:
+            if place == "last":
+                handle = stack.enter_context(_attached(point, hook, is_permanent=True))
+                behind_all = partial(_run_last, handle.hook.id)
+                stack.enter_context(cast(nn.Module, point).register_forward_pre_hook(behind_all))
         yield
 
 
-class _KeptInPlace:
-    """Runs when a module is entered: checks that its hooks are there, and restores their order."""
-
-    def __init__(self) -> None:
-        self.handles: list[tuple[PlacedHook, LensHandle]] = []
-
-    def __call__(self, module: nn.Module, args: object) -> None:
-        orders = defaultdict[HookPoint, dict[str, list[int]]](lambda: {"first": [], "last": []})
-        for placed, handle in [*self.handles]:
-            if not any(fwd_hook is handle for fwd_hook in placed.point.fwd_hooks):
-                raise UserError(
-                    "the hooks of `ablated` were removed inside it (by reset_hooks?), and with "
-                    "them the ablation: leave the context before hooks are reset"
-                )
-            orders[placed.point][placed.place].append(handle.hook.id)
-        for point, order in orders.items():
-            _restore_order(point, **order)
-
-
-def _restore_order(point: Any, first: Sequence[int], last: Sequence[int]) -> None:
-    """Move hooks of a hook point, by their ids, before and after all others."""
-    # As TransformerLens's `prepend` does; PyTorch has no public way to reorder hooks.
-    for number in reversed(first):
-        point._forward_hooks.move_to_end(number, last=False)
-    for number in last:
-        point._forward_hooks.move_to_end(number)
+def _run_last(number: int, point: Any, args: object) -> None:
+    """Move a hook of a hook point, by its id, behind hooks that were added after it."""
+    point._forward_hooks.move_to_end(number)
 
 
 class OfThread:
@@ -202,9 +163,9 @@ def hooks_attached(hooks: Iterable[Attachment]) -> Iterator[None]:
 
 
 @contextmanager
-def _attached(point: HookPoint, hook: Hook) -> Iterator[LensHandle]:
+def _attached(point: HookPoint, hook: Hook, **options: bool) -> Iterator[LensHandle]:
     of_thread = OfThread(hook)
-    point.add_hook(of_thread)
+    point.add_hook(of_thread, **options)
     handle = next(handle for handle in [*point.fwd_hooks] if handle.user_hook is of_thread)
     try:
         yield handle

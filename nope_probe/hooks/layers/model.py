@@ -321,12 +321,6 @@ def position_point(model: HookedModel) -> HookPoint | None:
     return hooked.hook_pos_embed if learned and bool(hooked.pos_embed.W_pos.any()) else None
 
 
-def position_module(model: HookedModel) -> nn.Module:
-    """Return the module whose forward pass makes learned position embeddings."""
-    hooked: Any = model
-    return hooked.pos_embed
-
-
 def hugging_face_config(model: HookedModel | nn.Module) -> JsonObject | None:
     """Return the Hugging Face configuration of a bridge's model; a HookedTransformer has none."""
     config = getattr(original_of(model), "config", None)

@@ -23,8 +23,8 @@ from nope_probe.hooks.layers.base_layer import Layer, Traits, Vectors
 from nope_probe.hooks.layers.block_kinds import HookedLayer
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
-    HookGroup,
     HookPoint,
+    PlacedHook,
     first,
     hooks_attached,
     hooks_detached,
@@ -187,10 +187,9 @@ def run_forward(model: HookedModel, inputs: Inputs) -> None:
     """
     inputs = inputs.to(next(model.parameters()).device)
     options: dict[str, int] = {} if is_bridge(model) else {"stop_at_layer": model.cfg.n_layers}
-    entries: list[HookGroup] = []
+    entries: list[PlacedHook] = []
     if inputs.is_floating_point() and is_bridge(model):
-        enter = first(block_point(model, 0, "hook_resid_pre"), lambda tensor, hook: inputs)
-        entries.append(HookGroup(blocks_of(model)[0], [enter]))
+        entries = [first(block_point(model, 0, "hook_resid_pre"), lambda tensor, hook: inputs)]
     elif inputs.is_floating_point():
         options["start_at_layer"] = 0
     # The first of all hooks, so that even an ablation's hooks read the vectors.

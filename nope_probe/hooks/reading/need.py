@@ -180,8 +180,8 @@ def _edits(
         return layer.index, (attention.q, attention.k)
 
     # A constant is normed and rotated by the model, alike in all sequences of a length.
-    groups = [block.group(calibration) for block in blocks.values()]
-    with tapped(model), hooks_in_place(groups):
+    hooks = [hook for block in blocks.values() for hook in block.hooks(calibration)]
+    with tapped(model), hooks_in_place(hooks):
         constants = dict(read_attention(model, inputs[:1], read))
 
     def with_constants(index: int) -> Edit:

@@ -208,9 +208,9 @@ class _Measuring:
         model, entry, texts = self.model, self.entry, Texts(self.positions.texts)
         on = next(blocks_of(model)[entry].parameters()).device
         done = [outlet for outlet, _ in self.outlets[:place] if outlet.index >= entry]
-        groups = () if self.as_intact else positions_taken(done, self.positions, texts)
+        taken = () if self.as_intact else positions_taken(done, self.positions, texts)
         # After the hooks of an ablation that the model has: outputs as it leaves them are changed.
-        taken = [(placed.point, placed.hook) for group in groups for placed in group.hooks]
+        changes = [(point, hook) for point, hook, _ in taken]
         outlet, kept = self.outlets[place][0], dict[str, Tensor]()
         points = {**outlet.points_before(), "output": outlet.point}
         if to_end:
@@ -227,7 +227,7 @@ class _Measuring:
             texts.numbers = self._numbers(start).to(on)
             begin = {entry: self.residuals[start].to(on)} if entry else {}
             entering = entered(model, Entry(residuals=begin, n_outputs=self.n_outputs), entry)
-            with entering, hooks_attached([*taken, *hooks]):
+            with entering, hooks_attached([*changes, *hooks]):
                 run_forward(model, self.inputs[start:stop])
             if to_end:
                 self.residuals[start] = kept.pop("after")

@@ -14,9 +14,9 @@ from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
-    HookGroup,
     HookPoint,
     OfThread,
+    PlacedHook,
 )
 from nope_probe.hooks.layers.model import layers_of, modules_of, numbered_layers
 from nope_probe.hooks.layers.passes import traits_of
@@ -43,10 +43,9 @@ class BlockAblation:
         self.removals = [removal(target, ablation) for removal in removals_of(self.condition)]
         self.straightens = next((r.straightens for r in self.removals if r.straightens), None)
 
-    def group(self, calibration: Calibration | None) -> HookGroup:
+    def hooks(self, calibration: Calibration | None) -> list[PlacedHook]:
         """Return the block's hooks, given the result of `calibrate` if the ablation needs it."""
-        hooks = [hook for removal in self.removals for hook in removal.hooks(calibration)]
-        return HookGroup(self.layer.block, hooks)
+        return [hook for removal in self.removals for hook in removal.hooks(calibration)]
 
     def edit(self, attention: Attention) -> Attention:
         """Return attention as every removal leaves it, the mask last: it needs the window's.
@@ -139,12 +138,12 @@ class ActiveAblation:
 
     Attributes:
         ablation: the removals.
-        groups: the hooks that are attached.
+        hooks: the hooks that are attached.
         positions: the positions that are removed, if any.
     """
 
     ablation: Ablation
-    groups: Sequence[HookGroup]
+    hooks: Sequence[PlacedHook]
     positions: WrittenPositions | None = None
 
 

@@ -20,7 +20,6 @@ from nope_probe.hooks.layers.attention import Attention, AttentionMask, Visible,
 from nope_probe.hooks.layers.base_layer import Layer, NormName, RemovedPairs, find_point
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
-    HookGroup,
     HookPoint,
     PlacedHook,
     first,
@@ -29,7 +28,6 @@ from nope_probe.hooks.layers.hook_points import (
 from nope_probe.hooks.layers.model import (
     blocks_of,
     layers_of,
-    position_module,
     position_point,
 )
 from nope_probe.hooks.layers.passes import traits_of
@@ -97,9 +95,9 @@ class Removal:
         return not cls.trait or any(known)
 
     @classmethod
-    def groups(
+    def hooks_outside(
         cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
-    ) -> Iterator[HookGroup]:
+    ) -> Iterator[PlacedHook]:
         """Yield the hooks outside of the blocks that attend."""
         yield from ()
 
@@ -337,11 +335,11 @@ class Mlp(Removal):
         return not layers_of(model)[0].attention_only and any(has_output)
 
     @classmethod
-    def groups(
+    def hooks_outside(
         cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
-    ) -> Iterator[HookGroup]:
-        for number, point in lone_mlps(model, ablation).items():
-            yield HookGroup(blocks_of(model)[number], [first(point, zeros)])
+    ) -> Iterator[PlacedHook]:
+        for point in lone_mlps(model, ablation).values():
+            yield first(point, zeros)
 
     def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
         if self.layer.has("hook_mlp_out"):
@@ -369,12 +367,12 @@ class PosEmbed(Removal):
         return position_point(model) is not None
 
     @classmethod
-    def groups(
+    def hooks_outside(
         cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
-    ) -> Iterator[HookGroup]:
+    ) -> Iterator[PlacedHook]:
         point = position_point(model)
         if point is not None:
-            yield HookGroup(position_module(model), [first(point, mean_over_positions)])
+            yield first(point, mean_over_positions)
 
 
 class Content(Removal):

@@ -20,13 +20,12 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Vectors
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
-    HookGroup,
     HookPoint,
     PlacedHook,
     first,
     last,
 )
-from nope_probe.hooks.layers.model import block_point, blocks_of, position_module
+from nope_probe.hooks.layers.model import block_point
 from nope_probe.hooks.layers.writers import Outlet, blocks_that_write, outlets_of
 from nope_probe.hooks.removing.components import Removal
 from nope_probe.hooks.removing.removals import Ablation
@@ -42,9 +41,9 @@ class Written(Removal):
     kind = "written"
 
     @classmethod
-    def groups(
+    def hooks_outside(
         cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
-    ) -> Iterator[HookGroup]:
+    ) -> Iterator[PlacedHook]:
         assert calibration is not None
         positions = calibration.positions_for(ablation.condition)
         assert positions is not None
@@ -63,7 +62,7 @@ def without_position(
     writers: Iterable[Writer],
     positions: WrittenPositions,
     reader: int | None = None,
-) -> Iterator[HookGroup]:
+) -> Iterator[PlacedHook]:
     """Yield the hooks that take the position of some writers out of the residual stream.
 
     Args:
@@ -78,27 +77,21 @@ def without_position(
     blocks = {block.index: block for block in blocks_that_write(model, heads)}
     outlets = outlets_of(model, writers, blocks, of_tokens=positions.of_tokens)
     entry = block_point(model, 0, "hook_resid_pre")
-    yield HookGroup(blocks_of(model)[0], [first(entry, texts.recognise)])
+    yield first(entry, texts.recognise)
     yield from positions_taken(outlets, positions, texts, reader)
 
 
 def positions_taken(
     outlets: Iterable[Outlet], positions: WrittenPositions, texts: Texts, reader: int | None = None
-) -> Iterator[HookGroup]:
+) -> Iterator[PlacedHook]:
     """Yield the hooks that take positions out of what outlets carry, or out of a block's input."""
     for outlet in outlets:
-        model, taken = outlet.model, _Taken(outlet, positions, texts)
-        hooks = [first(outlet.point, taken.subtract if reader is None else taken.keep_written)]
+        taken = _Taken(outlet, positions, texts)
         for name, point in outlet.points_before().items():
-            placed: PlacedHook = last(point, partial(taken.keep, name))
-            if name == "pos":
-                yield HookGroup(position_module(model), [placed])
-            else:
-                hooks.append(placed)
-        yield HookGroup(blocks_of(model)[outlet.index], hooks)
+            yield last(point, partial(taken.keep, name))
+        yield first(outlet.point, taken.subtract if reader is None else taken.keep_written)
         if reader is not None:
-            point = block_point(model, reader, "hook_resid_pre")
-            yield HookGroup(blocks_of(model)[reader], [first(point, taken.subtract_kept)])
+            yield first(block_point(outlet.model, reader, "hook_resid_pre"), taken.subtract_kept)
 
 
 @dataclass(eq=False)
