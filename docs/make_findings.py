@@ -218,9 +218,6 @@ def cell(numbers: Numbers, of: Of) -> str:
     ends = numbers.get((run, layer, name, measure))
     if ends is None:
         return ""
-    if measure.endswith("_below_half"):
-        of_all, *_ = numbers[run, layer, name, measure.replace("below_half", "layers")]
-        return f"{ends[0]:.0f} of {of_all:.0f}".replace(" ", "\N{NO-BREAK SPACE}")
     if measure == "not_by_distance" and ends[1] <= 0:
         return WITHIN
     style = of.get("style", STYLES.get(measure, "z.2f"))

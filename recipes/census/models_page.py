@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections import Counter
 from contextlib import redirect_stderr
@@ -137,23 +138,35 @@ def page(runs: list[dict[str, Any]]) -> str:
     counts = _without_case(runs[-1]["counts"])
     by_name = [{decoder["name"]: decoder for decoder in run["decoders"]} for run in runs]
     names = sorted(by_name[-1], key=lambda name: -counts[_kind(by_name[-1][name])])
-    rows = []
-    for name in names:
-        decoders = [decoders[name] for decoders in by_name]
-        newest = decoders[-1]
-        variant = f", {name.partition('-with-')[2]}" if "-with-" in name else ""
-        models = "" if variant else str(counts[_kind(newest)])
-        cells = [newest["architecture"] + variant, models, newest["scheme"]]
-        cells += [_result(decoder) for decoder in decoders]
-        not_run = {command for decoder in decoders for command in decoder["not_run"]}
-        cells += [", ".join(newest["not_removable"]), ", ".join(sorted(not_run))]
-        rows.append(f"| {' | '.join(cells)} |")
-    versions = [f"TransformerLens {run['version']}" for run in runs]
-    head = ["architecture", "models", "scheme", *versions, "not removable", "not run"]
-    table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *rows]
-    return "\n".join(
-        [*_introduction(runs, counts), "", *table, "", *_reasons(list(by_name[-1].values())), ""]
-    )
+    rows = [_row(name, [decoders[name] for decoders in by_name]) for name in names]
+    versions = " and ".join(run["version"] for run in runs)
+    lines = [*_introduction(runs, counts), "", *_table(rows, versions), ""]
+    return "\n".join([*lines, *_reasons(list(by_name[-1].values())), ""])
+
+
+def _row(name: str, decoders: list[dict[str, Any]]) -> tuple[str, str, str, str]:
+    """Return a decoder's name, scheme, largest error and what of it is refused."""
+    newest = decoders[-1]
+    variant = f" ({name.partition('-with-')[2]})" if "-with-" in name else ""
+    not_run = {f"`{command}`" for decoder in decoders for command in decoder["not_run"]}
+    refused = ", ".join([*newest["not_removable"], *sorted(not_run)])
+    error = max(map(_error, decoders))
+    result = f"{error:.0e}".replace("e-0", "e-") if error < math.inf else "refused"
+    return newest["architecture"] + variant, newest["scheme"], result, refused
+
+
+def _table(rows: list[tuple[str, str, str, str]], versions: str) -> list[str]:
+    """Return a table of what is measured, a row for each scheme and what is refused in it."""
+    groups: dict[tuple[str, str, bool], list[tuple[str, str]]] = {}
+    for name, scheme, result, refused in rows:
+        groups.setdefault((scheme, refused, result == "refused"), []).append((name, result))
+    head = ["scheme", "architectures", f"TransformerLens {versions}", "refused"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for (scheme, refused, is_refused), found in groups.items():
+        names = ", ".join(name for name, _ in found)
+        worst = "refused" if is_refused else max((result for _, result in found), key=float)
+        lines.append(f"| {scheme} | {names} | {worst} | {refused} |")
+    return lines
 
 
 def _kind(decoder: dict[str, Any]) -> str:
@@ -168,15 +181,9 @@ def _without_case(counts: dict[str, int]) -> Counter[str]:
     return total
 
 
-def _result(decoder: dict[str, Any]) -> str:
-    """Return the largest error of a decoder's maps, or that it is refused."""
-    if decoder["refused"]:
-        return "refused"
-    return f"{max(decoder['errors'].values()):.0e}".replace("e-0", "e-").replace("e+0", "e+")
-
-
-def _is_exact(decoder: dict[str, Any]) -> bool:
-    return not decoder["refused"] and max(decoder["errors"].values()) <= BOUND
+def _error(decoder: dict[str, Any]) -> float:
+    """Return the largest error of a decoder's maps; infinity if it is refused."""
+    return math.inf if decoder["refused"] else max(decoder["errors"].values())
 
 
 def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]:
@@ -184,7 +191,7 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
 
     newest = [each for each in runs[-1]["decoders"] if "-with-" not in each["name"]]
     attending = [each for each in newest if each["scheme"] != "no attention"]
-    exact = [each for each in attending if _is_exact(each)]
+    exact = [each for each in attending if _error(each) <= BOUND]
     n_models = sum(counts[_kind(each)] for each in attending)
     share = sum(counts[_kind(each)] for each in exact) / n_models
     known = {_kind(each) for each in newest}
@@ -200,23 +207,17 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
         "",
         f"TransformerLens {runs[-1]['version']} lists {len(newest)} architectures of text decoders "
         f"whose code is in transformers. {len(attending)} of them attend, and the maps of "
-        f"{len(exact)} of these are exact. TransformerLens's registry lists {n_models:,} models of "
-        f"the architectures that attend; {share:.1%} of them are of exact ones.",
+        f"{len(exact)} of these are exact, those of {share:.1%} of the {n_models:,} models that "
+        "its registry lists.",
         "",
-        "Each row is a tiny random model of an architecture's configuration class, with layers "
-        "of every kind that the family has. Its score maps were compared with plain transformers', "
-        "run through an attention function of the tests (`tests/support/plain_attention.py`): "
+        "Of each architecture a tiny random model, with layers of every kind that the family has, "
+        "was compared with plain transformers' (`tests/support/plain_attention.py`): "
         "intact, without each source of position, without MLPs, and with an identity in the place "
-        "of each of W_Q, W_K, W_V and W_O that is a separate matrix. In a hybrid model every "
-        "command measures the blocks that attend, by their own numbers, and MLPs are removed from "
-        "every block.",
-        "",
-        "- *models*: how many models of the architecture TransformerLens's registry lists.",
-        "- The columns of TransformerLens show the largest difference of any of these maps, "
-        "relative to the map's largest score. A map counts as exact up to 1e-5.",
-        "- *not removable*: weights whose removal is refused in one line; below is why.",
-        "- *not run*: commands that are refused in one line with their defaults (`behaviour`: the "
-        "measures `loss` and `position`; `circuit`: the first layer that attends); below is why.",
+        "of each of W_Q, W_K, W_V and W_O that is a separate matrix. The table shows the largest "
+        "difference of any map, relative to the map's largest score; a map counts as exact up to "
+        "1e-5. *Refused*: weights that cannot be removed, and commands that do not run with their "
+        "defaults ([why](#what-is-refused)). In a hybrid model commands measure the blocks that "
+        "attend, and MLPs are removed from every block.",
         "",
         f"Decoders whose code is in no release of transformers need remote code, which is refused "
         f"({', '.join(remote)}). Encoders and models that read images or sound are refused too.",

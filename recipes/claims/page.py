@@ -18,7 +18,6 @@ import pandas as pd
 
 from claims import overall, table
 from nope_probe.figures.maps import export
-from profiles import PARTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 STORED, PAGE, IMAGES = DOCS / "claims.csv", DOCS / "claims.md", DOCS / "images" / "claims"
@@ -64,20 +63,11 @@ def page(stored: pd.DataFrame) -> str:
         parts.append(
             markdown(HEADER, [cells(name, words, stored) for name, words in of_script.items()])
         )
-        if script == "u_shape":
-            parts += [PROFILES, profile_table(stored)]
         parts.append(f"![{title}](images/claims/{script}.png)")
     return "\n\n".join(parts) + "\n"
 
 
 HEADER = ["paper", "says", "of", "prediction", "our number", "verdict"]
-PROFILES = (
-    "What the last position takes from the first position, the early ones (up to n/8), the late "
-    "ones (the last eighth without the last) and the last, over the middle half, at 256 tokens "
-    "(means of 12 texts). Influence is the norm of the gradient of a random read-out of the final "
-    "residual stream by an input embedding, attention the last query's mean over heads and layers, "
-    "rollout the product of the layers' attention; `claims.csv` has these without RoPE too."
-)
 
 
 def cells(name: str, words: dict[str, Any], stored: pd.DataFrame) -> list[str]:
@@ -104,34 +94,6 @@ def cells(name: str, words: dict[str, Any], stored: pd.DataFrame) -> list[str]:
 def number(value: float) -> str:
     """Return a number with three digits."""
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0e}"
-
-
-def profile_table(stored: pd.DataFrame) -> str:
-    """Return the table of measures by condition, and of the scores."""
-    split = stored["quantity"].str.split(": ", expand=True)
-    stored = stored.assign(measure=split[0], where=split[1], part=split[2])
-    without = stored["where"].str.endswith("RoPE removed") & (stored["measure"] != "influence")
-    of_profiles = stored[stored["part"].isin(PARTS) & ~without]
-    lines = [
-        [
-            str(measure),
-            str(where),
-            *(number(rows.set_index("part")["value"][part]) for part in PARTS),
-        ]
-        for (measure, where), rows in of_profiles.groupby(["measure", "where"], sort=False)
-    ]
-    scores = stored[stored["measure"] == "scores"]
-    of_scores = [
-        [str(where), *map(number, rows["value"])]
-        for where, rows in scores.groupby("where", sort=False)
-    ]
-    return "\n\n".join(
-        [
-            markdown(["measure", "weights and RoPE", *PARTS], lines),
-            "Scores have no middle: lead, amplitude (nats), locality of the median layer from L1.",
-            markdown(["weights and RoPE", "lead", "amplitude", "locality"], of_scores),
-        ]
-    )
 
 
 def markdown(header: list[str], lines: list[list[str]]) -> str:
