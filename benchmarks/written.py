@@ -14,8 +14,7 @@ import tyro
 from tqdm import tqdm
 
 from nope_probe import run_ablations
-from nope_probe.figures.intervals import interval_of
-from nope_probe.figures.words import NUMBERS
+from nope_probe.figures.words import NUMBERS, interval_of
 
 Values = dict[str, tuple[float, float, float]]
 

@@ -27,8 +27,8 @@ from make_long_sequences import markdown
 
 from nope_probe import figures, read_run
 from nope_probe.analyses.verdicts import Maker
-from nope_probe.figures.intervals import interval_text
 from nope_probe.figures.names import row_name
+from nope_probe.figures.words import interval_text
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import COLUMNS, THREE_NUMBERS
 from nope_probe.studies.ablate_page import carrier_text, maker_text

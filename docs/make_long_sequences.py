@@ -24,9 +24,9 @@ from nope_probe.analyses.behaviour import by_document, mean_interval, span_loss
 from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
 from nope_probe.analyses.pattern_rows import bin_means, offset_bins
 from nope_probe.analyses.positions import position_terms, readers
-from nope_probe.figures.intervals import interval_text
 from nope_probe.figures.names import colour, words
 from nope_probe.figures.style import GUIDE, curve_in_band, panel_axes, place_panels
+from nope_probe.figures.words import interval_text
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.layers import LayerMaps

@@ -11,8 +11,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from nope_probe.figures.words import Column
-from nope_probe.studies.tidy import PLACES, declared
+from nope_probe.figures.words import PLACES, Column
+from nope_probe.studies.compare import declared
 
 
 class PublicNames(SphinxDirective):

@@ -252,6 +252,41 @@ def exceeds_noise(
     return bool(square > wider * (square - lowest))
 
 
+def above_noise(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series[bool]:
+    """Return which rows have an amplitude that exceeds the noise of all rows.
+
+    Args:
+        rows: one model's layers, or its heads.
+        fold_sizes: sequences per fold.
+    """
+    import pandas as pd
+
+    ends = rows[["amplitude", "amplitude_low"]].to_numpy(float).tolist()
+    clear = [exceeds_noise(value, low, len(rows), fold_sizes) for value, low in ends]
+    return pd.Series(clear, rows.index, dtype=bool)
+
+
+def strongest_row(rows: pd.DataFrame, fold_sizes: Sequence[int] = ()) -> pd.Series | None:
+    """Return the row that pages show first, of all commands: the one with the largest lead.
+
+    Only rows whose pattern exceeds the noise count (see `above_noise`); where no key is first, the
+    row with the largest pattern is returned.
+
+    Args:
+        rows: `lead` and `amplitude` (nats) with their bounds, of the intact model.
+        fold_sizes: sequences per fold.
+
+    Returns:
+        None if no pattern exceeds the noise.
+    """
+    above = rows[above_noise(rows, fold_sizes)]
+    if above.empty:
+        return None
+    has_lead = "lead" in above and above["lead"].notna().any()
+    sizes = above["lead"].abs().fillna(0.0) if has_lead else above["amplitude"]
+    return above.iloc[int(sizes.argmax())]
+
+
 def kinds_of(table: pd.DataFrame) -> pd.Series[str]:
     """Return the kind of each head: sink, order or content; empty if it is not classed.
 

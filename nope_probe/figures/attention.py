@@ -9,7 +9,6 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.figures.intervals import estimates_of, interval_of, interval_text
 from nope_probe.figures.names import colour, row_name, words
 from nope_probe.figures.style import (
     BLANK,
@@ -22,7 +21,13 @@ from nope_probe.figures.style import (
     reach_of,
     scatter,
 )
-from nope_probe.figures.words import QUESTIONS, with_readers
+from nope_probe.figures.words import (
+    QUESTIONS,
+    estimates_of,
+    interval_of,
+    interval_text,
+    with_readers,
+)
 from nope_probe.removal import INTACT, SOURCES, Condition
 
 CELL = 32  # px a layer

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from itertools import repeat
 from numbers import Real
 from typing import TYPE_CHECKING
 
-from nope_probe.figures.intervals import numbers_as_text
-from nope_probe.figures.words import QUESTIONS, Columns
+from nope_probe.figures.words import (
+    PLACES,
+    QUESTIONS,
+    Column,
+    Columns,
+    column_text,
+    numbers_as_text,
+)
 from nope_probe.removal import (
     CIRCUITS,
     IN_HEADS,
@@ -162,6 +168,47 @@ def in_words(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
         rows = zip(texts["removed"], by, strict=False)
         texts["removed"] = [row_name(name, replacement) for name, replacement in rows]
     return texts
+
+
+def brief(
+    table: pd.DataFrame,
+    first: str,
+    numbers: Sequence[str],
+    columns: Columns,
+    *,
+    by: str = "",
+    style: str = "z.2f",
+) -> pd.DataFrame:
+    """Return a small table as text: a row for each value of a column, a cell for each number.
+
+    Args:
+        table: numbers, with their bounds if they have any.
+        first: the column whose values name the rows.
+        numbers: the columns that are shown; of a long table the one that is.
+        columns: the study's numbers, which give headings and units.
+        by: of a long table, the column whose values (keys of `columns`) are the headings.
+        style: the format of numbers; percents have no decimals.
+
+    Example:
+        >>> import pandas as pd
+        >>> costs = pd.DataFrame({"removed": ["mask"], "cost": [1.5], "cost_low": [1.0]})
+        >>> nats = {"cost": Column("cost", unit="nats")}
+        >>> brief(costs.assign(cost_high=2.0), "removed", ["cost"], nats).to_dict("records")
+        [{'removed': 'without the causal mask', 'cost, nats': '1.50 [1.00, 2.00]'}]
+    """
+    import pandas as pd
+
+    known = {**PLACES, **columns}
+    cells: dict[str, dict[str, str]] = {}
+    for row in table.to_dict("records"):
+        by_what = row.get("replacement", NO_REPLACEMENT)
+        removed = row_name(row[first], by_what) if first == "removed" else ""
+        of_row = cells.setdefault(removed or named({}, first, row[first]), {})
+        for name in numbers:
+            about = known[str(row[by])] if by else known[name]
+            of_row[about.title] = column_text(row, name, about, "z.0f" if about.is_share else style)
+    frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
+    return frame.reset_index(names=known.get(first, Column(first)).label)
 
 
 def colour(name: str) -> str:

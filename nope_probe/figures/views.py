@@ -12,11 +12,6 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.figures.intervals import (
-    above_noise,
-    bound_columns,
-    estimates_of,
-)
 from nope_probe.figures.names import TABLE, colour, named, row_name, symbol
 from nope_probe.figures.style import (
     BLANK,
@@ -38,7 +33,17 @@ from nope_probe.figures.style import (
     reach_of,
     scatter,
 )
-from nope_probe.figures.words import BOTH_WAYS, PLACES, SHARE, Column, Columns, View
+from nope_probe.figures.words import (
+    BOTH_WAYS,
+    PLACES,
+    SHARE,
+    Column,
+    Columns,
+    View,
+    above_noise,
+    bound_columns,
+    estimates_of,
+)
 from nope_probe.removal import INK, NO_REPLACEMENT, parts_of
 
 SPREAD = 0.6  # width of the dots of a layer or another value of x

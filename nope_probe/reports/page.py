@@ -7,20 +7,24 @@ come into view or are unfolded, in the reader's colour scheme and for the width 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nope_probe.errors import UserError
-from nope_probe.figures.intervals import is_number
-from nope_probe.figures.words import Column
+from nope_probe.figures.words import PLACES, Column, Columns, View, is_number
 from nope_probe.files import template
 from nope_probe.reports import notes
 from nope_probe.run.manifest import Manifest
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     import plotly.graph_objects as go
+
+    from nope_probe.figures.panels import RowMaps
+    from nope_probe.run.folder import Run
 
 
 MOST_ROWS = 8  # of a lead's table
@@ -102,8 +106,9 @@ class Section:
             return None
         from nope_probe.figures.names import in_words
 
-        texts = in_words(self.table, self.columns)
-        headings = [self.columns.get(name, Column(name)).title for name in map(str, texts)]
+        columns = {**PLACES, **self.columns}
+        texts = in_words(self.table, columns)
+        headings = [columns.get(name, Column(name)).title for name in map(str, texts)]
         return texts.set_axis(headings, axis=1).to_html(index=False, border=0)
 
 
@@ -153,6 +158,48 @@ class Report:
             if figure is not None:
                 return figure
         raise UserError("there is no figure on the page to draw as an image")
+
+
+def sections(
+    views: Sequence[View],
+    tables: Mapping[str, pd.DataFrame],
+    columns: Columns,
+    marks: Mapping[str, Mapping[str, int]] | None = None,
+) -> Iterator[Section]:
+    """Yield the sections of a page, a section for each view whose table has rows.
+
+    A table that several views draw is under the figure of the first.
+
+    Args:
+        views: in the page's order.
+        tables: the run's.
+        columns: the study's numbers.
+        marks: by table, named places on x to mark with lines, such as the trained context.
+    """
+    from nope_probe.figures.views import draw, is_drawn
+
+    first = {view.table: view for view in reversed(views)}
+    for view in views:
+        table = tables.get(view.table)
+        if table is not None and len(table):
+            drawn = table.query(view.rows) if view.rows else table
+            yield Section(
+                title=view.title,
+                caption=view.caption,
+                figure=partial(draw, view, drawn, columns, (marks or {}).get(view.table))
+                if is_drawn(view, drawn)
+                else None,
+                table=table if view is first[view.table] else None,
+                columns=columns,
+                folded=view.folded,
+            )
+
+
+def row_maps(run: Run, values: np.ndarray) -> RowMaps:
+    """Return maps of a run [layer, row, key_pos], which know the queries of their rows."""
+    from nope_probe.figures.panels import RowMaps
+
+    return RowMaps(values=values, queries=run.query_positions, skip_keys=run.manifest.skip_keys)
 
 
 def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:

@@ -25,9 +25,8 @@ from nope_probe.figures.words import (
 from nope_probe.hooks.removing.removals import REPLACEMENTS, Replacement
 from nope_probe.removal import INTACT, WRITTEN, Condition
 from nope_probe.reports import notes
-from nope_probe.reports.page import Report, Section
+from nope_probe.reports.page import Report, Section, sections
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
-from nope_probe.studies.tidy import sections
 
 if TYPE_CHECKING:
     from nope_probe.run.folder import Run

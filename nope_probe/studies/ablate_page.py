@@ -18,35 +18,33 @@ from nope_probe.analyses.verdicts import (
     THIRD,
     Answer,
     Maker,
+    above_noise,
     answers,
     is_carrier,
     maker_of,
+    strongest_row,
     values_by_layer,
 )
 from nope_probe.figures.attention import head_values
-from nope_probe.figures.intervals import column_text, excludes_zero
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.names import row_name, short, words
+from nope_probe.figures.names import brief, row_name, short, words
 from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.style import GUIDE
 from nope_probe.figures.words import (
     MEASURES,
     NUMBERS,
     WITHIN,
+    column_text,
+    columns,
+    excludes_zero,
 )
 from nope_probe.removal import INTACT, NO_REPLACEMENT, UNION, Condition
 from nope_probe.reports.notes import captions
-from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions
+from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions, row_maps
 from nope_probe.run.folder import Run
-from nope_probe.studies.tidy import (
-    above_noise,
-    brief,
-    declared,
-    row_maps,
-    strongest_row,
-)
 
 SAID = captions("ablate")
+COLUMNS = {**MEASURES, **columns("ablate")}
 SHOWN = ("lead", "amplitude", "locality")
 ROW = ["removed", "replacement"]
 HALF = "±z.2f"
@@ -130,7 +128,7 @@ def carrier_text(carrier: str) -> str:
 
 def value_table(run: Run) -> pd.DataFrame:
     """Return the three numbers in every condition, each where it is largest, nats, and the cost."""
-    means, about = run.tables["over_layers"], declared("ablate")
+    means = run.tables["over_layers"]
     cells = {"nats ±95%": [row_name(*of) for of in means[ROW].itertuples(index=False)]}
     for number, title in NUMBERS.items():
         layer, rows, place = shown_layer(run, number), means, "mean"
@@ -139,12 +137,12 @@ def value_table(run: Run) -> pd.DataFrame:
             rows = means[ROW].merge(pattern[pattern["layer"] == layer], on=ROW)
         if number in rows and rows[number].notna().any():
             values = [
-                column_text(of, number, about[number], HALF) for of in rows.to_dict("records")
+                column_text(of, number, COLUMNS[number], HALF) for of in rows.to_dict("records")
             ]
             cells["\n".join(wrap(f"{title} ({place})", 13))] = values
     if "cost" in means:
         intact, *others = means.to_dict("records")
-        costs = [column_text(row, "cost", about["cost"], HALF) for row in others]
+        costs = [column_text(row, "cost", COLUMNS["cost"], HALF) for row in others]
         cells["cost"] = [f"0 of {intact['loss']:.2f}", *costs]
     return pd.DataFrame(cells)
 
@@ -236,7 +234,7 @@ def pattern_section(run: Run) -> Section:
         SAID["sum" if names else "pattern"],
         flat=flat,
     )
-    return replace(section, table=terms, columns=declared("ablate"))
+    return replace(section, table=terms, columns=COLUMNS)
 
 
 def with_marked_layer(section: Section, run: Run) -> Section:
@@ -338,5 +336,5 @@ def head_section(run: Run) -> Section:
         figure=partial(head_values, table),
         caption=SAID["heads"],
         table=table,
-        columns=declared("ablate"),
+        columns=COLUMNS,
     )

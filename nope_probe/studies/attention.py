@@ -13,7 +13,7 @@ from annotated_types import Interval
 from nope_probe.analyses.verdicts import UNIFORM, kinds_of
 from nope_probe.data.documents import validate_text
 from nope_probe.errors import UserError
-from nope_probe.figures.names import row_name
+from nope_probe.figures.names import brief, row_name
 from nope_probe.figures.words import (
     INFORMATION,
     NO_SHARE,
@@ -29,7 +29,6 @@ from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import COUNT, Mistakes
 from nope_probe.run.settings import Layers
 from nope_probe.studies.removing import RemovingSettings
-from nope_probe.studies.tidy import brief
 
 if TYPE_CHECKING:
     import pandas as pd

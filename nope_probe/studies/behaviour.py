@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import tyro
 from annotated_types import Interval
 
-from nope_probe.figures.intervals import bound_columns, column_text
-from nope_probe.figures.names import row_name
-from nope_probe.figures.words import Column, View, capitalised
+from nope_probe.figures.names import brief, row_name
+from nope_probe.figures.words import Column, View, bound_columns, capitalised, column_text
 from nope_probe.hooks.removing.removals import Ablation, Replacement
 from nope_probe.models.names import trained_length
 from nope_probe.removal import (
@@ -25,11 +24,10 @@ from nope_probe.removal import (
     spelled,
 )
 from nope_probe.reports import notes
-from nope_probe.reports.page import MOST_ROWS, Headline, Report
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, sections
 from nope_probe.run.flags import COUNT, LARGEST, SEQ_LEN, Mistakes, effects_of
 from nope_probe.run.settings import Layers
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
-from nope_probe.studies.tidy import brief, sections
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from annotated_types import Interval
 
-from nope_probe.figures.intervals import column_text, interval_of
-from nope_probe.figures.words import MEASURES, View, columns
+from nope_probe.figures.words import MEASURES, View, column_text, columns, interval_of
 from nope_probe.models.info import ModelInfo
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Report, Section
+from nope_probe.reports.page import Headline, Report, Section, sections
 from nope_probe.run.flags import COUNT, SEQ_LEN, Mistakes
 from nope_probe.stages import STAGE_WORDS, Letter
 from nope_probe.studies.removing import RemovingSettings
-from nope_probe.studies.tidy import preferred_keys, sections
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,7 +140,7 @@ def headline(run: Run) -> Headline:
         run: its table `stages`.
     """
     results, stages = run.manifest.results, run.tables["stages"]
-    texts = stages.assign(prefers=[_preference(row) for row in stages.to_dict("records")])
+    texts = stages.assign(prefers=[preference(row) for row in stages.to_dict("records")])
     table = texts.pivot(index="stage", columns="model", values="prefers")
     table = table.reindex([*STAGE_WORDS], columns=stages["model"].unique())
     model = table.columns[-1]  # the ablated one, if there is one
@@ -161,7 +159,11 @@ def headline(run: Run) -> Headline:
     return Headline(sentence=sentence, table=table, caption=SAID["stages"])
 
 
-def _preference(row: Mapping[Any, Any]) -> str:
+def preference(row: Mapping[Any, Any]) -> str:
     """Return the keys that have larger values at a stage, with the number that shows it."""
-    text = column_text(row, "locality", COLUMNS["locality"], "±+.2f")
-    return f"{preferred_keys(interval_of(row, 'locality'))} ({text})" if text else "no order"
+    text, (_, low, high) = (
+        column_text(row, "locality", COLUMNS["locality"], "±+.2f"),
+        interval_of(row, "locality"),
+    )
+    keys = "near" if low > 0 else "far" if high < 0 else "neither"
+    return f"{keys} ({text})" if text else "no order"

@@ -14,16 +14,13 @@ import pandas as pd
 
 from nope_probe.analyses.differences import LEVEL, Numbers, compare_numbers, holm
 from nope_probe.errors import UserError, kind_of
-from nope_probe.figures.intervals import bound_columns
-from nope_probe.figures.words import PLACES, Columns
+from nope_probe.figures.words import PLACES, Columns, bound_columns
 from nope_probe.run.flags import refuse
 from nope_probe.run.folder import READ, Run, is_finished, read_run, write_run
 from nope_probe.run.manifest import Manifest, versions, what_differs
 from nope_probe.run.paths import checkpoint_dir, folder_of, locked
 from nope_probe.run.processes import status
-from nope_probe.studies.compare import Settings, cells_of, report, unlike
-from nope_probe.studies.compare_series import VALUES
-from nope_probe.studies.tidy import declared
+from nope_probe.studies.compare import VALUES, Settings, cells_of, declared, report, unlike
 
 # A profile holds hundreds of numbers, one per distance, which would hide all other numbers.
 PROFILES = ("offsets",)

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Interval
 
 from nope_probe.errors import UserError
-from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.names import words
-from nope_probe.figures.words import Column, View, reader_of, with_readers
+from nope_probe.figures.words import Column, View, bound_columns, reader_of, with_readers
 from nope_probe.removal import ROWS, Condition
 from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Report
+from nope_probe.reports.page import Headline, Report, sections
 from nope_probe.run.flags import COUNT, LARGEST, Mistakes
 from nope_probe.run.settings import Layers, RunSettings
-from nope_probe.studies.tidy import sections
 
 if TYPE_CHECKING:
     import pandas as pd

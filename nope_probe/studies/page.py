@@ -15,9 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nope_probe.errors import printable
-from nope_probe.figures.intervals import bound_columns, is_number, numbers_as_text
 from nope_probe.figures.maps import save
-from nope_probe.figures.words import Column
+from nope_probe.figures.words import Column, bound_columns, is_number, numbers_as_text
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report
 from nope_probe.run.folder import Run, read_run

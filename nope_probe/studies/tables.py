@@ -32,8 +32,7 @@ from nope_probe.analyses.pattern_rows import (
 from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
 from nope_probe.analyses.verdicts import mostly_lost, value_of
-from nope_probe.figures.intervals import bound_columns
-from nope_probe.figures.words import INFORMATION, NUMBERS
+from nope_probe.figures.words import INFORMATION, NUMBERS, bound_columns
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.maps import Layers, heads_of
 from nope_probe.maps.positions import PositionSums

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Interval
 
-from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.names import OTHERS
-from nope_probe.figures.words import MEASURES, WITHIN, Column, View, with_readers
+from nope_probe.figures.words import MEASURES, WITHIN, Column, View, bound_columns, with_readers
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
-from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, row_maps, sections
 from nope_probe.run.flags import LARGEST, Mistakes
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.settings import RunSettings
-from nope_probe.studies.tidy import row_maps, sections
 
 if TYPE_CHECKING:
     import pandas as pd

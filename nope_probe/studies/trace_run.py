@@ -19,6 +19,7 @@ from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import direct_part, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader
+from nope_probe.analyses.verdicts import strongest_row
 from nope_probe.errors import UserError
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.ablation import directly_ablated
@@ -42,7 +43,6 @@ from nope_probe.studies.tables import (
     term_table,
     writer_table,
 )
-from nope_probe.studies.tidy import strongest_row
 from nope_probe.studies.trace import LEAST, Settings, numbers_of, report
 
 if TYPE_CHECKING:

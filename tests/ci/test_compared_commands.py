@@ -15,7 +15,7 @@ from support.finished_runs import WITHOUT_REPLICATES
 from nope_probe import compare, figures
 from nope_probe.run.folder import Run, read_run, write_run
 from nope_probe.studies.commands import COMMANDS
-from nope_probe.studies.tidy import declared
+from nope_probe.studies.compare import declared
 from tests.support.manifests import manifest_of
 
 SIZES = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--bos", "never"]

@@ -13,13 +13,13 @@ from torch import Tensor
 from nope_probe.analyses.differences import LEVEL, holm
 from nope_probe.analyses.jackknife import jackknife, rms, share
 from nope_probe.analyses.reader import Reader
+from nope_probe.analyses.verdicts import strongest_row
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.positions import ReaderSums
 from nope_probe.run.folder import Run
 from nope_probe.studies.compare import PARTS
 from nope_probe.studies.compare_run import difference
 from nope_probe.studies.tables import interval_columns
-from nope_probe.studies.tidy import strongest_row
 
 N_FOLDS, N_POS, D_HEAD = 7, 13, 6
 CAUSAL = torch.ones(N_POS, N_POS).tril().bool()

@@ -25,7 +25,7 @@ from nope_probe import (
 )
 from nope_probe.analyses.verdicts import kinds_of
 from nope_probe.figures.attention import KINDS, REST, attention_heads
-from nope_probe.figures.intervals import bound_columns
+from nope_probe.figures.words import bound_columns
 from nope_probe.studies import attention as page
 from nope_probe.studies import attention_run
 

@@ -10,7 +10,7 @@ from support.first_line import assert_numbers_are_cells
 from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
 from nope_probe.studies import behaviour
-from nope_probe.studies.tidy import preferred_keys
+from nope_probe.studies.circuit import preference
 from tests.support.manifests import manifest_of
 
 Estimate = tuple[float, float, float]
@@ -25,10 +25,16 @@ def cells(column: str, estimate: Estimate) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("locality", "keys"), [(CLEAR, "near"), (MINUS, "far"), (NOISY, "neither"), (NONE, "neither")]
+    ("locality", "said"),
+    [
+        (CLEAR, "near (+0.90±0.10)"),
+        (MINUS, "far (-0.50±0.20)"),
+        (NOISY, "neither (+0.30±0.40)"),
+        (NONE, "no order"),
+    ],
 )
-def test_keys_are_preferred_where_the_interval_says_so(locality: Estimate, keys: str) -> None:
-    assert preferred_keys(locality) == keys
+def test_keys_are_preferred_where_the_interval_says_so(locality: Estimate, said: str) -> None:
+    assert preference(cells("locality", locality)) == said
 
 
 def costs(measure: str, **differences: tuple[float, float, float]) -> list[dict[str, Any]]:

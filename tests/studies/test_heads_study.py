@@ -25,6 +25,7 @@ from nope_probe import (
 )
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.passes import entered, logits_from, logits_of, run_to_enter
+from nope_probe.reports.page import sections
 from nope_probe.studies.heads import (
     COLUMNS,
     MEASURES,
@@ -35,7 +36,6 @@ from nope_probe.studies.heads import (
     report,
 )
 from nope_probe.studies.heads_run import HeadCondition, by_layer, read_order
-from nope_probe.studies.tidy import sections
 
 SMALL: dict[str, Any] = {"n_seqs": 24, "seq_len": 20, "folds": 5, "draws": 3, "k": [1, 5]}
 HEADS = 16

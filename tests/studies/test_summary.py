@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from nope_probe.errors import UserError
-from nope_probe.figures.intervals import bound_columns
+from nope_probe.figures.words import bound_columns
 from nope_probe.reports.notes import captions, run_notes
 from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run

@@ -13,9 +13,9 @@ from nope_probe.analyses.verdicts import (
     answers,
     exceeds_noise,
     maker_of,
+    strongest_row,
 )
 from nope_probe.removal import Condition
-from nope_probe.studies.tidy import strongest_row
 
 Estimate = tuple[float, float, float]
 

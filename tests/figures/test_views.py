@@ -8,12 +8,19 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from nope_probe.figures.intervals import bound_columns, numbers_as_text
-from nope_probe.figures.names import in_words
+from nope_probe.figures.names import brief, in_words
 from nope_probe.figures.style import DIVERGING
 from nope_probe.figures.views import draw
-from nope_probe.figures.words import NO_PATTERN, SHARE, WITHIN, Column, View
-from nope_probe.studies.tidy import brief, sections
+from nope_probe.figures.words import (
+    NO_PATTERN,
+    SHARE,
+    WITHIN,
+    Column,
+    View,
+    bound_columns,
+    numbers_as_text,
+)
+from nope_probe.reports.page import sections
 
 COLUMNS = {
     "lead": Column("lead of the first key", "", "nats", signed=True),

@@ -4,11 +4,17 @@ import numpy as np
 import pandas as pd
 from support.maps import text_of
 
-from nope_probe.figures.intervals import bound_columns, column_text, interval_of, interval_text
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.style import FLAT, axis_range, is_noise
 from nope_probe.figures.views import draw
-from nope_probe.figures.words import Column, View
+from nope_probe.figures.words import (
+    Column,
+    View,
+    bound_columns,
+    column_text,
+    interval_of,
+    interval_text,
+)
 
 
 def test_bounds_have_the_name_of_their_estimate_and_text_its_unit() -> None:
