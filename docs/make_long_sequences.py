@@ -27,7 +27,7 @@ from nope_probe.analyses.positions import position_terms, readers
 from nope_probe.figures.names import colour, words
 from nope_probe.figures.style import GUIDE, curve_in_band, panel_axes, place_panels
 from nope_probe.figures.words import interval_text
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.positions import PositionSums

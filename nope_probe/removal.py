@@ -1,6 +1,6 @@
 """What can be removed from a model: names and words, their parsing, and a condition's one name.
 
-A component has a row here, and a class in `hooks/removing/components.py` that removes it. All
+A component has a row in `REMOVABLE`, and a class in `hooks/removing` that removes it. All
 names are parsed here. Nothing here needs torch, so that the command line, figures and pages read
 the same rows as hooks.
 """
@@ -26,162 +26,52 @@ _WRITER = re.compile(r"L([0-9]+)H([0-9]+)|(ATTN|MLP|BLOCK)([0-9]+)|embed|pos_emb
 _OF_COMPONENT = {"HEAD": "w_o", "ATTN": "w_o", "MLP": "mlp", "pos_embed": "pos_embed"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Words:
     """How sentences name a component, circuit or term of the pattern, and how figures draw it.
 
     Attributes:
         label: in legends.
+        colour, marker: of its lines and points.
         phrase: in sentences; the label if empty.
         short: in unions, interactions and narrow columns; the label if empty.
-        colour, marker: of its lines and points.
     """
 
     label: str
-    phrase: str = ""
-    short: str = ""
     colour: str = INK
     marker: str = "circle"
+    phrase: str = ""
+    short: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Circuit(Words):
-    """Two weights that act together.
-
-    Attributes:
-        parts: the weights.
-    """
-
-    parts: tuple[Projection, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row(Words):
-    """What is known of a component without a model.
-
-    Attributes:
-        is_source: whether it makes positions differ.
-        hides_keys: whether it does so by hiding keys; other sources are position encodings.
-        per_head: whether it can be removed in some heads only.
-        by_token: whether a removal at a token depends on that token alone, so that a cache of
-            keys and values stays right.
-        of_length: whether a removal depends on a sequence's length, so that padding changes it.
-    """
-
-    is_source: bool = False
-    hides_keys: bool = False
-    per_head: bool = False
-    by_token: bool = False
-    of_length: bool = False
-
-
-ROWS: dict[str, Row] = {
-    "mask": Row(
-        label="causal mask",
-        phrase="the causal mask",
-        short="mask",
-        colour="#d55e00",
-        marker="square",
-        is_source=True,
-        hides_keys=True,
-        per_head=True,
+REMOVABLE: dict[str, Words] = {
+    "mask": Words("causal mask", "#d55e00", "square", "the causal mask", "mask"),
+    "rope": Words("RoPE", "#0070e3", "diamond"),
+    "w_q": Words("W_Q", "#079ae3", "triangle-up"),
+    "w_k": Words("W_K", "#d272b3", "triangle-down"),
+    "w_o": Words("W_O", "#6c6446", "star"),
+    "w_v": Words("W_V", "#8952a0", "hexagon"),
+    "mlp": Words("MLP", "#8a5969", "x", "the MLPs"),
+    "pos_embed": Words(
+        "learned positions", "#538ff5", "diamond", "the learned position embeddings"
     ),
-    "rope": Row(
-        label="RoPE",
-        colour="#0070e3",
-        marker="diamond",
-        is_source=True,
-        per_head=True,
-    ),
-    "w_q": Row(label="W_Q", colour="#079ae3", marker="triangle-up", per_head=True, by_token=True),
-    "w_k": Row(label="W_K", colour="#d272b3", marker="triangle-down", per_head=True),
-    "w_o": Row(label="W_O", colour="#6c6446", marker="star", per_head=True, by_token=True),
-    "w_v": Row(label="W_V", colour="#8952a0", marker="hexagon", per_head=True),
-    "mlp": Row(
-        label="MLP",
-        phrase="the MLPs",
-        colour="#8a5969",
-        marker="x",
-        by_token=True,
-    ),
-    "pos_embed": Row(
-        label="learned positions",
-        phrase="the learned position embeddings",
-        colour="#538ff5",
-        marker="diamond",
-        is_source=True,
-        of_length=True,
-    ),
-    "alibi": Row(
-        label="ALiBi",
-        colour="#4a78c8",
-        marker="diamond",
-        is_source=True,
-        per_head=True,
-    ),
-    "window": Row(
-        label="sliding window",
-        phrase="the sliding window",
-        short="window",
-        colour="#908448",
-        marker="pentagon",
-        is_source=True,
-        hides_keys=True,
-        per_head=True,
-    ),
-    "sink": Row(
-        label="attention sink",
-        phrase="the attention sinks",
-        short="sink",
-        colour="#5f6b2d",
-        marker="x",
-        per_head=True,
-        by_token=True,
-    ),
-    "norms": Row(
-        label="norm weights",
-        phrase="the norms' weights",
-        colour="#6a7a99",
-        marker="pentagon",
-        by_token=True,
-    ),
-    "content": Row(
-        label="content",
-        phrase="the content of attention",
-        colour="#a0617a",
-        marker="hexagon",
-        per_head=True,
-        of_length=True,
-    ),
-    "written": Row(
-        label="written position",
-        colour="#a86f3c",
-        marker="bowtie",
-        of_length=True,
-    ),
-    "position": Row(
-        label="position",
-        of_length=True,
-    ),
+    "alibi": Words("ALiBi", "#4a78c8", "diamond"),
+    "window": Words("sliding window", "#908448", "pentagon", "the sliding window", "window"),
+    "sink": Words("attention sink", "#5f6b2d", "x", "the attention sinks", "sink"),
+    "norms": Words("norm weights", "#6a7a99", "pentagon", "the norms' weights"),
+    "content": Words("content", "#a0617a", "hexagon", "the content of attention"),
+    "written": Words("written position", "#a86f3c", "bowtie"),
+    "position": Words("position"),
 }
-CIRCUITS: dict[str, Circuit] = {
-    "qk": Circuit(
-        label="QK circuit",
-        phrase="the query-key circuit (W_Q with W_K)",
-        short="QK",
-        colour="#4b48ff",
-        marker="triangle-right",
-        parts=("w_q", "w_k"),
-    ),
-    "ov": Circuit(
-        label="OV circuit",
-        phrase="the value-output circuit (W_V with W_O)",
-        short="OV",
-        colour="#a64b21",
-        marker="star",
-        parts=("w_o", "w_v"),
-    ),
-}
+# Which of them make positions differ; of these, a mask and a window hide keys, others encode.
+_SOURCES, _HIDING = ("mask", "rope", "pos_embed", "alibi", "window"), ("mask", "window")
+# Which can be removed in some heads alone.
+PER_HEAD = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "alibi", "window", "sink", "content")
+# A removal at a token depends on that token alone: a cache of keys and values stays right.
+_BY_TOKEN = ("w_q", "w_o", "mlp", "sink", "norms")
+# A removal depends on a sequence's length, so that padding changes it.
+_OF_LENGTH = ("pos_embed", "content", "written", "position")
+CIRCUITS: dict[str, tuple[Projection, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 
 
 def spelled(name: str) -> str:
@@ -312,13 +202,13 @@ def writer_of(name: str) -> Writer | None:
 class Component(str):
     """The name of a component of a model that can be removed.
 
-    Names are those of `ROWS`, in any case; `rope_high`, the rotary pairs whose wavelength
+    Names are those of `REMOVABLE`, in any case; `rope_high`, the rotary pairs whose wavelength
     2 pi / theta is below the length of the sequences, and `rope_low`, the other pairs; `rope[a:b]`,
     the pairs a to b - 1, the fastest first; and `position[L1H0]`, the mean output of a writer at
     each position, less its mean over positions. `w_q@L1H0,L1H2` is lost in these heads alone.
 
     Attributes:
-        kind: the name of its row; of a band `rope`, of a position `position`.
+        kind: its name in `REMOVABLE`; of a band `rope`, of a position `position`.
         pairs: the first rotary pair of a band `rope[a:b]` and the pair after its last; None for
             others.
         writer: the component whose position is removed, if any.
@@ -343,8 +233,8 @@ class Component(str):
         band = re.fullmatch(r"rope(?:_high|_low|\[([0-9]+):([0-9]+)\])", removed)
         kind = "rope" if band else "position" if writer else removed
         kind = "written" if kind == WRITTEN_NULL else kind
-        if kind not in ROWS or (kind == "position" and writer is None):
-            kinds = [kind for kind in ROWS if kind != "position"]
+        if kind not in REMOVABLE or (kind == "position" and writer is None):
+            kinds = [kind for kind in REMOVABLE if kind != "position"]
             known = ", ".join([*kinds, *CIRCUITS, *ROPE_HALVES, "rope[a:b]"])
             raise UserError(
                 f"unknown component {name!r}; there are {known}, position[L1H0], and unions such "
@@ -356,9 +246,19 @@ class Component(str):
         return component
 
     @property
-    def row(self) -> Row:
-        """What is known of it without a model."""
-        return ROWS[self.kind]
+    def is_source(self) -> bool:
+        """Whether it makes positions differ."""
+        return self.kind in _SOURCES
+
+    @property
+    def per_head(self) -> bool:
+        """Whether it can be removed in some heads only."""
+        return self.kind in PER_HEAD
+
+    @property
+    def by_token(self) -> bool:
+        """Whether its removal at a token depends on that token alone."""
+        return self.kind in _BY_TOKEN
 
     @property
     def is_band(self) -> bool:
@@ -368,12 +268,12 @@ class Component(str):
     @property
     def of_length(self) -> bool:
         """Whether its removal depends on a sequence's length, so that padding changes it."""
-        return self.row.of_length or self in ROPE_HALVES
+        return self.kind in _OF_LENGTH or self in ROPE_HALVES
 
     @property
     def order(self) -> tuple[int, str]:
         """The sort key of components, of bands of RoPE where RoPE is, and of positions, last."""
-        return [*ROWS].index(self.kind), self
+        return [*REMOVABLE].index(self.kind), self
 
     def shares(self, other: Component) -> str:
         """Return what two components share, as the end of a sentence; empty if nothing.
@@ -409,10 +309,10 @@ WRITTEN_NULL = "written_null"  # the same texts with their positions permuted: n
 _OF_WRITTEN = {"written", "position"}
 ROPE_HALVES = ("rope_high", "rope_low")
 COMPONENTS: tuple[Component, ...] = tuple(
-    Component(name) for name in ROWS if name not in ("norms", "content", "written", "position")
+    Component(name) for name in REMOVABLE if name not in ("norms", "content", "written", "position")
 )
-SOURCES: tuple[Component, ...] = tuple(name for name in COMPONENTS if name.row.is_source)
-POSITION_ENCODINGS: tuple[Component, ...] = tuple(x for x in SOURCES if not x.row.hides_keys)
+SOURCES: tuple[Component, ...] = tuple(map(Component, _SOURCES))
+POSITION_ENCODINGS: tuple[Component, ...] = tuple(x for x in SOURCES if x not in _HIDING)
 
 
 class Condition(frozenset[Component]):
@@ -529,7 +429,7 @@ class Condition(frozenset[Component]):
             >>> Condition(["mask", "rope"]).are_sources, Condition(["mask", "w_q"]).are_sources
             (True, False)
         """
-        return all(name.row.is_source for name in self)
+        return all(name.is_source for name in self)
 
 
 INTACT = Condition()
@@ -540,7 +440,7 @@ WRITTEN = Condition({"written"})
 def _members(name: str) -> list[Component]:
     """Return the components of a component, circuit or union."""
     parts = (spelled(part) for part in name.split(UNION))
-    named = (CIRCUITS[part].parts if part in CIRCUITS else (part,) for part in parts)
+    named = (CIRCUITS.get(part, (part,)) for part in parts)
     return [Component(part) for members in named for part in members]
 
 

@@ -10,7 +10,7 @@ from nope_probe.removal import (
     INTACT,
     MASK,
     POSITION_ENCODINGS,
-    ROWS,
+    REMOVABLE,
     SOURCES,
     Component,
     Condition,
@@ -98,7 +98,7 @@ def test_two_removals_of_one_output_are_refused(names: list[str], shared: bool) 
 
 
 def test_every_component_has_a_row_and_a_class_that_removes_it() -> None:
-    assert {*REMOVALS} == {*ROWS}
+    assert {*REMOVALS} | {"written", "position"} == {*REMOVABLE}
     assert {*SOURCES} - {*POSITION_ENCODINGS} == {"mask", "window"}
 
 

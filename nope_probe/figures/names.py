@@ -23,7 +23,7 @@ from nope_probe.removal import (
     INTACT,
     INTERACTION,
     NO_REPLACEMENT,
-    ROWS,
+    REMOVABLE,
     UNION,
     WRITTEN_NULL,
     Words,
@@ -39,9 +39,11 @@ TABLE: dict[str, Words] = {
     "intact": Words(label="intact model"),
     "all": Words(label="whole pattern"),
     "without_sources": Words(label="without any source", colour="#7a7a7a"),
-    **ROWS,
-    **CIRCUITS,
-    **{UNION.join(circuit.parts): circuit for circuit in CIRCUITS.values()},
+    **REMOVABLE,
+    "qk": Words(
+        "QK circuit", "#4b48ff", "triangle-right", "the query-key circuit (W_Q with W_K)", "QK"
+    ),
+    "ov": Words("OV circuit", "#a64b21", "star", "the value-output circuit (W_V with W_O)", "OV"),
     WRITTEN_NULL: Words(label="null of written position", colour="#9a8a7d", marker="hourglass"),
     "shuffled": Words(
         label="the tokens' order", short="tokens' order", colour="#1da2a5", marker="x"
@@ -53,6 +55,7 @@ TABLE: dict[str, Words] = {
     "written_query": Words(label="written into queries", colour="#1da2a5"),
     "written_both": Words(label="written into both", colour="#8952a0"),
 }
+TABLE |= {UNION.join(weights): TABLE[name] for name, weights in CIRCUITS.items()}
 CONSTANT = {  # weights that are replaced by their mean
     "w_q": "with constant queries (W_Q)",
     "w_k": "with constant keys (W_K)",

@@ -14,7 +14,7 @@ from nope_probe.errors import UserError, validate_types
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.style import Extent, percentiles
-from nope_probe.removal import ROWS
+from nope_probe.removal import REMOVABLE
 from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_WORDS, Letter
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _title(letter: Letter, has: set[str], removed: Sequence[str]) -> str:
     stage, operations = STAGE_WORDS[letter], []
     for word in stage.arrow.split():
         component = COMPONENT_OF.get(word, word.lower())
-        if component in has or component not in ROWS:
+        if component in has or component not in REMOVABLE:
             operations.append(f"<s>{word}</s>" if component in removed else word)
     text = f"{' '.join(operations)} →<br><b>({letter})</b> {stage.formula}"
     return re.sub("W_(.)", r"W<sub>\1</sub>", text).replace("ᵀ", "<sup>T</sup>")

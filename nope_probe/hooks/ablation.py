@@ -9,19 +9,23 @@ hand.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from inspect import signature
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import nn
 
 from nope_probe.errors import UserError
+from nope_probe.hooks.layers.attention import Attention
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
+    HookPoint,
+    OfThread,
+    PlacedHook,
     hooks_in_place,
     methods_replaced,
 )
@@ -29,8 +33,9 @@ from nope_probe.hooks.layers.model import (
     Inputs,
     as_inputs,
     documents_of,
-    kept_to_this_thread,
     layers_of,
+    modules_of,
+    numbered_layers,
     original_of,
     tapped,
 )
@@ -38,24 +43,19 @@ from nope_probe.hooks.layers.objects import Model, model_of, refused
 from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.reading.written import capture_written, options_of
-from nope_probe.hooks.removing.block_ablation import (
+from nope_probe.hooks.removing.components import components, lone_mlps, removals_of
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.hooks.removing.weights import Calibration
+from nope_probe.hooks.removing.written import (
     ABLATED,
     ActiveAblation,
-    ablations_of,
-    content_heads,
-)
-from nope_probe.hooks.removing.components import removals_of
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import (
-    Calibration,
     WrittenPositions,
+    without_position,
 )
-from nope_probe.hooks.removing.written import without_position
 from nope_probe.maps.folds import folds_of
-from nope_probe.removal import Condition, Writer
+from nope_probe.removal import Condition, Writer, validate_components
 
 ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
-STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
 
 
 @contextmanager
@@ -108,10 +108,12 @@ def ablated(
         calibration = _calibration(model, ablation, calibration, tokens)
         hooks = [hook for block in blocks for hook in block.hooks(calibration)]
         for removal in removals_of(ablation.condition):
-            hooks += removal.hooks_outside(model, ablation, calibration)
-        positions = (calibration or Calibration()).positions_for(ablation.condition)
-        active = ActiveAblation(ablation=ablation, hooks=hooks, positions=positions)
-        stack.enter_context(_in_place(model, active))
+            hooks += removal.hooks_outside(model, ablation)
+        positions = None if calibration is None else calibration.positions_for(ablation.condition)
+        if positions is not None:
+            writers = ablation.condition.writers or map(Writer, positions.outputs)
+            hooks += without_position(model, writers, positions)
+        stack.enter_context(_in_place(model, hooks, ActiveAblation(ablation, positions)))
         stack.enter_context(_whole_sequences(model, ablation))
         stack.enter_context(refused(model))
         edits = {of.layer.tap: Edits(rope=of.straightens, change=of.edit) for of in blocks}
@@ -131,25 +133,127 @@ def directly_ablated(
         positions: what components write.
         reader: the number of the block.
     """
-    active = ActiveAblation(
-        ablation=Ablation(remove=[writer.removal]),
-        hooks=[*without_position(model, [writer], positions, reader)],
-        positions=positions,
-    )
-    with _in_place(model, active):
+    hooks = without_position(model, [writer], positions, reader)
+    active = ActiveAblation(Ablation(remove=[writer.removal]), positions)
+    with _in_place(model, hooks, active):
         yield model
 
 
 @contextmanager
-def _in_place(model: HookedModel, active: ActiveAblation) -> Iterator[None]:
+def _in_place(
+    model: HookedModel, hooks: Iterable[PlacedHook], active: ActiveAblation
+) -> Iterator[None]:
     """Run a model with the hooks of an ablation, which `ABLATED` names meanwhile."""
     if ABLATED.setdefault(model, active) is not active:
         raise UserError(ABLATED_ALREADY)
     try:
-        with tapped(model), hooks_in_place(active.hooks):
+        with tapped(model), hooks_in_place(hooks):
             yield
     finally:
         del ABLATED[model]
+
+
+class BlockAblation:
+    """Removes components from one block, for as long as its hooks are attached.
+
+    Args:
+        model: the block's model.
+        layer: the block.
+        heads: the query heads that lose the components; None for all.
+        ablation: the removals.
+
+    Raises:
+        UserError: saying why the block cannot lose a component.
+    """
+
+    def __init__(
+        self, model: HookedModel, layer: Layer, heads: list[int] | None, ablation: Ablation
+    ) -> None:
+        self.layer, self.heads, self.condition = layer, heads, ablation.condition
+        removals = removals_of(self.condition)
+        self.removals = [removal(model, layer, heads, ablation) for removal in removals]
+        self.straightens = next((r.straightens for r in self.removals if r.straightens), None)
+
+    def hooks(self, calibration: Calibration | None) -> list[PlacedHook]:
+        """Return the block's hooks, given the result of `calibrate` if the ablation needs it."""
+        return [hook for removal in self.removals for hook in removal.hooks(calibration)]
+
+    def edit(self, attention: Attention) -> Attention:
+        """Return attention as every removal leaves it, the mask last: it needs the window's.
+
+        Raises:
+            UserError: if keys come from a cache, or for padding that the removal would count.
+        """
+        if not all(name.by_token for name in self.condition):
+            check_sequences(attention, self.condition)
+        for removal in reversed(self.removals):
+            attention = removal.edit(attention)
+        return attention
+
+
+def ablations_of(model: HookedModel, ablation: Ablation) -> list[BlockAblation]:
+    """Return the ablations of the blocks that an ablation acts on.
+
+    Raises:
+        UserError: for a component, layer, head or band that the model does not have or cannot lose,
+            or a prefix longer than its context; the message lists what the model has.
+    """
+    validate_components(ablation.condition, components(model))
+    if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
+        raise UserError(
+            f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
+        )
+    heads, numbers, lone = ablation.heads, ablation.layers, lone_mlps(model, ablation)
+    if heads is not None:
+        numbers = [index for index, named in heads.items() if len(named)]
+    elif lone:
+        known = [layer.index for layer in layers_of(model)] if numbers is None else numbers
+        numbers = [number for number in known if number not in lone]
+    layers = [] if numbers is not None and not len(numbers) else numbered_layers(model, numbers)
+    lost = [None if heads is None else _heads(layer, heads[layer.index]) for layer in layers]
+    return [BlockAblation(model, *block, ablation) for block in zip(layers, lost, strict=True)]
+
+
+def content_heads(model: HookedModel, ablations: Iterable[Ablation]) -> dict[int, list[int]]:
+    """Return the heads that lose their content in some ablation, by layer, for `calibrate`."""
+    heads: dict[int, set[int]] = {}
+    for ablation in ablations:
+        if "content" in ablation.condition:
+            for block in ablations_of(model, ablation):
+                lost = range(block.layer.n_heads) if block.heads is None else block.heads
+                heads.setdefault(block.layer.index, set()).update(lost)
+    return {layer: sorted(heads[layer]) for layer in sorted(heads)}
+
+
+def _heads(layer: Layer, named: Sequence[int]) -> list[int] | None:
+    """Return the named heads in order; None if these are all heads."""
+    unknown = [head for head in named if head not in range(layer.n_heads)]
+    if unknown:
+        raise UserError(
+            f"L{layer.index} has the query heads 0 to {layer.n_heads - 1}, not {unknown[0]}"
+        )
+    heads = sorted(set(named))
+    return None if len(heads) == layer.n_heads else heads
+
+
+def check_sequences(attention: Attention, remove: Condition) -> None:
+    """Check that a pass is over whole sequences, unpadded where their length matters.
+
+    Raises:
+        UserError: if keys come from a cache, or for padding that the removal would count.
+    """
+    n_queries, n_keys = attention.mask.n_queries, attention.mask.n_keys
+    if n_queries != n_keys:
+        raise UserError(
+            f"{n_keys} keys for {n_queries} queries: in this ablation a position depends on all "
+            "others, and no cache of keys and values holds: pass whole sequences (use_cache=False)"
+        )
+    names = sorted(name for name in remove if name.of_length)
+    if names and not attention.mask.real.all():
+        raise UserError(
+            f"removing {' and '.join(names)} depends on the length of the sequences, which "
+            "padding changes: pass sequences of one length, without padding"
+        )
 
 
 def _calibration(
@@ -233,7 +337,7 @@ def _how_to_calibrate(ablation: Ablation, heads: Mapping[int, Sequence[int]]) ->
 @contextmanager
 def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
     """Generate without a cache, and refuse hidden padding, where the ablation makes them wrong."""
-    removed = [name for name in ablation.condition.ordered if not name.row.by_token]
+    removed = [name for name in ablation.condition.ordered if not name.by_token]
     seen = [name for name in removed if name == "mask" or name.of_length]
     methods: dict[str, Callable[..., Any]] = {}
     original, of_original = original_of(model), dict[str, Callable[..., Any]]()
@@ -308,61 +412,20 @@ def _without_unseen_padding(model: Any, removed: str) -> Callable[..., Any]:
     return forward
 
 
-@contextmanager
-def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
-    """Draw a model's weights anew for as long as the context lasts.
+def foreign_hooks(model: HookedModel) -> list[str]:
+    """Return the names of modules with hooks that are neither this package's nor a library's."""
 
-    Matrices become Gaussian with a standard deviation of 0.02, norm weights ones and biases zeros.
-    Parameters that are all zero, such as the positions of a HookedTransformer without position
-    encoding, stay zero. The trained weights wait in main memory. A model is used by one thread at a
-    time: the one that enters the context.
+    def has_others(module: nn.Module) -> bool:
+        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        if isinstance(module, HookPoint):
+            return len(hooks) != sum(isinstance(of.user_hook, OfThread) for of in module.fwd_hooks)
+        return not all(_is_of_the_libraries(hook) for hook in hooks)
 
-    Args:
-        model: in any form that `load` takes in memory, or what it returns; bit-identical
-            afterwards. Meanwhile a transformers model refuses passes: run what is yielded.
-        seed: the seed of the draws.
-
-    Raises:
-        UserError: in the passes of other threads.
-
-    Example:
-        >>> from nope_probe import load, untrained
-        >>> loaded, tokens = load("rope-tiny", n_layers=1), torch.tensor([[0, 5, 9]])
-        >>> with untrained(loaded) as model:
-        ...     bool(model(tokens).std() < 1)
-        True
-    """
-    model = model_of(model)
-    generator = torch.Generator().manual_seed(seed)
-    with kept_to_this_thread(model), refused(model), _restored(model):
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(_drawn(name, parameter, generator))
-        yield model
+    return [name for name, module in modules_of(model).items() if has_others(module)]
 
 
-@contextmanager
-def _restored(model: HookedModel) -> Iterator[None]:
-    """Restore a model's weights at the end, from copies in main memory."""
-    saved = [(weight, weight.detach().cpu().clone()) for weight in model.parameters()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for weight, value in saved:
-                weight.copy_(value)
-
-
-def _drawn(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
-    last = name.rpartition(".")[2].lstrip("_")
-    if not parameter.any() or last.startswith("b"):  # bias, b_Q, b, ...
-        return torch.zeros_like(parameter)
-    if parameter.ndim == 1:
-        return torch.ones_like(parameter)
-    drawn = STD * torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-    spread: Any = parameter
-    if not hasattr(spread, "placements"):
-        return drawn
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(drawn, spread.device_mesh, spread.placements)
+def _is_of_the_libraries(hook: object) -> bool:
+    # After a call that asked for attentions or hidden states, transformers leaves hooks in place.
+    # They record nothing until such a call comes again.
+    known = ("nope_probe.", "transformer_lens.", "transformers.utils.output_capturing")
+    return str(getattr(hook, "__module__", "")).startswith(known)

@@ -25,10 +25,11 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.data.tokenizing import padding_note
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, json_checksum
+from nope_probe.hooks.ablation import foreign_hooks
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import hugging_face_config, validate_inputs
 from nope_probe.hooks.reading.calibration import tensor_checksum
-from nope_probe.hooks.removing.block_ablation import ABLATED, foreign_hooks
+from nope_probe.hooks.removing.written import ABLATED
 from nope_probe.maps.folds import folds_of
 from nope_probe.models.info import LoadedModel
 from nope_probe.run.checkpoint import RunCheckpoint

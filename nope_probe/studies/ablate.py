@@ -22,11 +22,11 @@ from nope_probe.figures.words import (
     View,
     columns,
 )
-from nope_probe.hooks.removing.removals import REPLACEMENTS, Replacement
+from nope_probe.hooks.removing.settings import REPLACEMENTS, Replacement
 from nope_probe.removal import INTACT, WRITTEN, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Report, Section, sections
-from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
+from nope_probe.studies.conditions import NAMES, RemovingSettings, parse_removed
 
 if TYPE_CHECKING:
     from nope_probe.run.folder import Run

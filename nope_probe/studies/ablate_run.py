@@ -21,8 +21,8 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import WITH_GAIN, Ablation
-from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.settings import WITH_GAIN, Ablation
+from nope_probe.hooks.removing.weights import Calibration
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
@@ -44,6 +44,7 @@ from nope_probe.run.manifest import Manifest
 from nope_probe.run.processes import by_layer
 from nope_probe.run.session import Session, input_arrays
 from nope_probe.studies.ablate import DEFAULT_REMOVED, SHUFFLED, Settings, report
+from nope_probe.studies.conditions import parse_removed
 from nope_probe.studies.engine import (
     Engine,
     idle_sources,
@@ -59,7 +60,6 @@ from nope_probe.studies.head_scores import (
     read_scores,
 )
 from nope_probe.studies.page import with_page
-from nope_probe.studies.removing import parse_removed
 from nope_probe.studies.study import (
     CALIBRATION,
     Pass,

@@ -28,7 +28,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
 from nope_probe.run.flags import COUNT, Mistakes
 from nope_probe.run.settings import Layers
-from nope_probe.studies.removing import RemovingSettings
+from nope_probe.studies.conditions import RemovingSettings
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -28,7 +28,7 @@ from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps import MIN_KEYS
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.folds import State

@@ -30,7 +30,7 @@ from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.hooks.reading.attention import Cell, ScoreWithout, score_without
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.folds import State, under
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.models.info import LoadedModel

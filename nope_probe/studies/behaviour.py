@@ -12,7 +12,7 @@ from annotated_types import Interval
 
 from nope_probe.figures.names import brief, row_name
 from nope_probe.figures.words import Column, View, bound_columns, capitalised, column_text
-from nope_probe.hooks.removing.removals import Ablation, Replacement
+from nope_probe.hooks.removing.settings import Ablation, Replacement
 from nope_probe.models.names import trained_length
 from nope_probe.removal import (
     COMPONENTS,
@@ -27,7 +27,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, sections
 from nope_probe.run.flags import COUNT, LARGEST, SEQ_LEN, Mistakes, effects_of
 from nope_probe.run.settings import Layers
-from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
+from nope_probe.studies.conditions import NAMES, RemovingSettings, parse_removed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,12 +30,12 @@ from nope_probe.analyses.behaviour import (
 from nope_probe.data.sequences import random_twice
 from nope_probe.data.windows import permuted
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import untrained
 from nope_probe.hooks.layers.model import Given, positions_of
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.hooks.removing.weights import untrained
 from nope_probe.maps.folds import State, halves_of
 from nope_probe.removal import INTACT, NO_REPLACEMENT
 from nope_probe.run.flags import refuse

@@ -16,7 +16,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section, sections
 from nope_probe.run.flags import COUNT, SEQ_LEN, Mistakes
 from nope_probe.stages import STAGE_WORDS, Letter
-from nope_probe.studies.removing import RemovingSettings
+from nope_probe.studies.conditions import RemovingSettings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,7 +18,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.maps import StageMaps
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run

@@ -22,7 +22,7 @@ from nope_probe.hooks.layers.passes import Entry, entered, logits_from, run_to_e
 from nope_probe.hooks.reading.attention import HeadSums
 from nope_probe.hooks.reading.capture import LossAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.folds import State
 from nope_probe.run.session import Session
 from nope_probe.studies.engine import Engine

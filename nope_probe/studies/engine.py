@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.ablation import ablated, ablations_of, content_heads
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, layers_of
 from nope_probe.hooks.layers.passes import window_hides
@@ -30,10 +30,10 @@ from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of
 from nope_probe.hooks.reading.written import capture_written, options_of
-from nope_probe.hooks.removing.block_ablation import ablations_of, content_heads
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import AS_INTACT, Calibration, WrittenPositions
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.hooks.removing.weights import AS_INTACT, Calibration
+from nope_probe.hooks.removing.written import WrittenPositions
 from nope_probe.maps.folds import State, folds_of, under
 from nope_probe.maps.layers import with_skip_keys
 from nope_probe.maps.maps import (
@@ -49,7 +49,7 @@ from nope_probe.removal import WEIGHTS, Writer
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
-from nope_probe.studies.removing import RemovingSettings
+from nope_probe.studies.conditions import RemovingSettings
 
 Captured = TypeVar("Captured", StageMaps, PositionSums)
 Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums, AttentionMaps, Tensor)

@@ -18,7 +18,7 @@ import tyro
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.layers.objects import Model
-from nope_probe.hooks.removing.block_ablation import ABLATED
+from nope_probe.hooks.removing.written import ABLATED
 from nope_probe.models.names import validate_reachable
 from nope_probe.models.parity import as_loaded
 from nope_probe.run.flags import hints_of, refuse, settings_from

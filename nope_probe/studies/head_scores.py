@@ -20,6 +20,7 @@ from nope_probe.figures.words import HEAD_MEASURES
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.layers.objects import Model, model_of
+from nope_probe.hooks.need import capture_need
 from nope_probe.hooks.reading.accumulators import Cut
 from nope_probe.hooks.reading.attention import (
     AttentionAccumulator,
@@ -30,9 +31,8 @@ from nope_probe.hooks.reading.attention import (
     induction_scores,
 )
 from nope_probe.hooks.reading.capture import LossAccumulator
-from nope_probe.hooks.reading.need import capture_need
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers

@@ -13,7 +13,7 @@ from annotated_types import Interval
 from nope_probe.errors import UserError
 from nope_probe.figures.names import words
 from nope_probe.figures.words import Column, View, bound_columns, reader_of, with_readers
-from nope_probe.removal import ROWS, Condition
+from nope_probe.removal import REMOVABLE, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, sections
 from nope_probe.run.flags import COUNT, LARGEST, Mistakes
@@ -155,7 +155,7 @@ class Settings(RunSettings):
         """Yield what can be wrong before the model is loaded, each with its message."""
         yield not self.reads_text, "heads are tested on text, with a language model"
         yield from super().mistakes()
-        removed = self.removed_of(ROWS)
+        removed = self.removed_of(REMOVABLE)
         names = [*map(name_of, self.by)]
         for flag, values in (("by", names), ("remove", removed), ("k", self.k)):
             are_different = len({*values}) == len(values) > 0

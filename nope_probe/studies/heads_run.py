@@ -28,8 +28,8 @@ from nope_probe.hooks.layers.passes import Entry
 from nope_probe.hooks.reading.attention import HeadSums, capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.hooks.removing.weights import Calibration
 from nope_probe.maps import MIN_KEYS
 from nope_probe.maps.folds import State, pooled
 from nope_probe.removal import INTACT

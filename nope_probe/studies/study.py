@@ -19,8 +19,9 @@ from rich.filesize import decimal
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.reading.written import BYTES
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration, WrittenPositions
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.hooks.removing.weights import Calibration
+from nope_probe.hooks.removing.written import WrittenPositions
 from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
 from nope_probe.removal import INTACT, Condition

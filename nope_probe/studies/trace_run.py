@@ -24,8 +24,9 @@ from nope_probe.errors import UserError
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.layers.model import Given
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import AS_INTACT, WrittenPositions
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.hooks.removing.weights import AS_INTACT
+from nope_probe.hooks.removing.written import WrittenPositions
 from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.removal import Writer

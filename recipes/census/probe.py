@@ -29,7 +29,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, layers_of
 from nope_probe.hooks.layers.passes import read_attention, traits_of
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.positions import NO_ROTATION, Rotation
 from recover import (
     FOLLOWS,

@@ -15,11 +15,12 @@ from support.tiny_models import ByName, tokens
 
 from nope_probe import ablate, capture_attention, run_ablations
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import Ablation, ablated, untrained
+from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.bridges import boot_bridge
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.components import components
+from nope_probe.hooks.removing.weights import untrained
 from nope_probe.models.load import load
 from nope_probe.models.parity import describe, error_of_tap
 

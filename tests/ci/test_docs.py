@@ -23,7 +23,7 @@ from make_long_sequences import STORED, tables
 import nope_probe
 from nope_probe import figures
 from nope_probe.models.parameter_free import has_hooked_transformer
-from nope_probe.removal import ROWS, Writer
+from nope_probe.removal import PER_HEAD, Writer
 from nope_probe.run.flags import hints_of
 from nope_probe.studies.ablate import DEFAULT_REMOVED, Settings
 
@@ -205,7 +205,7 @@ def test_the_guide_names_each_command_in_python() -> None:
 
 def test_the_guide_names_each_removal_that_heads_can_lose() -> None:
     [named] = re.findall(r"query heads\]\}` \| ([^;]*);", PAGES["docs/removals.md"])
-    assert re.split(", | and ", named) == [name for name, row in ROWS.items() if row.per_head]
+    assert re.split(", | and ", named) == [*PER_HEAD]
 
 
 def modules() -> list[str]:

@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, load
 from nope_probe.errors import UserError
-from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.weights import Calibration
 from nope_probe.models.context import has_position_table
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import FETCHED, resolve

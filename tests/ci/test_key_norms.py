@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from nope_probe import Ablation, ablated, capture_scores, load
-from nope_probe.hooks.removing.replacements import Place
+from nope_probe.hooks.removing.weights import Place
 
 
 def with_a_key_head_per_query_head(hf: PreTrainedModel, w_k: dict[int, Tensor]) -> PreTrainedModel:

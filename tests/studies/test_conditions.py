@@ -14,7 +14,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.reading.written import capture_written
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import build, hooked_config
 from nope_probe.removal import INTACT

@@ -29,8 +29,8 @@ from transformers import PreTrainedModel
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import REPLACEMENTS, WITH_GAIN, Ablation
-from nope_probe.hooks.removing.replacements import Calibration, Place
+from nope_probe.hooks.removing.settings import REPLACEMENTS, WITH_GAIN, Ablation
+from nope_probe.hooks.removing.weights import Calibration, Place
 
 PER_HEAD = {"mask", "window", "rope", *WEIGHTS}
 GAINS = ("output", "norm", "identity")

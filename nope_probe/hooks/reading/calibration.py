@@ -28,15 +28,9 @@ from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.reading.written import capture_written
-from nope_probe.hooks.removing.block_ablation import ABLATED
-from nope_probe.hooks.removing.removals import WITH_GAIN, Replacement
-from nope_probe.hooks.removing.replacements import (
-    AS_INTACT,
-    MEANS,
-    Calibration,
-    NewWeight,
-    Place,
-)
+from nope_probe.hooks.removing.settings import WITH_GAIN, Replacement
+from nope_probe.hooks.removing.weights import AS_INTACT, MEANS, Calibration, NewWeight, Place
+from nope_probe.hooks.removing.written import ABLATED
 from nope_probe.maps.folds import State, folds_of
 from nope_probe.maps.rows import MapRows
 from nope_probe.removal import WEIGHTS, Projection

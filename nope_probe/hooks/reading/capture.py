@@ -46,7 +46,7 @@ from nope_probe.hooks.reading.streaming import (
     state_of,
     stream,
 )
-from nope_probe.hooks.removing.block_ablation import estimated_on_halves
+from nope_probe.hooks.removing.written import estimated_on_halves
 from nope_probe.maps.folds import fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows

@@ -36,9 +36,15 @@ from nope_probe.hooks.layers.writers import (
     written_by_blocks,
 )
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import MeanOutput, WrittenPositions
-from nope_probe.hooks.removing.written import Texts, fingerprints, null_order, positions_taken
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.hooks.removing.written import (
+    MeanOutput,
+    Texts,
+    WrittenPositions,
+    fingerprints,
+    null_order,
+    positions_taken,
+)
 from nope_probe.maps.folds import halves_of
 from nope_probe.removal import WRITTEN_NULL, Writer
 

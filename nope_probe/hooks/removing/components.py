@@ -1,4 +1,4 @@
-"""What a model has that can be removed, and how it is removed: a class for each row of `ROWS`.
+"""What a model has that can be removed, and how it is removed: a class for each row of `REMOVABLE`.
 
 A class says which models have its component, and which blocks can lose it. An object removes the
 component from one block: it attaches hooks, and edits the block's attention.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, get_args
 
 import torch
@@ -31,32 +31,15 @@ from nope_probe.hooks.layers.model import (
     position_point,
 )
 from nope_probe.hooks.layers.passes import traits_of
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration, Place
-from nope_probe.maps.positions import Rotation
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.hooks.removing.weights import Calibration, Place
 from nope_probe.removal import (
     COMPONENTS,
-    ROWS,
+    REMOVABLE,
     Component,
     Condition,
     Projection,
 )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Target:
-    """One block that an ablation acts on.
-
-    Attributes:
-        layer: the block.
-        heads: query heads; None for all.
-        rotary: the block's rotation, if it has one.
-    """
-
-    layer: Layer
-    heads: list[int] | None
-    rotary: Rotation | None
-
 
 REMOVALS: dict[str, type[Removal]] = {}  # by the names of the rows
 
@@ -65,7 +48,9 @@ class Removal:
     """The removal of a component from one block, for as long as its hooks are attached.
 
     Args:
-        target: the block, and the query heads that lose the component.
+        model: the block's model.
+        layer: the block.
+        heads: the query heads that lose the component; None for all.
         ablation: all removals.
 
     Raises:
@@ -85,8 +70,10 @@ class Removal:
         if "kind" in vars(cls):
             REMOVALS[cls.kind] = cls
 
-    def __init__(self, target: Target, ablation: Ablation) -> None:
-        self.layer, self.heads, self.ablation = target.layer, target.heads, ablation
+    def __init__(
+        self, model: HookedModel, layer: Layer, heads: list[int] | None, ablation: Ablation
+    ) -> None:
+        self.layer, self.heads, self.ablation = layer, heads, ablation
 
     @classmethod
     def is_in(cls, model: HookedModel) -> bool:
@@ -95,9 +82,7 @@ class Removal:
         return not cls.trait or any(known)
 
     @classmethod
-    def hooks_outside(
-        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
-    ) -> Iterator[PlacedHook]:
+    def hooks_outside(cls, model: HookedModel, ablation: Ablation) -> Iterator[PlacedHook]:
         """Yield the hooks outside of the blocks that attend."""
         yield from ()
 
@@ -177,18 +162,20 @@ class Rope(Removal):
 
     kind, trait = "rope", "rotary"
 
-    def __init__(self, target: Target, ablation: Ablation) -> None:
-        super().__init__(target, ablation)
-        rotary = target.rotary
+    def __init__(
+        self, model: HookedModel, layer: Layer, heads: list[int] | None, ablation: Ablation
+    ) -> None:
+        super().__init__(model, layer, heads, ablation)
+        rotary = traits_of(model)[layer.index].rotary
         bands = [name for name in ablation.condition if name.kind == self.kind]
         self.pairs = None if rotary is None else RemovedPairs(bands=bands, rotary=rotary)
         # Angles turn the keys that other blocks attend to as well.
-        alone = target.heads is None and not target.layer.shares_keys
+        alone = heads is None and not layer.shares_keys
         self.straightens = self.pairs if alone else None
         if rotary is not None and not alone and rotary.pairs is None:
-            where = "where blocks share keys" if target.heads is None else "in some heads"
+            where = "where blocks share keys" if heads is None else "in some heads"
             raise UserError(
-                f"RoPE of L{target.layer.index} cannot be removed {where}: its pairs of "
+                f"RoPE of L{layer.index} cannot be removed {where}: its pairs of "
                 "coordinates were not recognised"
             )
 
@@ -232,20 +219,22 @@ class Weight(Removal):
 
     kind: ClassVar[Projection]
 
-    def __init__(self, target: Target, ablation: Ablation) -> None:
-        super().__init__(target, ablation)
+    def __init__(
+        self, model: HookedModel, layer: Layer, heads: list[int] | None, ablation: Ablation
+    ) -> None:
+        super().__init__(model, layer, heads, ablation)
         self.inputs = list[Tensor]()
-        reason = target.layer.why_not_replaced(self.kind)
+        reason = layer.why_not_replaced(self.kind)
         if reason is not None:
             raise UserError(
-                f"{self.kind} of L{target.layer.index} cannot be removed: {reason}; name removals "
+                f"{self.kind} of L{layer.index} cannot be removed: {reason}; name removals "
                 "without it"
             )
-        self.source = target.layer.source_of_keys if self.kind in ("w_k", "w_v") else None
-        heads = range(target.layer.n_heads) if target.heads is None else target.heads
-        if self.source is not None and not ablation.acts_on(self.source, heads):
+        self.source = layer.source_of_keys if self.kind in ("w_k", "w_v") else None
+        lost = range(layer.n_heads) if heads is None else heads
+        if self.source is not None and not ablation.acts_on(self.source, lost):
             raise UserError(
-                f"{self.kind} of L{target.layer.index} cannot be removed by itself: it attends to "
+                f"{self.kind} of L{layer.index} cannot be removed by itself: it attends to "
                 f"the keys and values of L{self.source}; remove {self.kind} of L{self.source} too"
             )
 
@@ -335,9 +324,7 @@ class Mlp(Removal):
         return not layers_of(model)[0].attention_only and any(has_output)
 
     @classmethod
-    def hooks_outside(
-        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
-    ) -> Iterator[PlacedHook]:
+    def hooks_outside(cls, model: HookedModel, ablation: Ablation) -> Iterator[PlacedHook]:
         for point in lone_mlps(model, ablation).values():
             yield first(point, zeros)
 
@@ -367,9 +354,7 @@ class PosEmbed(Removal):
         return position_point(model) is not None
 
     @classmethod
-    def hooks_outside(
-        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
-    ) -> Iterator[PlacedHook]:
+    def hooks_outside(cls, model: HookedModel, ablation: Ablation) -> Iterator[PlacedHook]:
         point = position_point(model)
         if point is not None:
             yield first(point, mean_over_positions)
@@ -399,7 +384,7 @@ class Content(Removal):
 def removals_of(condition: Condition) -> list[type[Removal]]:
     """Return the classes that remove what a condition removes, in the order of the rows."""
     kinds = {name.kind for name in condition}
-    return [REMOVALS[kind] for kind in ROWS if kind in kinds]
+    return [REMOVALS[kind] for kind in REMOVABLE if kind in kinds & {*REMOVALS}]
 
 
 def lone_mlps(model: HookedModel, ablation: Ablation) -> dict[int, HookPoint]:

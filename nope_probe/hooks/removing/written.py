@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -27,34 +29,95 @@ from nope_probe.hooks.layers.hook_points import (
 )
 from nope_probe.hooks.layers.model import block_point
 from nope_probe.hooks.layers.writers import Outlet, blocks_that_write, outlets_of
-from nope_probe.hooks.removing.components import Removal
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration, WrittenPositions
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.maps.folds import TensorRecord, halves_of
 from nope_probe.removal import Writer
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
-class Written(Removal):
-    """The position that blocks write is taken out of what each of them adds."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeanOutput(TensorRecord):
+    """A component's mean output at each position, over the texts of each half.
 
-    kind = "written"
+    Outputs of massive norm stay out of the mean: a delimiter that a block marks as it marks the
+    first token is one text in a hundred and a thousand times as large.
 
-    @classmethod
-    def hooks_outside(
-        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
-    ) -> Iterator[PlacedHook]:
-        assert calibration is not None
-        positions = calibration.positions_for(ablation.condition)
-        assert positions is not None
-        writers = ablation.condition.writers or map(Writer, positions.outputs)
-        yield from without_position(model, writers, positions)
+    Attributes:
+        mean: over the outputs that count; 0 where none does.
+        counts: how many outputs count at each position.
+        limits: the largest norm of an output that counts, at each position.
+        factor: multiplies an output before it is added to the residual stream.
+    """
+
+    mean: Float[Tensor, "half pos d_model"]
+    counts: Float[Tensor, "half pos"]
+    limits: Float[Tensor, " pos"]
+    factor: float = 1.0
 
 
-class Position(Written):
-    """The position that single writers write is taken out of what they add."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WrittenPositions(TensorRecord):
+    """The position that components write, and the texts that show it.
 
-    kind = "position"
+    Attributes:
+        outputs: the mean outputs, by the name of the component.
+        texts: the `fingerprints` of the texts.
+        halves: the half of each text, 0 or 1; see `maps.folds.halves_of`.
+        kept_positions: how many first positions keep the outputs.
+        of_tokens: whether the texts are tokens, to whose embeddings a model may add positions.
+        order: of the null, the positions of each text in the order in which they are averaged.
+    """
+
+    outputs: dict[str, MeanOutput]
+    texts: Int[Tensor, " text"]
+    halves: Int[Tensor, " text"]
+    kept_positions: int
+    of_tokens: bool = True
+    order: Int[Tensor, "text pos"] | None = None
+
+    @property
+    def n_left_out(self) -> int:
+        """How many outputs stay out of the means because of their norm."""
+        n, n_pos = len(self.texts), next(iter(self.outputs.values())).counts.shape[1]
+        return sum(n * n_pos - int(of.counts.sum()) for of in self.outputs.values())
+
+    def size(self, name: str) -> float:
+        """Return the norm of the position that a component writes, over all positions."""
+        of_all = self.outputs[name].mean[:1]  # a single text, which is none of the texts
+        return float(self.written(name, of_all, torch.tensor([-1])).norm())
+
+    def seen(self, output: Vectors, text: Int[Tensor, " batch"]) -> Vectors:
+        """Return the texts' outputs at the positions at which they enter the means."""
+        if self.order is None:
+            return output
+        order = self.order.to(output.device)[text.clamp(min=0)]
+        return output.gather(1, order[..., None].expand_as(output))
+
+    def written(
+        self, name: str, output: Vectors, text: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Return the position that a component writes into each text.
+
+        The mean is over the other texts of the text's half; over all texts if the text is new.
+
+        Args:
+            name: of the component.
+            output: its output.
+            text: the numbers of the texts; a negative number belongs to none.
+        """
+        of, kept = self.outputs[name], self.kept_positions
+        seen, halves = self.seen(output.float(), text), self.halves.to(text)
+        own = (seen.norm(dim=-1) <= of.limits.to(seen)) & (text >= 0)[:, None]
+        is_used = (halves[text, None] == torch.arange(2).to(text)) | (text < 0)[:, None]
+        counts = is_used.to(seen) @ of.counts.to(seen)
+        sums = (of.mean * of.counts[..., None]).to(seen)
+        total = torch.einsum("th,hpd->tpd", is_used.to(seen), sums)
+        total -= seen.masked_fill(~own[..., None], 0.0)
+        mean = total / (counts - own.to(seen)).clamp(min=1)[..., None]
+        written = mean - mean[:, kept:].mean(1, keepdim=True)
+        written[:, :kept] = 0
+        return written
 
 
 def without_position(
@@ -174,3 +237,32 @@ def null_order(n_texts: int, n: int, kept: int, seed: int) -> Int[Tensor, "text 
     draws = torch.rand(n_texts, n, generator=torch.Generator().manual_seed(seed))
     draws[:, :kept] = torch.arange(kept) - float(kept)
     return draws.argsort(1)
+
+
+class ActiveAblation(NamedTuple):
+    """An ablation that is in effect, and the positions that it removes, if any."""
+
+    ablation: Ablation
+    positions: WrittenPositions | None
+
+
+ABLATED: WeakKeyDictionary[HookedModel, ActiveAblation] = WeakKeyDictionary()
+
+
+def estimated_on_halves(model: HookedModel, fold_of: Int[Tensor, " seq"]) -> bool:
+    """Return whether a model loses what was estimated on the texts of each half of these folds.
+
+    Fewer than 4 folds have no products across halves.
+
+    Raises:
+        UserError: where the texts were cut into other halves.
+    """
+    positions = ABLATED[model].positions if model in ABLATED else None
+    if positions is None or fold_of.max() < 3 or len(positions.halves) != len(fold_of):
+        return False
+    if not positions.halves.equal(halves_of(fold_of)):
+        raise UserError(
+            "removed position was measured on other halves of the texts than those of the folds: "
+            "pass Sequences with the capture's documents, and an even number of folds"
+        )
+    return True

@@ -29,8 +29,8 @@ from nope_probe import (
     untrained,
 )
 from nope_probe.errors import UserError
+from nope_probe.hooks.ablation import foreign_hooks
 from nope_probe.hooks.layers.objects import model_of
-from nope_probe.hooks.removing.block_ablation import foreign_hooks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")  # peft's
 TOKENS = tokens(5, 11)

@@ -49,7 +49,7 @@ from nope_probe.hooks.layers.tap import (
 )
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 
 Decoder = Callable[[str], tuple[Any, Tiny]]
 

@@ -10,10 +10,10 @@ from support.rounding import assert_same, rounding
 from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import Ablation, ablated, untrained
+from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
-from nope_probe.hooks.removing.replacements import Calibration, Place
+from nope_probe.hooks.removing.weights import Calibration, Place, untrained
 
 
 @pytest.mark.usefixtures("unenforced")  # the type check wants a layer

@@ -20,7 +20,7 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.written import capture_written
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.written import fingerprints
 
 N_TEXTS, N_POS = 11, 13

@@ -23,7 +23,7 @@ from nope_probe import (
     run_behaviour,
     sequences,
 )
-from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.weights import Calibration
 
 HEADS = {0: [1, 3], 1: [4]}  # of six query heads, of which three share a key head
 NAME = "written_in_by_the_tests"

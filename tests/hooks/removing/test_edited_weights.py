@@ -7,8 +7,9 @@ import torch
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance
 
-from nope_probe.hooks.ablation import STD, Ablation, ablated, untrained
+from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.passes import run_blocks
+from nope_probe.hooks.removing.weights import STD, untrained
 from nope_probe.models.load import to_hooked
 from nope_probe.models.parameter_free import build, parameter_free
 

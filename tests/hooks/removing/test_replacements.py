@@ -22,8 +22,8 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Place
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.hooks.removing.weights import Place
 from nope_probe.models.load import load
 from nope_probe.studies.ablate_run import run_ablations
 

@@ -13,7 +13,7 @@ from support.tiny_models import ModelOf, Tiny, distance, tokens
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.base_layer import RemovedPairs
 from nope_probe.hooks.layers.passes import logits_of, traits_of
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.positions import Rotation
 from nope_probe.models.load import load
 from nope_probe.removal import Component

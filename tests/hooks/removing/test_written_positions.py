@@ -20,8 +20,8 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated, directly_ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import AS_INTACT
+from nope_probe.hooks.removing.settings import Ablation
+from nope_probe.hooks.removing.weights import AS_INTACT
 from nope_probe.removal import Writer
 
 SPECS = [

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.errors import UserError
+from nope_probe.hooks.ablation import BlockAblation
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel, hooks_in_place
@@ -28,13 +29,13 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.layers.objects import Model, model_of
-from nope_probe.hooks.layers.passes import read_attention, traits_of
+from nope_probe.hooks.layers.passes import read_attention
 from nope_probe.hooks.reading.attention import HeadSums, scores_of_rows
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
-from nope_probe.hooks.removing.block_ablation import ABLATED, BlockAblation
-from nope_probe.hooks.removing.components import Target, components
-from nope_probe.hooks.removing.removals import CONSTANT_OUTPUTS, Ablation
+from nope_probe.hooks.removing.components import components
+from nope_probe.hooks.removing.settings import CONSTANT_OUTPUTS, Ablation
+from nope_probe.hooks.removing.written import ABLATED
 from nope_probe.maps.folds import TensorRecord, folds_of, pooled
 from nope_probe.maps.maps import cells_frame
 from nope_probe.maps.rows import GROUP_ROWS, RowGroup
@@ -164,13 +165,11 @@ def _edits(
     batch_size: int,
 ) -> dict[int, Edit]:
     """Return by block the function that removes the components from each of its heads."""
-    traits = traits_of(model)
-    blocks = {}
-    for layer in layers:  # in heads by name: only then are q and k edited where they are multiplied
-        heads, rotary = [*range(layer.n_heads)], traits[layer.index].rotary
-        blocks[layer.index] = BlockAblation(
-            Target(layer=layer, heads=heads, rotary=rotary), ablation
-        )
+    # In heads by name: only then are q and k edited where they are multiplied.
+    blocks = {
+        layer.index: BlockAblation(model, layer, [*range(layer.n_heads)], ablation)
+        for layer in layers
+    }
     weights = ablation.condition.weights
     if not weights:
         return {index: block.edit for index, block in blocks.items()}

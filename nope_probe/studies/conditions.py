@@ -10,7 +10,7 @@ import tyro
 from annotated_types import Interval
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.removing.removals import WITH_GAIN, Ablation, Replacement
+from nope_probe.hooks.removing.settings import WITH_GAIN, Ablation, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import COMPONENTS, Condition, Gain, Writer, spelled
 from nope_probe.run.flags import LARGEST, Mistakes, effects_of
@@ -89,7 +89,7 @@ class RemovingSettings(RunSettings):
         if not any(condition.of_blocks for condition in conditions):
             yield from effects_of(self, {"kept_positions": "where written is not removed"})
         removed = [name for condition in conditions for name in condition.ordered]
-        without = [name for name in removed if not name.row.per_head]
+        without = [name for name in removed if not name.per_head]
         has_heads = self.heads_by_layer is not None
         yield has_heads and not removed, "--in-heads has no effect where nothing is removed"
         yield (

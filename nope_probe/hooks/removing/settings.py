@@ -20,7 +20,7 @@ from nope_probe.errors import (
     validate_layer_numbers,
     validate_types,
 )
-from nope_probe.removal import IN_HEADS, ROWS, Condition, Gain, spelled
+from nope_probe.removal import IN_HEADS, PER_HEAD, Condition, Gain, spelled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,10 +180,9 @@ class Ablation:
                 )
         if self.layers is not None:
             raise UserError("expected layers or heads, not both: heads are named per layer")
-        without = [name for name in self.condition.ordered if not name.row.per_head]
+        without = [name for name in self.condition.ordered if not name.per_head]
         if without:
-            have = ", ".join(name for name, row in ROWS.items() if row.per_head)
-            raise UserError(f"{without[0]} has no heads; {have} have")
+            raise UserError(f"{without[0]} has no heads; {', '.join(PER_HEAD)} have")
 
     def _validate_prefix(self, prefix: int) -> None:
         if prefix < 1:

@@ -1,34 +1,38 @@
-"""The replacements of a removed projection or position: c * P, c * R, or a constant output.
+"""What takes the place of weights: of a removed projection, or of all of an untrained model's.
 
-P is the rectangular identity, whose row r reads coordinate r % d_model; R has random orthonormal
-rows for each head. For W_O both are transposed. A constant output is the mean of the weight's
-output over tokens and positions, or 0. Gains and means come from a `Calibration`.
-
-A component's mean output differs between positions. The removal of the position that it writes
-into the residual stream replaces this mean by its mean over positions. The rest of the output says
-as much about content as before, and nothing about position.
+A removed projection becomes c * P, c * R, or a constant output. P is the rectangular identity,
+whose row r reads coordinate r % d_model; R has random orthonormal rows for each head. For W_O both
+are transposed. A constant output is the mean of the weight's output over tokens and positions, or
+0. Gains and means come from a `Calibration`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from numpy.random import SeedSequence
 from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import HeadVectors, MeanPattern, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
-from nope_probe.hooks.removing.removals import GivenReplacement, Replacement
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import kept_to_this_thread
+from nope_probe.hooks.layers.objects import Model, model_of, refused
+from nope_probe.hooks.removing.settings import GivenReplacement, Replacement
+from nope_probe.hooks.removing.written import WrittenPositions
 from nope_probe.maps.folds import State, TensorRecord, tensors_of
 from nope_probe.removal import WEIGHTS, Condition, Gain, Projection
 
 AS_INTACT = "as_intact"
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
+STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -243,85 +247,61 @@ class NewWeight:
         return self.rows, self.bias
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MeanOutput(TensorRecord):
-    """A component's mean output at each position, over the texts of each half.
+@contextmanager
+def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
+    """Draw a model's weights anew for as long as the context lasts.
 
-    Outputs of massive norm stay out of the mean: a delimiter that a block marks as it marks the
-    first token is one text in a hundred and a thousand times as large.
+    Matrices become Gaussian with a standard deviation of 0.02, norm weights ones and biases zeros.
+    Parameters that are all zero, such as the positions of a HookedTransformer without position
+    encoding, stay zero. The trained weights wait in main memory. A model is used by one thread at a
+    time: the one that enters the context.
 
-    Attributes:
-        mean: over the outputs that count; 0 where none does.
-        counts: how many outputs count at each position.
-        limits: the largest norm of an output that counts, at each position.
-        factor: multiplies an output before it is added to the residual stream.
+    Args:
+        model: in any form that `load` takes in memory, or what it returns; bit-identical
+            afterwards. Meanwhile a transformers model refuses passes: run what is yielded.
+        seed: the seed of the draws.
+
+    Raises:
+        UserError: in the passes of other threads.
+
+    Example:
+        >>> from nope_probe import load, untrained
+        >>> loaded, tokens = load("rope-tiny", n_layers=1), torch.tensor([[0, 5, 9]])
+        >>> with untrained(loaded) as model:
+        ...     bool(model(tokens).std() < 1)
+        True
     """
+    model = model_of(model)
+    generator = torch.Generator().manual_seed(seed)
+    with kept_to_this_thread(model), refused(model), _restored(model):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(_drawn(name, parameter, generator))
+        yield model
 
-    mean: Float[Tensor, "half pos d_model"]
-    counts: Float[Tensor, "half pos"]
-    limits: Float[Tensor, " pos"]
-    factor: float = 1.0
+
+@contextmanager
+def _restored(model: HookedModel) -> Iterator[None]:
+    """Restore a model's weights at the end, from copies in main memory."""
+    saved = [(weight, weight.detach().cpu().clone()) for weight in model.parameters()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in saved:
+                weight.copy_(value)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class WrittenPositions(TensorRecord):
-    """The position that components write, and the texts that show it.
+def _drawn(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
+    last = name.rpartition(".")[2].lstrip("_")
+    if not parameter.any() or last.startswith("b"):  # bias, b_Q, b, ...
+        return torch.zeros_like(parameter)
+    if parameter.ndim == 1:
+        return torch.ones_like(parameter)
+    drawn = STD * torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+    spread: Any = parameter
+    if not hasattr(spread, "placements"):
+        return drawn
+    from torch.distributed.tensor import distribute_tensor
 
-    Attributes:
-        outputs: the mean outputs, by the name of the component.
-        texts: the `fingerprints` of the texts.
-        halves: the half of each text, 0 or 1; see `maps.folds.halves_of`.
-        kept_positions: how many first positions keep the outputs.
-        of_tokens: whether the texts are tokens, to whose embeddings a model may add positions.
-        order: of the null, the positions of each text in the order in which they are averaged.
-    """
-
-    outputs: dict[str, MeanOutput]
-    texts: Int[Tensor, " text"]
-    halves: Int[Tensor, " text"]
-    kept_positions: int
-    of_tokens: bool = True
-    order: Int[Tensor, "text pos"] | None = None
-
-    @property
-    def n_left_out(self) -> int:
-        """How many outputs stay out of the means because of their norm."""
-        n, n_pos = len(self.texts), next(iter(self.outputs.values())).counts.shape[1]
-        return sum(n * n_pos - int(of.counts.sum()) for of in self.outputs.values())
-
-    def size(self, name: str) -> float:
-        """Return the norm of the position that a component writes, over all positions."""
-        of_all = self.outputs[name].mean[:1]  # a single text, which is none of the texts
-        return float(self.written(name, of_all, torch.tensor([-1])).norm())
-
-    def seen(self, output: Vectors, text: Int[Tensor, " batch"]) -> Vectors:
-        """Return the texts' outputs at the positions at which they enter the means."""
-        if self.order is None:
-            return output
-        order = self.order.to(output.device)[text.clamp(min=0)]
-        return output.gather(1, order[..., None].expand_as(output))
-
-    def written(
-        self, name: str, output: Vectors, text: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """Return the position that a component writes into each text.
-
-        The mean is over the other texts of the text's half; over all texts if the text is new.
-
-        Args:
-            name: of the component.
-            output: its output.
-            text: the numbers of the texts; a negative number belongs to none.
-        """
-        of, kept = self.outputs[name], self.kept_positions
-        seen, halves = self.seen(output.float(), text), self.halves.to(text)
-        own = (seen.norm(dim=-1) <= of.limits.to(seen)) & (text >= 0)[:, None]
-        is_used = (halves[text, None] == torch.arange(2).to(text)) | (text < 0)[:, None]
-        counts = is_used.to(seen) @ of.counts.to(seen)
-        sums = (of.mean * of.counts[..., None]).to(seen)
-        total = torch.einsum("th,hpd->tpd", is_used.to(seen), sums)
-        total -= seen.masked_fill(~own[..., None], 0.0)
-        mean = total / (counts - own.to(seen)).clamp(min=1)[..., None]
-        written = mean - mean[:, kept:].mean(1, keepdim=True)
-        written[:, :kept] = 0
-        return written
+    return distribute_tensor(drawn, spread.device_mesh, spread.placements)
