@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from itertools import takewhile
@@ -24,7 +23,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_args
 import tyro
 from docstring_parser.google import parse as parse_docstring
 
-from nope_probe.errors import UserError, line_of, printable
+from nope_probe.errors import UserError, did_you_mean, line_of, printable
 from nope_probe.files import JsonObject, validate_image_name, validate_kaleido
 from nope_probe.run.flags import CommandSettings, flag_of, hints_of
 from nope_probe.run.paths import folder_of
@@ -92,14 +91,14 @@ def parse(
         declared: type = settings
         hidden, hints = tyro.conf.Suppress, hints_of(declared)
         shown = [*(name for name in hints if hidden not in get_args(hints[name])), *showing]
-        near = get_close_matches(unknown[0], map(flag_of, shown), n=1)
-        layer = re.match(r"--layer[ =]L?(\d+)", " ".join(unknown))
-        if layer and near == ["--layers"]:  # of which a number is how many
-            near = [f"--layers {layer[1]}:{int(layer[1]) + 1}"]
-        meant = f"; did you mean {near[0]}?" if near else ""
-        if not unknown[0].startswith("-"):
-            meant = "; a value follows its flag, as --model NAME does"
-        raise UserError(f"unknown: {' '.join(unknown)}{meant} {see}")
+        given = " ".join(unknown)
+        instead = did_you_mean(unknown[0], map(flag_of, shown))
+        layer = re.match(r"--layer[ =]L?(\d+)", given)
+        if layer and "layers" in shown:  # of which a number is how many
+            instead = f"did you mean --layers {layer[1]}:{int(layer[1]) + 1}?"
+        if not given.startswith("-"):
+            instead = "a value follows its flag, as --model NAME does"
+        raise UserError("; ".join(filter(None, [f"unknown: {given}", instead])) + f" {see}")
     values = dict(vars(groups))
     for name in [name for name in values if name.endswith(GROUP)]:
         values |= vars(values.pop(name))
@@ -210,9 +209,8 @@ def run_subcommand() -> None:
         print_version()
     (name,) = given
     if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"no command {name!r}; {meant}there are {', '.join(COMMANDS)}")
+        there = f"there are {', '.join(COMMANDS)}"
+        raise UserError(f"no command {name!r}; {did_you_mean(name, COMMANDS)} {there}")
     run_and_show(COMMANDS[name], name)
 
 
@@ -287,9 +285,7 @@ def one_line_errors() -> Iterator[None]:
     except (UserError, OSError, MemoryError) as error:
         if isinstance(error, OSError):
             discard_output()
-        line = line_of(error)
-        assert line is not None
-        text, code = line
+        text, code = line_of(error)
         record_error(UserError(text))  # without a traceback
         _end(f"error: {text}", code)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from inspect import signature
 from numbers import Integral
@@ -37,11 +38,6 @@ class StorageError(MachineError):
     """Raised where results cannot be written or read; what was saved before stays."""
 
 
-def is_mistake(kind: type[BaseException]) -> bool:
-    """Return whether an error is the user's mistake, so that nothing is left to resume."""
-    return issubclass(kind, UserError) and not issubclass(kind, MachineError)
-
-
 class TooFewLayersError(UserError):
     """Raised where a model has fewer layers than were requested.
 
@@ -56,12 +52,9 @@ class TooFewLayersError(UserError):
         self.depth = depth
 
 
-_STRICT = ConfigDict(strict=True)
-
-
 @cache
 def _adapter(hint: Any) -> TypeAdapter:  # beartype knows no subscript of it
-    return TypeAdapter(hint, config=_STRICT)
+    return TypeAdapter(hint, config=ConfigDict(strict=True))
 
 
 def validate_types(
@@ -153,16 +146,25 @@ def as_tuple(value: object) -> tuple[object, ...]:
     return (value,)
 
 
-def line_of(error: BaseException) -> tuple[str, int] | None:
-    """Return the line that a command ends in and its exit code, unless the code is at fault."""
+def line_of(error: UserError | OSError | MemoryError) -> tuple[str, int]:
+    """Return the line that a command ends in and its exit code, for an error not of the code."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
-    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or ' '.join(str(error).split())}", MachineError.exit_code
     if isinstance(error, MemoryError):
         return f"out of memory ({error})", MachineError.exit_code
-    return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or ' '.join(str(error).split())}", MachineError.exit_code
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question that names the nearest of known names; empty if none is near.
+
+    Example:
+        >>> did_you_mean("laers", ["layers", "seed"])
+        'did you mean layers?'
+    """
+    near = get_close_matches(name, [*known], n=1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def printable(text: str, keep: str = "") -> str:

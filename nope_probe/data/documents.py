@@ -41,19 +41,8 @@ BYTE_ORDER_MARK = "\ufeff"
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heldout.jsonl"
 HELD_OUT_PERCENT = 13
 _SKIPPED = {
-    "test",
-    "tests",
-    "idle_test",
-    "encodings",
-    "idlelib",
-    "lib2to3",
-    "tkinter",
-    "distutils",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "turtledemo",
-    "pydoc_data",
+    *("test", "tests", "idle_test", "encodings", "idlelib", "lib2to3", "tkinter", "distutils"),
+    *("site-packages", "dist-packages", "__pycache__", "turtledemo", "pydoc_data"),
 }
 _MIN_CHARACTERS = 1200
 
@@ -162,25 +151,10 @@ def read_texts(path: Path) -> list[str]:
     """
     with reading(f"cannot read {path}"):
         if path.suffix == ".txt":
-            texts = [read_text(path)]
-            validate_text(path, texts[0])
-            return texts
+            text = "".join(line for _, line in _lines(path))
+            validate_text(path, text)
+            return [text]
         return list(_json_rows(path) if path.suffix == ".jsonl" else _column(path))
-
-
-def read_text(path: Path, most: int = -1) -> str:
-    """Return the text of a file in UTF-8, unchanged, or its first characters.
-
-    Raises:
-        UserError: naming the line that is in no UTF-8.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return file.read(most)
-    except UnicodeDecodeError:
-        for _ in _lines(path):  # raises at the line
-            pass
-        raise
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -380,7 +354,8 @@ def stdlib_documents(held_out: bool | None = None) -> list[str]:
     return [
         document
         for name, path in modules.items()
-        if _is_kept(name) and held_out in (None, is_held_out(name.as_posix()))
+        if not _SKIPPED & {*name.parts} and not name.parts[0].startswith("config-")
+        if held_out in (None, is_held_out(name.as_posix()))
         for document in split(path.read_text(encoding="utf-8", errors="ignore"))
     ]
 
@@ -423,10 +398,6 @@ def split(source: str) -> list[str]:
 def _first_line(node: ast.stmt) -> int:
     decorators = getattr(node, "decorator_list", [])
     return min([node.lineno, *(d.lineno for d in decorators)]) - 1
-
-
-def _is_kept(path: Path) -> bool:
-    return not _SKIPPED & set(path.parts) and not path.parts[0].startswith("config-")
 
 
 def is_held_out(key: str) -> bool:

@@ -25,12 +25,15 @@ from torch import Tensor
 from nope_probe.data.documents import column_of, prose_note, validate_packing
 from nope_probe.data.tokenizing import (
     TextReader,
+    WindowStart,
+    cut,
     first_token,
     ordinary_tokens,
+    pack_documents,
+    permuted,
     read_documents,
     separator_of,
 )
-from nope_probe.data.windows import WindowStart, permuted, random_windows, windows_of
 from nope_probe.errors import UserError, validate_types
 from nope_probe.files import reading
 from nope_probe.hooks.layers.model import begins_alike
@@ -179,13 +182,18 @@ def sequences(
         source = os.path.join(".", source)
     given = source if isinstance(source, str) else column_of(source)
     name = given if isinstance(given, str) else "texts"
-    _validate_source(given, name, tokenizer, d_vocab)
+    if isinstance(given, Sized) and len(given) == 0:
+        raise UserError("expected a source of text or a list of texts, got nothing")
+    if tokenizer is None and (name != "random" or d_vocab is None):
+        raise UserError(
+            "a model without tokenizer takes no text: use --data random or --tokens FILE (in "
+            "Python, sequences('random', d_vocab=...), tokens, or load(model, tokenizer)); for a "
+            "parameter-free model --data gaussian"
+        )
     generator, first = torch.Generator().manual_seed(seed), first_token(tokenizer, bos)
     begins, is_random = first is not None, name == "random"
-    length, is_listed = (
-        seq_len - int(begins),
-        isinstance(given, Sized) and not isinstance(given, str),
-    )
+    length = seq_len - int(begins)
+    is_listed = isinstance(given, Sized) and not isinstance(given, str)
     if pack:
         validate_packing(name, windows)
     reader = None if tokenizer is None else TextReader(tokenizer, bos=begins)
@@ -195,12 +203,15 @@ def sequences(
     if n_seqs < 1 or length < 2:
         raise UserError(f"expected at least 1 sequence of 3 tokens, got {n_seqs} of {seq_len}")
     if reader is None or is_random:
-        cut = random_windows(ordinary_tokens(tokenizer, d_vocab), n_seqs, length, generator)
+        ordinary, documents = ordinary_tokens(tokenizer, d_vocab), None
+        tokens = ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
     else:
         ids = ids or read_documents(given, reader, n_seqs, length, pack)
-        separator = separator_of(reader.tokenizer) if pack else None
-        cut = windows_of(ids, n_seqs, length, windows, separator, generator)
-    tokens = cut.tokens
+        if pack:
+            separator = separator_of(reader.tokenizer)
+            tokens, documents = pack_documents(ids, n_seqs, length, separator, generator)
+        else:
+            tokens, documents = cut(ids, n_seqs, length, generator, windows)
     if first is not None:
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=first)
     made = Sequences(
@@ -209,28 +220,11 @@ def sequences(
         bos=begins,
         bos_token="" if first is None or tokenizer is None else tokenizer.decode([first]),
         kind="random" if is_random else "text",
-        documents=cut.documents,
+        documents=documents,
         notes=(*([prose_note()] * (name == "prose")), *(reader.notes if reader else ())),
         draws=generator.get_state(),
     )
     return made.shuffled(seed) if shuffle else made
-
-
-def _validate_source(
-    given: str | Iterable[object],
-    name: str,
-    tokenizer: PreTrainedTokenizerBase | None,
-    d_vocab: int | None,
-) -> None:
-    """Check that there is a source, and without a tokenizer that it is random tokens."""
-    if isinstance(given, Sized) and len(given) == 0:
-        raise UserError("expected a source of text or a list of texts, got nothing")
-    if tokenizer is None and (name != "random" or d_vocab is None):
-        raise UserError(
-            "a model without tokenizer takes no text: use --data random or --tokens FILE (in "
-            "Python, sequences('random', d_vocab=...), tokens, or load(model, tokenizer)); for a "
-            "parameter-free model --data gaussian"
-        )
 
 
 def repeated(data: Sequences, length: int) -> Int[Tensor, "seq start_and_twice"]:

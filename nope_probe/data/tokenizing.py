@@ -1,16 +1,21 @@
-"""Texts to tokens: byte order marks, BOS and other special tokens, by the same rules everywhere."""
+"""Texts to tokens, by the same rules everywhere, and tokens to sequences of equal length.
+
+The rules are of byte order marks, BOS and other special tokens. Sequences are cut out of documents,
+or out of all documents joined.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, islice, pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from itertools import accumulate, islice, pairwise, zip_longest
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from nope_probe.data.documents import (
     BYTE_ORDER_MARK,
@@ -232,6 +237,114 @@ def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:
             "--pack puts an EOS token after each document, and the model's tokenizer has none"
         )
     return tokenizer.eos_token_id
+
+
+WindowStart = Literal["random", "start"]
+# Tokens of sequences, and the numbers of their documents: those of one are not independent.
+Windows: TypeAlias = tuple[Int[Tensor, "seq pos"], Int[Tensor, " seq"]]
+
+
+def cut(
+    ids: Sequence[Sequence[int]],
+    n_seqs: int,
+    length: int,
+    generator: Generator,
+    start: WindowStart = "random",
+) -> Windows:
+    """Cut sequences that do not overlap out of documents, taking documents in turn.
+
+    Args:
+        ids: the tokens of each document.
+        n_seqs: how many sequences.
+        length: tokens in each.
+        generator: draws all random choices.
+        start: where sequences begin: anywhere, or at the document's first token, one for each.
+
+    Raises:
+        UserError: for too few sequences (naming their number).
+    """
+    per_document = [_starts(len(document), length, generator, start) for document in ids]
+    long_enough = [index for index, starts in enumerate(per_document) if starts]
+    if not long_enough:
+        raise UserError(
+            f"every document is too short: the longest has {max(map(len, ids))} tokens, {length} "
+            "are needed; lower --seq-len"
+        )
+    order = [long_enough[i] for i in torch.randperm(len(long_enough), generator=generator).tolist()]
+    rounds = zip_longest(*([(index, first) for first in per_document[index]] for index in order))
+    chosen = [place for turn in rounds for place in turn if place is not None]
+    if len(chosen) < n_seqs:
+        instead = "" if start == "random" else ", or take --windows random"
+        raise UserError(
+            f"{len(long_enough)} documents of {length} tokens or more give {len(chosen)} "
+            f"sequences, {n_seqs} were asked for; lower --n-seqs or --seq-len{instead}"
+        )
+    tokens = [ids[index][first : first + length] for index, first in chosen[:n_seqs]]
+    return torch.tensor(tokens), torch.tensor([index for index, _ in chosen[:n_seqs]])
+
+
+def _starts(n_tokens: int, length: int, generator: Generator, start: WindowStart) -> list[int]:
+    """Choose the starts of a document's sequences, in random order."""
+    n_fit, slack = divmod(n_tokens, length)
+    if n_fit == 0 or start == "start":
+        return [0] * min(n_fit, 1)
+    offset = int(torch.randint(slack + 1, (), generator=generator))
+    return [offset + length * k for k in torch.randperm(n_fit, generator=generator).tolist()]
+
+
+def pack_documents(
+    ids: Sequence[Sequence[int]], n_seqs: int, length: int, separator: int, generator: Generator
+) -> Windows:
+    """Join documents in random order, each followed by a separator, and cut them into sequences.
+
+    A sequence may begin and end anywhere in a document, and may hold several documents: later
+    documents attend to earlier documents, as in most models' training. A sequence belongs to the
+    document with most of its tokens, and in a tie to the first.
+
+    Args:
+        ids: the tokens of each document.
+        n_seqs: how many sequences.
+        length: tokens in each.
+        separator: the token after each document.
+        generator: draws the order.
+
+    Raises:
+        UserError: for too few tokens (naming their number).
+
+    Example:
+        >>> pack_documents([[5, 6, 7, 8, 9]], 2, 3, 0, torch.Generator())[0]
+        tensor([[5, 6, 7],
+                [8, 9, 0]])
+    """
+    n_tokens = sum(map(len, ids)) + len(ids)
+    if n_tokens < n_seqs * length:
+        raise UserError(
+            f"{len(ids)} documents hold {n_tokens} tokens with their separators, which give "
+            f"{n_tokens // length} sequences of {length}, {n_seqs} were asked for; lower --n-seqs "
+            "or --seq-len"
+        )
+    order = torch.randperm(len(ids), generator=generator).tolist()
+    joined = [token for index in order for token in (*ids[index], separator)]
+    owners = [index for index in order for _ in range(len(ids[index]) + 1)]
+    begins = range(0, n_seqs * length, length)
+    documents = [Counter(owners[first : first + length]).most_common(1)[0][0] for first in begins]
+    return torch.tensor(joined[: n_seqs * length]).view(n_seqs, length), torch.tensor(documents)
+
+
+def permuted(
+    tokens: Int[Tensor, "seq pos"], generator: Generator, first: int = 0, stop: int | None = None
+) -> Int[Tensor, "seq pos"]:
+    """Return sequences with the tokens of the positions first to stop - 1 in random order.
+
+    Example:
+        >>> permuted(torch.arange(7)[None], torch.Generator().manual_seed(0), 1, 3)[:, [0, 3, 6]]
+        tensor([[0, 3, 6]])
+    """
+    shuffled = tokens.clone()
+    some = shuffled[:, first:stop]
+    order = torch.rand(some.shape, generator=generator).argsort(-1)
+    shuffled[:, first:stop] = some.gather(-1, order)
+    return shuffled
 
 
 def padding_note(

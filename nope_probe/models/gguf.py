@@ -1,25 +1,27 @@
 """GGUF files, llama.cpp's format: weights, configuration and tokenizer in one, mostly quantised.
 
 transformers reads a model from such a file and undoes its quantisation. What transformers leaves
-out of a file without a word is refused here.
+out of a file without a word is refused here, or set: it sets some fields of a configuration from a
+file's keys, and leaves out others, such as the base of RoPE or a window. Here all keys that decide
+sizes, positions and norms are compared with the configuration that transformers builds. A field
+that differs is set. A key that the configuration cannot hold is refused by name.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from hashlib import file_digest
 from importlib.util import find_spec
+from math import nextafter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from huggingface_hub import hf_hub_download
@@ -37,20 +39,61 @@ from transformers.utils import quantization_config
 from transformers.utils.hub import extract_commit_hash
 
 from nope_probe.errors import UserError
-from nope_probe.files import JsonObject, read_json, reading
-from nope_probe.models.gguf_keys import complete_fields
+from nope_probe.files import JsonObject, file_checksum, read_json, reading
 from nope_probe.models.info import GGUFInfo
 from nope_probe.models.names import file_on_hub
+from nope_probe.models.weights import is_wanted
 
 if TYPE_CHECKING:  # an optional package
     from gguf import GGUFReader
 
 MAGIC = b"GGUF"
-_BLOCK = re.compile(r"blk\.(\d+)\.")
 # Architectures of which transformers reports the tensors that it leaves out.
 WITH_REPORT = getattr(getattr(integrations, "gguf", None), "GGUF_CONFIG_ARCHS", ())
 # Tensors with RoPE's factors for each pair of a head's coordinates.
 _ROPE_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+FileKeys = JsonObject  # without the name of the architecture, such as `rope.freq_base`
+Fields = JsonObject
+
+_EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+# Fields that may hold a key; of each architecture's configuration, the first that it has. A size
+# without a field needs none: the shapes of the tensors show whether the configuration has it.
+SIZES: dict[str, tuple[str, ...]] = {
+    "attention.key_length": ("global_head_dim", "head_dim"),
+    "attention.key_length_swa": ("head_dim",),
+    "context_length": ("n_positions", "max_position_embeddings"),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "feed_forward_length": ("n_inner", "ffn_hidden_size"),
+}
+FIELDS: dict[str, tuple[str, ...]] = {
+    "attention.layer_norm_epsilon": _EPSILONS,
+    "attention.layer_norm_rms_epsilon": _EPSILONS,
+    "attention.sliding_window": ("sliding_window",),
+    "attention.sliding_window_pattern": ("layer_types",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+}
+# Keys that `rope_parameters` holds.
+ROPE = (
+    *("rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear"),
+    *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
+    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+)
+# Keys that transformers reads, or that the shapes of the tensors show.
+_READ = (
+    *("attention.head_count", "attention.head_count_kv", "attention.value_length"),
+    *("attention.value_length_swa", "rope.dimension_sections", "rope.scaling.finetuned"),
+)
+_FACTORS = ("embedding_scale", "logit_scale", "residual_scale")
+# Values with which a key that no configuration holds changes nothing; by default 0.
+_NEUTRAL: dict[str, tuple[float, ...]] = {
+    "attention.causal": (True,),
+    "rope.scaling.attn_factor": (0, 1),
+    **dict.fromkeys(_FACTORS, (0, 1)),
+}
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
 
 def load_gguf(
@@ -67,15 +110,15 @@ def load_gguf(
     if hasattr(quantization_config, "GgufConfig"):  # where transformers can keep weights packed
         plain = quantization_config.GgufConfig(dequantize=True)
         options = {**options, "quantization_config": plain}
-    path = gguf_path(source, revision)
-    header, (folder, link) = _header(path), _alone(path)
+    file = _file_of(source, revision)
+    header, (folder, link) = _header(file), _alone(file)
     with _reading(header, options["config"].num_hidden_layers):
         model, report = kind.from_pretrained(folder, gguf_file=link, **options)
         unused = unused_tensors(header, model)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # it holds the path, and the weights are plain now
     report["unexpected_keys"] = {*report["unexpected_keys"], *unused}
-    _header_unchanged.cache_clear()  # a parsed vocabulary takes 100 MB, and the model is loaded
+    _header.cache_clear()  # a parsed vocabulary takes 100 MB, and the model is loaded
     return model, report
 
 
@@ -87,48 +130,50 @@ def load_gguf_tokenizer(source: str, revision: str | None = None) -> PreTrainedT
     The tokenizer is saved in a folder that stays while the process lives, because
     TransformerLens loads it a second time by its folder.
     """
-    path = gguf_path(source, revision)
-    n_tokens = _read(source, revision).n_tokens
+    file = _file_of(source, revision)
+    n_tokens = _read(file).n_tokens
     if not n_tokens:
         return None
-    folder, link = _alone(path)
-    file = Path(folder, "tokenizer.json")
-    if not file.is_file():
-        with _reading(_header(path)):
+    folder, link = _alone(file)
+    saved = Path(folder, "tokenizer.json")
+    if not saved.is_file():
+        with _reading(_header(file)):
             made = AutoTokenizer.from_pretrained(folder, gguf_file=link)
         made.save_pretrained(folder)
-        state = read_json(file)
+        state = read_json(saved)
         state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < n_tokens]
-        file.write_text(json.dumps(state), encoding="utf-8")
+        saved.write_text(json.dumps(state), encoding="utf-8")
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
-def _alone(path: Path) -> tuple[str, str]:
+@dataclass(frozen=True)
+class _File:
+    """A GGUF file that was last changed at some time: what is read of it is read once."""
+
+    path: Path
+    modified: int
+
+
+def _file_of(source: str, revision: str | None = None) -> _File:
+    """Return a GGUF file, after downloading it if it is on the Hub."""
+    path = Path(source)
+    if not path.is_file():
+        repository, file = file_on_hub(source)
+        path = Path(hf_hub_download(repository, file, revision=revision))
+    return _File(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _alone(file: _File) -> tuple[str, str]:
     """Return a folder that holds a link to a GGUF file alone, and the link.
 
     transformers would read a tokenizer and an adapter next to the file in place of the file's.
     """
-    folder = _folder_of(path, path.stat().st_mtime_ns)
-    link = Path(folder, path.name)
-    if not link.is_symlink():
-        link.symlink_to(path.absolute())
-    return folder, str(link)
-
-
-@cache
-def _folder_of(path: Path, modified: int) -> str:
-    """Return the folder of the tokenizer of a GGUF file that was last changed at some time."""
     folder = TemporaryDirectory(prefix="nope_probe-")
     atexit.register(folder.cleanup)
-    return folder.name
-
-
-def gguf_path(source: str, revision: str | None = None) -> Path:
-    """Return the path of a GGUF file, after downloading it if it is on the Hub."""
-    if Path(source).is_file():
-        return Path(source)
-    repository, file = file_on_hub(source)
-    return Path(hf_hub_download(repository, file, revision=revision))
+    link = Path(folder.name, file.path.name)
+    link.symlink_to(file.path.absolute())
+    return folder.name, str(link)
 
 
 def read_gguf_config(source: str, revision: str | None = None) -> PreTrainedConfig:
@@ -138,14 +183,15 @@ def read_gguf_config(source: str, revision: str | None = None) -> PreTrainedConf
         UserError: for a file that is no whole GGUF file, an architecture or a scaled RoPE that
             transformers does not read from GGUF, or without the package gguf.
     """
-    config = AutoConfig.for_model(**deepcopy(_read(source, revision).fields))
-    config._commit_hash = extract_commit_hash(str(gguf_path(source, revision)), None)
+    file = _file_of(source, revision)
+    config = AutoConfig.for_model(**deepcopy(_read(file).fields))
+    config._commit_hash = extract_commit_hash(str(file.path), None)
     return config
 
 
 def describe_gguf(source: str, revision: str | None = None) -> GGUFInfo:
     """Return the hash and the quantisation of a GGUF file."""
-    return _read(source, revision).info
+    return _read(_file_of(source, revision)).info
 
 
 def unused_tensors(header: GGUFReader, model: PreTrainedModel) -> set[str]:
@@ -160,7 +206,7 @@ def unused_tensors(header: GGUFReader, model: PreTrainedModel) -> set[str]:
         return set()
     kind = reader.TENSOR_PROCESSORS.get(architecture, reader.TensorProcessor)
     used = reader.get_gguf_hf_weights_map(model, kind(config={}))
-    tensors = {t.name for t in header.tensors if _is_wanted(t.name, model.config.num_hidden_layers)}
+    tensors = {t.name for t in header.tensors if is_wanted(t.name, model.config.num_hidden_layers)}
     return {name for name in tensors if not {name, name.removesuffix(".weight")} & used.keys()}
 
 
@@ -173,42 +219,37 @@ class _Contents:
     n_tokens: int
 
 
-def _read(source: str, revision: str | None) -> _Contents:
-    path = gguf_path(source, revision)
-    return _read_unchanged(path, path.stat().st_mtime_ns)
-
-
 @lru_cache(maxsize=1)  # a command asks several times
-def _read_unchanged(path: Path, modified: int) -> _Contents:
-    """Read a GGUF file's metadata.
-
-    Args:
-        path: the file.
-        modified: when it was last changed.
-    """
+def _read(file: _File) -> _Contents:
+    """Read a GGUF file's metadata."""
     from gguf import LlamaFileType
 
-    header = _header(path)
+    header, path = _header(file), file.path
+    architecture = _architecture_of(header)
     stated = header.get_field("general.file_type")
     try:
         with _reading(header):
             fields, _ = PreTrainedConfig.get_config_dict(str(path.parent), gguf_file=str(path))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{path}: transformers {__version__} does not read the architecture "
-            f"{_architecture_of(header)} from GGUF, take the model's folder or Hub id with "
-            "safetensors"
+            f"{path}: transformers {__version__} does not read the architecture {architecture} "
+            "from GGUF, take the model's folder or Hub id with safetensors"
         ) from error
-    validate_rope(path, header)
-    if _architecture_of(header) == "llama":  # a file named mistral too
+    tables = [tensor.name for tensor in header.tensors if tensor.name in _ROPE_TABLES]
+    if tables:
+        raise UserError(
+            f"{path} scales RoPE ({tables[0]}), which transformers does not read from GGUF: take "
+            "the model's folder or Hub id with safetensors"
+        )
+    if architecture == "llama":  # a file named mistral too
         fields["model_type"] = "llama"
     fields.setdefault("pad_token_id", None)  # a class of transformers may have another model's
-    fields = complete_fields(str(path), _keys_of(header), fields)
-    with path.open("rb") as file:
-        sha256 = file_digest(file, "sha256").hexdigest()
+    start, stored = f"{architecture}.", header.fields.items()
+    keys = {k.removeprefix(start): x.contents() for k, x in stored if k.startswith(start)}
+    fields = complete_fields(str(path), keys, fields)
     info = GGUFInfo(
         file=path.name,
-        sha256=sha256,
+        sha256=file_checksum(path),
         file_type=None if stated is None else LlamaFileType(stated.contents()).name,
         tensor_types=dict(Counter(tensor.tensor_type.name for tensor in header.tensors)),
     )
@@ -216,49 +257,25 @@ def _read_unchanged(path: Path, modified: int) -> _Contents:
     return _Contents(fields, info, 0 if tokens is None else len(tokens.data))
 
 
-def validate_rope(path: Path, header: GGUFReader) -> None:
-    """Check that a GGUF file scales RoPE by no table, which transformers does not read.
-
-    Raises:
-        UserError: naming the table.
-    """
-    tables = [tensor.name for tensor in header.tensors if tensor.name in _ROPE_TABLES]
-    if tables:
-        raise UserError(
-            f"{path} scales RoPE ({tables[0]}), which transformers does not read from GGUF: take "
-            "the model's folder or Hub id with safetensors"
-        )
-
-
-def _keys_of(header: GGUFReader) -> JsonObject:
-    """Return a file's keys on its model, without the name of the architecture."""
-    start = f"{_architecture_of(header)}."
-    fields = header.fields.items()
-    return {key[len(start) :]: field.contents() for key, field in fields if key.startswith(start)}
-
-
 def _architecture_of(header: GGUFReader) -> str | None:
     field = header.get_field("general.architecture")
     return None if field is None else field.contents()
 
 
-def _header(path: Path) -> GGUFReader:
+@lru_cache(maxsize=1)  # parsing a vocabulary takes seconds, and a model is loaded in several steps
+def _header(file: _File) -> GGUFReader:
     """Return a GGUF file's metadata and the list of its tensors.
 
     Raises:
         UserError: without the package gguf, or for a file that is none or is not whole.
     """
-    return _header_unchanged(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=1)  # parsing a vocabulary takes seconds, and a model is loaded in several steps
-def _header_unchanged(path: Path, modified: int) -> GGUFReader:
+    path = file.path
     if find_spec("gguf") is None:
         raise UserError(f"{path} needs the package gguf: pip install gguf")
     from gguf import GGUFReader
 
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
+    with path.open("rb") as opened:
+        if opened.read(len(MAGIC)) != MAGIC:
             raise UserError(
                 f"{path} is no GGUF file, as its first bytes are not {MAGIC.decode()}: download it "
                 "again, or name another model"
@@ -283,7 +300,7 @@ def _reading(header: GGUFReader, n_layers: int | None = None) -> Iterator[None]:
     import gguf
 
     wanted = copy(header)
-    wanted.tensors = [tensor for tensor in header.tensors if _is_wanted(tensor.name, n_layers)]
+    wanted.tensors = [tensor for tensor in header.tensors if is_wanted(tensor.name, n_layers)]
     kind, names, bar = gguf.GGUFReader, gguf.get_tensor_name_map, reader.tqdm
     made = {"GGUFReader": lambda _: wanted, "get_tensor_name_map": cache(names)}
     vars(gguf).update(made)
@@ -295,7 +312,143 @@ def _reading(header: GGUFReader, n_layers: int | None = None) -> Iterator[None]:
         reader.tqdm = bar
 
 
-def _is_wanted(tensor: str, n_layers: int | None) -> bool:
-    """Return whether a tensor belongs to no block or to one of the first n_layers."""
-    block = _BLOCK.match(tensor)
-    return n_layers is None or block is None or int(block[1]) < n_layers
+def complete_fields(source: str, keys: FileKeys, fields: Fields) -> Fields:
+    """Return the fields of a configuration, with all that a file's keys say.
+
+    Args:
+        source: the file, for errors.
+        keys: its keys.
+        fields: the fields that transformers makes of the keys.
+
+    Raises:
+        UserError: naming a key that the configuration cannot hold.
+    """
+    validate_known(source, keys)
+    built = _built(fields)
+    fields = fields | {
+        field: keys[key] for key in SIZES if key in keys and (field := _field_of(key, built))
+    }
+    built = _built(fields)
+    wanted = {key: (_field_of(key, built), _value(key, keys[key])) for key in FIELDS if key in keys}
+    rope = rope_parameters(source, built, keys)
+    if rope is not None:
+        wanted["rope.freq_base"] = ("rope_parameters", rope)
+    fields |= {field: value for field, value in wanted.values() if field} | _implied(built)
+    built = _built(fields)
+    for key, (field, value) in wanted.items():
+        if (built.get(field or "") or None) != value:
+            raise _not_read(source, key, keys.get(key))
+    return fields
+
+
+def validate_known(source: str, keys: FileKeys) -> None:
+    """Check that each key of positions, norms and factors is one that a configuration can hold.
+
+    Raises:
+        UserError: naming a key that none holds.
+    """
+    for key, value in keys.items():
+        decides = key.startswith(("attention.", "rope.")) or key in _FACTORS
+        if not decides or key in (*SIZES, *FIELDS, *ROPE, *_READ):
+            continue
+        if value not in _NEUTRAL.get(key, (0,)):
+            raise _not_read(source, key, value)
+
+
+def rope_parameters(source: str, built: Fields, keys: FileKeys) -> Fields | None:
+    """Return a configuration's parameters of RoPE, as a file's keys have them; None without keys.
+
+    Where layers with a window have another RoPE, as in Gemma 3, scaling is of the other layers.
+
+    Raises:
+        UserError: naming a key that the parameters cannot hold.
+    """
+    stated = [key for key in ROPE if key in keys and key != "rope.scaling.original_context_length"]
+    before = built.get("rope_parameters")
+    if not stated:
+        return None
+    if before is None:
+        raise _not_read(source, stated[0], keys[stated[0]])
+    by_kind = "full_attention" in before
+    rope = dict(before["full_attention"] if by_kind else before)
+    base = keys.get("rope.freq_base", rope["rope_theta"])
+    windowed = keys.get("rope.freq_base_swa", base)
+    rope["rope_theta"] = base
+    rope |= _rotated_part(source, built, rope, keys) | _scaling(source, keys)
+    if by_kind:
+        of_windows = dict(before["sliding_attention"])
+        of_windows["rope_theta"] = keys.get("rope.freq_base_swa", of_windows["rope_theta"])
+        return before | {"full_attention": rope, "sliding_attention": of_windows}
+    if windowed != base:
+        raise _not_read(source, "rope.freq_base_swa", windowed)
+    return rope
+
+
+def _rotated_part(source: str, built: Fields, rope: Fields, keys: FileKeys) -> Fields:
+    """Return the part of a head's coordinates that RoPE turns, where it is not as before."""
+    d_head = built.get("global_head_dim") or built.get("head_dim") or _width(built)
+    before = int(d_head * rope.get("partial_rotary_factor", 1))
+    n_turned = keys.get("rope.dimension_count", before)
+    if n_turned == before:
+        return {}
+    if "partial_rotary_factor" not in rope:  # the model turns whole heads
+        raise _not_read(source, "rope.dimension_count", n_turned)
+    part = n_turned / d_head
+    return {"partial_rotary_factor": part if int(d_head * part) == n_turned else nextafter(part, 2)}
+
+
+def _scaling(source: str, keys: FileKeys) -> Fields:
+    """Return the parameters of RoPE's scaling; none for a file without scaling."""
+    factor = keys.get("rope.scaling.factor") or keys.get("rope.scale_linear") or 1.0
+    kind = keys.get("rope.scaling.type", "linear")
+    context = keys.get("rope.scaling.original_context_length")
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn" or factor == 1 or context is None:
+        raise _not_read(source, "rope.scaling.type", kind)
+    betas = {
+        name: keys[f"rope.scaling.yarn_{name}"]
+        for name in ("beta_fast", "beta_slow")
+        if f"rope.scaling.yarn_{name}" in keys
+    }
+    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context}
+    return scaling | betas
+
+
+def _implied(built: Fields) -> Fields:
+    """Return the fields for which an architecture has no key, as llama.cpp runs it."""
+    kind = built["model_type"]
+    if kind not in _LAYERS_OF_27B:
+        return {}
+    is_27b = built["num_hidden_layers"] == _LAYERS_OF_27B[kind]
+    return {"query_pre_attn_scalar": _width(built) if is_27b else built["head_dim"]}
+
+
+def _width(built: Fields) -> int:
+    return built["hidden_size"] // built["num_attention_heads"]
+
+
+def _value(key: str, value: Any) -> Any:
+    """Return a key's value as a configuration holds it."""
+    if key == "attention.sliding_window_pattern" and isinstance(value, list):
+        return ["sliding_attention" if windowed else "full_attention" for windowed in value]
+    return value or None  # a window or a cap of 0 is none
+
+
+def _field_of(key: str, built: Fields) -> str | None:
+    """Return the first of a key's fields that a configuration has."""
+    return next((name for name in (SIZES | FIELDS)[key] if name in built), None)
+
+
+def _built(fields: Fields) -> Fields:
+    """Return all fields of the configuration that transformers builds of some."""
+    return AutoConfig.for_model(**deepcopy(fields)).to_dict()
+
+
+def _not_read(source: str, key: str, value: Any) -> UserError:
+    return UserError(
+        f"{source} states {key} = {value}, which transformers does not read from GGUF: take the "
+        "model's folder or Hub id with safetensors"
+    )

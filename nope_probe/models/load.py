@@ -38,7 +38,6 @@ from nope_probe.models.parameter_free import (
     build,
     has_hooked_transformer,
     hooked_config,
-    hooked_weights,
     parameter_free,
     wrap_in_bridge,
 )
@@ -55,10 +54,10 @@ def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     """
     if not has_hooked_transformer():
         return wrap_in_bridge(deepcopy(hf).to("cpu", torch.float32), deepcopy(tokenizer))
+    from transformer_lens.pretrained.weight_conversions import convert_llama_weights
+
     model = build(hooked_config(hf.config))
-    state = model.state_dict()
-    state.update(hooked_weights(hf))
-    model.load_state_dict(state)
+    model.load_state_dict(model.state_dict() | convert_llama_weights(hf, model.cfg))
     if tokenizer is not None:
         model.set_tokenizer(deepcopy(tokenizer))
     return model

@@ -60,6 +60,7 @@ FETCHED = {
 NAMES = (*PARAMETER_FREE, *CHECKPOINTS, *FRIENDLY)
 ADAPTER = "adapter_config.json"  # describes an adapter, whose weights are added to a model's
 _LENS = Path(getattr(find_spec("transformer_lens"), "origin", "")).parent
+_ALIASES = _LENS / "tools/model_registry/data/model_aliases.json"
 
 
 def is_on_hub(name: str) -> bool:
@@ -87,14 +88,6 @@ def path_of(name: str) -> Path | None:
         return path
     fetched = FETCHED.get(name.lower())
     return fetched if fetched is not None and fetched.is_file() else None
-
-
-def _what_it_is(path: Path, name: str) -> str:
-    if os.path.isfile(path):
-        if any((path.parent / config).is_file() for config in ("config.json", ADAPTER)):
-            return f"{name} is a file, and a model is the folder that holds it: name {path.parent}"
-        return f"{name} is no model: name a folder with a config.json, or a GGUF file"
-    return f"there is no folder or file {name}: {path} does not exist"
 
 
 def is_gguf(name: str) -> bool:
@@ -144,17 +137,7 @@ def resolve(name: str) -> str:
     if path is not None:
         validate_regular_files(path)
         if path.is_dir() and not (path / "config.json").is_file():
-            if files := gguf_files(path):
-                raise UserError(
-                    f"the folder {name} holds {len(files)} GGUF files: name one of them, such as "
-                    f"{files[0]}"
-                )
-            if (path / ADAPTER).is_file():
-                raise UserError(
-                    f"the folder {name} holds an adapter alone: --adapter {name} (adapter=...) "
-                    f"loads its base model, {_named_base(name) or 'named by --model'}, with it"
-                )
-            raise UserError(f"the folder {name} has no config.json: it holds no Hugging Face model")
+            raise UserError(f"the folder {name} {_without_config(name, path)}")
         return str(path)
     if is_gguf(name):
         validate_regular(local_path(name))
@@ -164,8 +147,14 @@ def resolve(name: str) -> str:
                 "owner/name/FILE.gguf"
             )
         return name
-    if name.startswith((".", "/", "~")) or os.path.isfile(local_path(name)):
-        raise UserError(_what_it_is(local_path(name), name))
+    path = local_path(name)
+    if os.path.isfile(path):
+        is_part = {"config.json", ADAPTER} & {*os.listdir(path.parent)}
+        whole = f"a file, and a model is the folder that holds it: name {path.parent}"
+        other = "no model: name a folder with a config.json, or a GGUF file"
+        raise UserError(f"{name} is {whole if is_part else other}")
+    if name.startswith((".", "/", "~")):
+        raise UserError(f"there is no folder or file {name}: {path} does not exist")
     known = _lens_names() | FRIENDLY
     if name.lower() in known:
         return known[name.lower()]
@@ -177,6 +166,18 @@ def resolve(name: str) -> str:
         f"unknown model {name!r}; the nearest names are {', '.join(near)}; a Hub id "
         "(owner/name), a local folder or a GGUF file works too"
     )
+
+
+def _without_config(name: str, folder: Path) -> str:
+    """Return what a folder without a config.json holds, and how to load it."""
+    if files := gguf_files(folder):
+        return f"holds {len(files)} GGUF files: name one of them, such as {files[0]}"
+    if (folder / ADAPTER).is_file():
+        return (
+            f"holds an adapter alone: --adapter {name} (adapter=...) loads its base model, "
+            f"{_named_base(name) or 'named by --model'}, with it"
+        )
+    return "has no config.json: it holds no Hugging Face model"
 
 
 def base_of(adapter: str) -> str:
@@ -236,28 +237,22 @@ def is_hub_id(name: str) -> bool:
 
 @cache
 def _lens_names() -> dict[str, str]:
-    """Return the Hub ids of TransformerLens's names and aliases, by lower-case name."""
-    official = lens_list("supported_models.py", "OFFICIAL_MODEL_NAMES")
-    aliases = lens_list("supported_models.py", "MODEL_ALIASES")
-    if not aliases:  # TransformerLens 4 keeps them elsewhere
-        aliases = read_json(_LENS / "tools/model_registry/data/model_aliases.json")["aliases"]
+    """Return the Hub ids of TransformerLens's names and aliases, by lower-case name.
+
+    Its file of names is read, not imported, because importing TransformerLens takes seconds.
+    """
+    written = dict[str, Any]()
+    for statement in ast.parse((_LENS / "supported_models.py").read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(
+            statement.value, ast.List | ast.Dict
+        ):
+            written[ast.unparse(statement.target)] = ast.literal_eval(statement.value)
+    if "MODEL_ALIASES" not in written:  # TransformerLens 4 keeps them elsewhere
+        written["MODEL_ALIASES"] = read_json(_ALIASES)["aliases"]
+    official, aliases = written["OFFICIAL_MODEL_NAMES"], written["MODEL_ALIASES"]
     names = {source.rpartition("/")[2].lower(): source for source in official}
     names |= {alias.lower(): source for source in aliases for alias in aliases[source]}
     return names | {source.lower(): source for source in official}
-
-
-def lens_list(file: str, name: str) -> Any:
-    """Return a list, set or dictionary that is written out in a file of TransformerLens, or None.
-
-    The file is read, not imported, because importing TransformerLens takes seconds.
-    """
-    for statement in ast.parse((_LENS / file).read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name:
-            try:
-                return ast.literal_eval(statement.value or ast.Constant(None))
-            except ValueError:  # a call
-                return None
-    return None
 
 
 def trained_length(name: str) -> int | None:
@@ -275,7 +270,7 @@ def trained_length(name: str) -> int | None:
 
 
 SECONDS = 3.0
-_GATED_OWNERS = ("meta-llama",)
+_GATED_OWNER = "meta-llama"
 
 
 def validate_reachable(name: str, revision: str | None = None) -> None:
@@ -292,8 +287,10 @@ def validate_reachable(name: str, revision: str | None = None) -> None:
     if name.lower() in (*CHECKPOINTS, *PARAMETER_FREE):
         return
     source = resolve(name)
-    if is_on_hub(name) and not is_cached(source, revision) and is_offline():
-        raise not_cached(source)
+    if is_on_hub(name):
+        cached = huggingface_hub.try_to_load_from_cache(*file_on_hub(source), revision=revision)
+        if not isinstance(cached, str) and is_offline():
+            raise not_cached(source, revision)
 
 
 def validate_hub_answers(what: str) -> None:
@@ -310,13 +307,6 @@ def validate_hub_answers(what: str) -> None:
             f"{what} is on the Hub, which cannot be reached (offline); without a network --data "
             "shipped, stdlib, random and files work, and HF_HUB_OFFLINE=1 reads the local cache"
         )
-
-
-def is_cached(source: str, revision: str | None = None) -> bool:
-    """Return whether the local cache has the first file of a model on the Hub."""
-    return isinstance(
-        huggingface_hub.try_to_load_from_cache(*file_on_hub(source), revision=revision), str
-    )
 
 
 def is_offline() -> bool:
@@ -373,16 +363,16 @@ def offline_if_unreachable(source: str) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def not_cached(source: str) -> UserError:
+def not_cached(source: str, revision: str | None = None) -> UserError:
     """Return the error for a model that is neither in the local cache nor within reach."""
-    owner = source.partition("/")[0]
-    which = "this model is" if owner in _GATED_OWNERS else "if it is"
+    which = "this model is" if source.startswith(f"{_GATED_OWNER}/") else "if it is"
     shipped = ", ".join((*CHECKPOINTS, *PARAMETER_FREE))
     here = "neither a file on this machine nor" if is_gguf(source) else "not"
+    of_it = "" if revision is None else f"revision {revision} of "
     return UserError(
-        f"{source} is {here} in the local cache and the Hub cannot be reached (offline); without a "
-        f"network {shipped}, local folders and GGUF files work, and with one, {which} gated: "
-        "accept its licence on the Hub and set HF_TOKEN"
+        f"{of_it}{source} is {here} in the local cache and the Hub cannot be reached (offline); "
+        f"without a network {shipped}, local folders and GGUF files work, and with one, {which} "
+        "gated: accept its licence on the Hub and set HF_TOKEN"
     )
 
 
@@ -407,7 +397,7 @@ def reading_model(source: str, part: str) -> Iterator[None]:
             causes = list(_chain(error))
             if any(isinstance(cause, GatedRepoError) for cause in causes):
                 owner, _, name = source.partition("/")  # Unsloth has ungated copies of Meta's
-                copy = f"unsloth/{name}" if owner == "meta-llama" else "unsloth/Llama-3.1-8B"
+                copy = f"unsloth/{name}" if owner == _GATED_OWNER else "unsloth/Llama-3.1-8B"
                 raise UserError(
                     f"{source} is gated: accept its licence on the Hub and set HF_TOKEN, or use a "
                     f"local folder or an ungated copy such as {copy}"

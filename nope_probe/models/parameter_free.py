@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import transformer_lens
-from einops import rearrange
-from torch import Tensor, nn
+from torch import nn
 from transformer_lens import TransformerBridgeConfig
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
@@ -184,50 +183,10 @@ def hooked_config(config: PreTrainedConfig) -> Configuration:
     )
 
 
-def hooked_weights(hf: PreTrainedModel) -> dict[str, Tensor]:
-    """Return a Llama-like model's weights under HookedTransformer's names and in its layouts."""
-    body, n_heads, n_kv_heads = (
-        hf.model,
-        hf.config.num_attention_heads,
-        hf.config.num_key_value_heads,
-    )
-    weights = {
-        "embed.W_E": body.embed_tokens.weight,
-        "unembed.W_U": hf.lm_head.weight.T,
-        "unembed.b_U": torch.zeros(hf.config.vocab_size),
-        "ln_final.w": body.norm.weight,
-    }
-    for index, block in enumerate(body.layers):
-        attn, mlp = block.self_attn, block.mlp
-        of_block = {
-            "ln1.w": block.input_layernorm.weight,
-            "ln2.w": block.post_attention_layernorm.weight,
-            "attn.W_Q": _per_head(attn.q_proj.weight, n_heads),
-            "attn._W_K": _per_head(attn.k_proj.weight, n_kv_heads),
-            "attn._W_V": _per_head(attn.v_proj.weight, n_kv_heads),
-            "attn.W_O": rearrange(attn.o_proj.weight, "m (head h) -> head h m", head=n_heads),
-            "mlp.W_gate": mlp.gate_proj.weight.T,
-            "mlp.W_in": mlp.up_proj.weight.T,
-            "mlp.W_out": mlp.down_proj.weight.T,
-        }
-        weights.update({f"blocks.{index}.{name}": weight for name, weight in of_block.items()})
-    return {name: weight.detach().float() for name, weight in weights.items()}
-
-
-def _per_head(weight: Tensor, n_heads: int) -> Tensor:
-    return rearrange(weight, "(head h) m -> head m h", head=n_heads)
-
-
 # Fields of `model.cfg` in which a bridge describes SmolLM3 in general, not this model.
 _CONFIGURED = (
-    "attention_dir",
-    "attn_only",
-    "attn_scale",
-    "eps",
-    "model_name",
-    "normalization_type",
-    "positional_embedding_type",
-    "rotary_dim",
+    *("attention_dir", "attn_only", "attn_scale", "eps", "model_name", "normalization_type"),
+    *("positional_embedding_type", "rotary_dim"),
 )
 
 

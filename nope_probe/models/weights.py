@@ -38,7 +38,7 @@ _OF_WEIGHTS = re.compile(
     r"|.*\.(safetensors|bin)\.index\.json$"
 )
 _PICKLED = "pytorch_model"  # how the names of files begin that transformers converts
-_BLOCK = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
+_BLOCK = re.compile(r"(?:^|\.)(?:layers?|h|blocks|blk)\.(\d+)\.")
 
 
 def read_weights(

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from nope_probe.errors import StorageError, UserError, is_mistake
+from nope_probe.errors import MachineError, StorageError, UserError
 from nope_probe.files import JsonObject, json_checksum, read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State
@@ -83,7 +83,7 @@ class RunCheckpoint(StreamCheckpoint):
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         # After a user's mistake there is nothing to resume: the command has to be changed.
-        if kind and is_mistake(kind):
+        if kind and issubclass(kind, UserError) and not issubclass(kind, MachineError):
             self.discard()
 
     def _validate_same_run(self, path: Path) -> None:

@@ -7,9 +7,8 @@ next to the other flags is refused, never ignored. A flag's help is in the docst
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import (
@@ -28,7 +27,7 @@ from annotated_types import Interval
 from docstring_parser.google import parse as parse_docstring
 from pydantic import AfterValidator, Strict
 
-from nope_probe.errors import UserError, as_tuple, validate_types
+from nope_probe.errors import UserError, as_tuple, did_you_mean, validate_types
 from nope_probe.files import JsonObject, local_path
 from nope_probe.run.processes import validate_one_process
 
@@ -122,8 +121,8 @@ class CommandSettings:
 
     @property
     def subject(self) -> str:
-        """What the default folder is named after."""
-        return ""
+        """What the default folder is named after: the model, if there is one."""
+        return str(vars(self).get("model", ""))
 
     def recorded(self) -> JsonObject:
         """Return the settings that identify the run, as the manifest holds them."""
@@ -178,12 +177,9 @@ def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
     hints, chosen = hints_of(dataclass_type), JsonObject(values)
     for name, value in values.items():
         if name not in hints:
-            near = get_close_matches(name, hints, n=1)
-            if (name, near) == ("layer", ["layers"]) and isinstance(value, int):
-                near = [f"layers='{value}:{value + 1}'"]
-            instead = (
-                f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(hints))}"
-            )
+            instead = did_you_mean(name, hints) or f"there are {', '.join(sorted(hints))}"
+            if name == "layer" and isinstance(value, int):  # `layers` is how many
+                instead = f"did you mean layers='{value}:{value + 1}'?"
             raise UserError(f"unknown option {name!r}; {instead}")
         if value is not None and takes_several(hints[name]):
             chosen[name] = as_tuple(value)
@@ -223,14 +219,15 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def effects_of(settings: Any, without_effect: Mapping[str, str]) -> Mistakes:
-    """Yield for each flag without an effect whether it has another value than its default.
+def without_effect(settings: Any, names: Collection[str], reason: str) -> Mistakes:
+    """Yield for each of some flags whether it has another value than its default.
 
     Args:
         settings: a dataclass.
-        without_effect: by setting, the reason, as in `no effect on --data random`.
+        names: of settings.
+        reason: why they have no effect, as in `no effect on --data random`.
     """
     for field in fields(settings):
-        if reason := without_effect.get(field.name):
+        if field.name in names:
             is_given = getattr(settings, field.name) != field.default
             yield is_given, f"{flag_of(field.name)} has no effect {reason}"

@@ -35,6 +35,7 @@ from nope_probe.run.processes import print_line
 from nope_probe.run.settings import FORMAT
 
 PAGE = "report.html"
+NO_BOUND = "(?<!_low)(?<!_high)$"  # of the names of columns without the ends of intervals
 REPLICATES = " replicates"  # ends the columns whose cells are the replicates of an estimate
 READ = ("estimates.safetensors", "maps.safetensors", "tokens.safetensors")  # with a run
 # Size and time of change identify files of as many bytes, and their hash smaller files.
@@ -86,23 +87,18 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return what was run, its answer, and what it holds: its tables and groups of maps."""
-        rows = [
-            (f"tables[{name!r}]", f"{len(table):,} rows", ", ".join(_without_bounds(table)))
-            for name, table in self.tables.items()
-            if len(table)
-        ]
+        rows = []
+        for name, table in self.tables.items():
+            if len(table):
+                columns = ", ".join(map(str, table.filter(regex=NO_BOUND)))
+                rows.append((f"tables[{name!r}]", f"{len(table):,} rows", columns))
         groups: dict[str, dict[str, np.ndarray]] = {}
         for name, array in self.maps.items():
             group, slash, of_group = name.partition("/")
             groups.setdefault(group + slash, {})[of_group] = array
         for group, maps in groups.items():
-            rows.append(
-                (
-                    f"maps[{group + '...'!r}]",
-                    _shape_of(maps.values()),
-                    ", ".join(filter(None, maps)),
-                )
-            )
+            named = ", ".join(filter(None, maps))
+            rows.append((f"maps[{group + '...'!r}]", _shape_of(maps.values()), named))
         contents = pd.DataFrame(rows, columns=["what", "size", "holds"])
         asked = f"<p><code>{escape(self.manifest.command)}</code></p>"
         return asked + self.headline + contents.to_html(index=False, border=0)
@@ -134,7 +130,7 @@ class Run:
 
 def without_replicates(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table without its columns of replicates, which are cells of Python objects."""
-    return table[[name for name in table if not str(name).endswith(REPLICATES)]]
+    return table.filter(regex=f"(?<!{REPLICATES})$")
 
 
 def _replicates(name: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -170,11 +166,6 @@ def _replicates(name: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
 def _shape_of(maps: Iterable[np.ndarray]) -> str:
     """Return the shape of the largest of some arrays."""
     return " × ".join(map(str, max(maps, key=np.ndim).shape))
-
-
-def _without_bounds(table: pd.DataFrame) -> list[str]:
-    """Return a table's columns without those of the ends of intervals."""
-    return [str(name) for name in table if not str(name).endswith(("_low", "_high"))]
 
 
 def write_run(out: Path, run: Run) -> None:

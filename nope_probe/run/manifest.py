@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 FileRecord: TypeAlias = dict[str, dict[str, str | int]]  # a source's files, their hash or size
 Record = TypeVar("Record")
-PRECISION = (
-    "n_seqs",
-    "folds",
-    "batch_size",
-)  # settings of how well numbers are known, the last axis
+PRECISION = ("n_seqs", "folds", "batch_size")  # of how well numbers are known, the last axis
 STEP = re.compile(r"[-_/]?(?:step|checkpoint)[-_]?(\d+)", re.IGNORECASE)
 MOST_TOKENS = 60  # that an error lists
 LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
@@ -275,10 +271,7 @@ def record_of(kind: type[Record], entries: JsonObject) -> Record:
     return _adapter_of(record).validate_python(entries)
 
 
-@cache
-def _adapter_of(kind: type) -> TypeAdapter:
-    """Return what reads records of a kind; it takes longer to make than to use."""
-    return TypeAdapter(kind)
+_adapter_of = cache(TypeAdapter)  # which takes longer to make than to use
 
 
 def read_manifest(out: Path) -> Manifest:

@@ -54,13 +54,8 @@ NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interru
 Settings_co = TypeVar("Settings_co", covariant=True, bound=CommandSettings)
 # Where a model came from, where it is, and who wrote it do not change its numbers.
 _UNUSED = (
-    *UNUSED_IN_FILE,
-    "_commit_hash",
-    "name_or_path",
-    "model_name",
-    "tokenizer_name",
-    "device",
-    "n_devices",
+    *(*UNUSED_IN_FILE, "_commit_hash", "name_or_path", "model_name", "tokenizer_name"),
+    *("device", "n_devices"),
 )
 
 
@@ -181,8 +176,8 @@ class Session(Generic[Settings_co]):
         if loaded is not None:
             given = self.recorded.get("given", {})
             self.loaded, self.weights = loaded, given.get("weights") or fingerprint(loaded.model)
-        made_with = {"versions": versions(), "weights": self.weights}
-        return {"settings": self.recorded, **made_with, **self.sources}
+        made_with = {"settings": self.recorded, "versions": versions(), "weights": self.weights}
+        return made_with | self.sources
 
     def sequences(
         self: Session[RunSettings],

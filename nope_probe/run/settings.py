@@ -43,9 +43,9 @@ from nope_probe.run.flags import (
     CommandSettings,
     LocalPath,
     Mistakes,
-    effects_of,
     flag_of,
     refuse,
+    without_effect,
 )
 from nope_probe.run.processes import process_count
 
@@ -182,11 +182,6 @@ class RunSettings(ModelSettings):
                 return asked
         return chosen
 
-    @property
-    def subject(self) -> str:
-        """What the default folder is named after."""
-        return self.model
-
     def length_of(self, n: int) -> str:
         """Return how to ask for sequences of n tokens: the flag, or a call's inputs."""
         return f"sequences of {n} tokens" if self.data == GIVEN else f"--seq-len {n}"
@@ -221,7 +216,9 @@ class RunSettings(ModelSettings):
         yield from self._wrong_devices()
         if self.pack:
             validate_packing(self.data, self.windows)
-        yield from effects_of(self, self.without_effect())
+        if self.reads_corpus:
+            unused = NO_EFFECT_ON.get(self.data, ("alpha",))
+            yield from without_effect(self, unused, f"on --data {self.data}")
         if self.revision is not None:
             validate_revision(self.model)
 
@@ -251,10 +248,8 @@ class RunSettings(ModelSettings):
         Raises:
             UserError: naming the file or the flag.
         """
-        others = {name: value for name, value in vars(self).items() if name not in OF_INPUTS}
-        by_default = type(self)(**others)
-        for name in OF_INPUTS:
-            if getattr(self, name) != getattr(by_default, name):
+        for name in self.chosen():
+            if name in OF_INPUTS:
                 raise UserError(f"{flag_of(name)} has no effect next to --tokens")
         validate_token_file(file)
 
@@ -286,11 +281,6 @@ class RunSettings(ModelSettings):
     def reads_corpus(self) -> bool:
         """Whether the run reads the sequences that `data` names."""
         return True
-
-    def without_effect(self) -> dict[str, str]:
-        """Return by name why settings have no effect next to the others."""
-        unused = NO_EFFECT_ON.get(self.data, ("alpha",))
-        return dict.fromkeys(unused, f"on --data {self.data}")
 
     def memory(self, n_maps: int = 1, d_model: int = 0, n_heads: int = 0, d_vocab: int = 0) -> int:
         """Return the bytes that the run needs above its model: sequences, fold maps and a batch.

@@ -26,7 +26,7 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Condition, Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
-from nope_probe.run.flags import COUNT, Mistakes
+from nope_probe.run.flags import COUNT, Mistakes, without_effect
 from nope_probe.run.settings import Layers
 from nope_probe.studies.conditions import RemovingSettings
 
@@ -159,15 +159,12 @@ class Settings(RemovingSettings):
         """Whether the run reads other texts than the one that it is given."""
         return self.data != ALONE
 
-    def without_effect(self) -> dict[str, str]:
-        """Return by name why settings have no effect next to the others."""
-        if self.reads_corpus:
-            return super().without_effect()
-        return dict.fromkeys(OF_OTHERS, "on a text alone: --n-seqs reads other texts too")
-
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""
         yield from super().mistakes()
+        if not self.reads_corpus:
+            reason = "on a text alone: --n-seqs reads other texts too"
+            yield from without_effect(self, OF_OTHERS, reason)
         if self.text is not None:
             yield from self._wrong_text(self.text)
         yield from self._wrong_why()

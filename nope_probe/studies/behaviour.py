@@ -25,7 +25,7 @@ from nope_probe.removal import (
 )
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, sections
-from nope_probe.run.flags import COUNT, LARGEST, SEQ_LEN, Mistakes, effects_of
+from nope_probe.run.flags import COUNT, LARGEST, SEQ_LEN, Mistakes, without_effect
 from nope_probe.run.settings import Layers
 from nope_probe.studies.conditions import NAMES, RemovingSettings, parse_removed
 
@@ -271,6 +271,9 @@ class Settings(RemovingSettings):
         yield not self.measures, "--measures needs a value"
         prefixes = f"expected a --prefix from 4 to {n - 4} of {n} tokens, got {prefix}"
         yield not 4 <= prefix <= n - 4, prefixes
+        for measure, settings in READ_BY.items():
+            if measure not in self.measures:
+                yield from without_effect(self, settings, f"without the measure {measure}")
 
     @property
     def groups(self) -> list[str]:
@@ -293,15 +296,7 @@ class Settings(RemovingSettings):
         yield from self.wrong_conditions(removed)
         scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
         if not (scores_suffix or any("mask" in condition for condition in removed)):
-            yield from effects_of(self, {"prefix": "where the mask is not removed"})
-
-    def without_effect(self) -> dict[str, str]:
-        """Return by name why settings have no effect next to the others."""
-        reasons = super().without_effect()
-        for measure, settings in READ_BY.items():
-            if measure not in self.measures:
-                reasons |= dict.fromkeys(settings, f"without the measure {measure}")
-        return reasons
+            yield from without_effect(self, ["prefix"], "where the mask is not removed")
 
     @property
     def positions(self) -> int | None:

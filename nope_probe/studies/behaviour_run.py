@@ -28,7 +28,7 @@ from nope_probe.analyses.behaviour import (
     span_loss,
 )
 from nope_probe.data.sequences import random_twice
-from nope_probe.data.windows import permuted
+from nope_probe.data.tokenizing import permuted
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Given, positions_of
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments

@@ -13,7 +13,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.removing.settings import WITH_GAIN, Ablation, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import COMPONENTS, Condition, Gain, Writer, spelled
-from nope_probe.run.flags import LARGEST, Mistakes, effects_of
+from nope_probe.run.flags import LARGEST, Mistakes, without_effect
 from nope_probe.run.settings import RunSettings
 
 _arg = tyro.conf.arg
@@ -84,10 +84,11 @@ class RemovingSettings(RunSettings):
     def wrong_conditions(self, conditions: Sequence[Condition]) -> Mistakes:
         """Yield for flags of weights and of heads whether they have no condition to act on."""
         if not any(condition.weights for condition in conditions):
-            reason = "where no weight is removed"
-            yield from effects_of(self, {"replacement": reason, "gain": reason})
+            unused = ("replacement", "gain")
+            yield from without_effect(self, unused, "where no weight is removed")
         if not any(condition.of_blocks for condition in conditions):
-            yield from effects_of(self, {"kept_positions": "where written is not removed"})
+            reason = "where written is not removed"
+            yield from without_effect(self, ["kept_positions"], reason)
         removed = [name for condition in conditions for name in condition.ordered]
         without = [name for name in removed if not name.per_head]
         has_heads = self.heads_by_layer is not None

@@ -16,7 +16,7 @@ from nope_probe.figures.words import Column, View, bound_columns, reader_of, wit
 from nope_probe.removal import REMOVABLE, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, sections
-from nope_probe.run.flags import COUNT, LARGEST, Mistakes
+from nope_probe.run.flags import COUNT, LARGEST, Mistakes, without_effect
 from nope_probe.run.settings import Layers, RunSettings
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ class Settings(RunSettings):
             "--by need is of --remove rope or --remove mask: take --by others",
         )
         yield self.seq_len < SHORTEST, f"copies need {self.length_of(SHORTEST)} or more"
+        if 1 not in self.k:
+            yield from without_effect(self, ["singles"], "without --k 1")
 
     def mistakes_of(self, info: ModelInfo) -> Mistakes:
         """Yield what can be wrong with the layers; refuse more heads than there are.
@@ -179,11 +181,6 @@ class Settings(RunSettings):
         """
         yield from super().mistakes_of(info)
         self.counts_of(len(self.layers_with_maps(info)) * info.n_heads)
-
-    def without_effect(self) -> dict[str, str]:
-        """Return by name why settings have no effect next to the others."""
-        without = {} if 1 in self.k else {"singles": "without --k 1"}
-        return super().without_effect() | without
 
     def counts_of(self, n_heads: int) -> list[int]:
         """Return the numbers of first heads in ascending order, of a model with n heads.

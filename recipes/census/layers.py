@@ -18,7 +18,7 @@ from nope_probe.hooks.layers.model import Inputs, hugging_face_config
 from nope_probe.models.context import validate_context
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, path_of, validate_reachable, validate_revision
-from nope_probe.run.flags import LAYERS, SEED, SEQ_LEN, Mistakes, effects_of
+from nope_probe.run.flags import LAYERS, SEED, SEQ_LEN, Mistakes, without_effect
 from nope_probe.run.folder import record_sources
 from nope_probe.run.manifest import versions
 from nope_probe.run.process_group import device_of_process
@@ -67,7 +67,7 @@ class Settings(ModelSettings):
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""
         if self.seq_len == "auto":
-            yield from effects_of(self, {"beyond_context": "without a --seq-len"})
+            yield from without_effect(self, ["beyond_context"], "without a --seq-len")
         if self.revision is not None:
             validate_revision(self.model)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from nope_probe.data.documents import is_held_out, stdlib_documents
-from nope_probe.data.windows import cut
+from nope_probe.data.tokenizing import cut
 from nope_probe.files import JsonObject
 from presets import Recipe
 
@@ -81,12 +81,12 @@ def _library(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> C
     passes: list[torch.Tensor] = []
     while sum(map(len, passes)) < n_wanted:
         n_seqs = sum(len(document) // length for document in ids)
-        passes.append(cut(ids, n_seqs, length, generator).tokens)
+        passes.append(cut(ids, n_seqs, length, generator)[0])
     held_out = _ids(stdlib_documents(held_out=True), tokenizer)
     n_held_out = min(1024, sum(len(document) // length for document in held_out))
     return Corpus(
         train=_dataset(torch.cat(passes)[:n_wanted], tokenizer),
-        held_out=_dataset(cut(held_out, n_held_out, length, generator).tokens, tokenizer),
+        held_out=_dataset(cut(held_out, n_held_out, length, generator)[0], tokenizer),
     )
 
 

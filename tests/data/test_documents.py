@@ -23,7 +23,6 @@ from nope_probe.data.documents import (
     documents,
     is_data_set,
     is_held_out,
-    read_text,
     split,
     stdlib_documents,
     stream_texts,
@@ -154,7 +153,7 @@ def test_a_folder_of_text_files_is_as_many_documents_as_files(tmp_path: Path) ->
     (tmp_path / "LICENSE").write_text("no text of the data set")
     with gzip.open(tmp_path / "d.txt.gz", "wt") as file:
         file.write("4\njumps over\n" * 5)
-    expected = [read_text(tmp_path / name) for name in names] + ["4\njumps over\n" * 5]
+    expected = [(tmp_path / name).read_text() for name in names] + ["4\njumps over\n" * 5]
     assert sorted(stream_texts(str(tmp_path))) == expected
     cut = sequences(tmp_path, tokenizer=PLAIN, n_seqs=23, seq_len=7)
     listed = sequences(expected, tokenizer=PLAIN, n_seqs=23, seq_len=7)

@@ -6,6 +6,7 @@ Packed ones are documents end to end: no token is lost, repeated or padding.
 from collections import Counter
 from hashlib import sha256
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from platform import python_version
 from typing import Any
@@ -18,8 +19,7 @@ from support.tiny_models import D_VOCAB, tokenizer
 
 from nope_probe.data.documents import documents
 from nope_probe.data.sequences import Sequences, gaussian, random_twice, sequences
-from nope_probe.data.tokenizing import padding_note, separator_of
-from nope_probe.data.windows import cut, cut_at_start, pack_documents
+from nope_probe.data.tokenizing import cut, pack_documents, padding_note, separator_of
 from nope_probe.errors import UserError
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)
@@ -61,17 +61,15 @@ def test_sequences_are_a_function_of_the_seed(source: str, options: Any, text: s
 
 
 def test_sequences_do_not_overlap_and_are_contiguous_in_one_document() -> None:
-    windows = cut(numbered(40, 57, 13, 7, 99), 15, 13, generator())
-    taken = windows.tokens
+    taken, documents = cut(numbered(40, 57, 13, 7, 99), 15, 13, generator())
     assert taken.flatten().unique().numel() == 15 * 13
     assert torch.equal(taken, taken[:, :1] + torch.arange(13))
     assert set((taken // 1000).unique().tolist()) == {0, 1, 2, 4}
-    assert torch.equal(taken[:, 0] // 1000, windows.documents)
+    assert torch.equal(taken[:, 0] // 1000, documents)
 
 
 def test_each_document_gives_one_sequence_before_any_gives_two() -> None:
-    windows = cut(numbered(99, 99, 99, 26), 9, 13, generator())
-    owners = [int(w[0]) // 1000 for w in windows.tokens]
+    owners = cut(numbered(99, 99, 99, 26), 9, 13, generator())[1].tolist()
     assert [sorted(owners[:4]), sorted(owners[4:8])] == [[0, 1, 2, 3]] * 2
 
 
@@ -90,7 +88,7 @@ def test_sequences_keep_their_documents_when_they_are_shuffled_and_random_ones_h
 
 
 def test_sequences_begin_anywhere_in_a_document() -> None:
-    starts = {int(cut(numbered(20), 1, 11, generator(seed)).tokens[0, 0]) for seed in range(200)}
+    starts = {int(cut(numbered(20), 1, 11, generator(seed))[0][0, 0]) for seed in range(200)}
     assert starts == set(range(10))
 
 
@@ -155,13 +153,11 @@ def test_prose_is_the_language_reference_of_this_python() -> None:
 def test_sequences_at_the_start_are_the_first_tokens_of_long_enough_documents(
     text: str,
 ) -> None:
-    of_all = cut_at_start(numbered(*5 * [29]), 4, 13, generator())
-    assert torch.equal(of_all.tokens[:, 0] // 1000, of_all.documents)
-    taken = cut_at_start(numbered(40, 12, 13, 99), 3, 13, generator()).tokens
-    assert sorted(taken[:, 0].tolist()) == [0, 2000, 3000]
-    assert torch.equal(taken, taken[:, :1] + torch.arange(13))
-    with pytest.raises(UserError, match="2 documents have 13 tokens or more, 3 were asked for"):
-        cut_at_start(numbered(40, 30, 7), 3, 13, generator())
+    taken, owners = cut(numbered(40, 12, 13, 99), 3, 13, generator(), "start")
+    assert sorted(owners.tolist()) == [0, 2, 3]
+    assert torch.equal(taken, 1000 * owners[:, None] + torch.arange(13))
+    with pytest.raises(UserError, match=r"2 documents of 13 tokens .* 3 were asked .* --windows"):
+        cut(numbered(40, 30, 7), 3, 13, generator(), "start")
     first = sequences(text, tokenizer=WITH_BOS, n_seqs=12, seq_len=17, windows="start").inputs
     ids = WITH_BOS(documents(text))["input_ids"]
     assert sorted(first.tolist()) == sorted(document[:17] for document in ids)
@@ -218,20 +214,16 @@ def short_text(tmp_path: Path) -> str:
 
 def test_packing_keeps_every_token_once_and_a_separator_after_each_document() -> None:
     ids = numbered(5, 3, 11, 1)  # and four separators: 24 tokens
-    joined = pack_documents(ids, 6, 4, -7, generator()).tokens.flatten().tolist()
-    rest = joined
-    documents = []
-    while rest:
-        end = rest.index(-7)
-        documents.append(rest[:end])
-        rest = rest[end + 1 :]
-    assert sorted(documents) == ids
+    joined = pack_documents(ids, 6, 4, -7, generator())[0].flatten().tolist()
+    ends = [-1, *(place for place, token in enumerate(joined) if token == -7)]
+    assert sorted(joined[end + 1 : stop] for end, stop in pairwise(ends)) == ids
+    assert ends[-1] == 23
 
 
 def test_packed_sequences_continue_across_documents() -> None:
     ids = numbered(5, 3)
     orders = {
-        tuple(pack_documents(ids, 2, 5, -7, generator(seed)).tokens.flatten().tolist())
+        tuple(pack_documents(ids, 2, 5, -7, generator(seed))[0].flatten().tolist())
         for seed in range(9)
     }
     first, second = ([*document, -7] for document in ids)
@@ -240,11 +232,11 @@ def test_packed_sequences_continue_across_documents() -> None:
 
 def test_a_packed_sequence_counts_as_the_document_that_most_of_it_is_from() -> None:
     for seed in range(5):
-        windows = pack_documents(numbered(11, 3, 2), 3, 6, -7, generator(seed))
+        tokens, documents = pack_documents(numbered(11, 3, 2), 3, 6, -7, generator(seed))
         owners = list[int]()
-        for token in windows.tokens.flatten().tolist():  # a separator belongs to what it ends
+        for token in tokens.flatten().tolist():  # a separator belongs to what it ends
             owners.append(owners[-1] if token == -7 else token // 1000)
-        for index, document in enumerate(windows.documents.tolist()):
+        for index, document in enumerate(documents.tolist()):
             actual = owners[6 * index : 6 * index + 6]
             assert actual.count(document) == max(map(actual.count, actual))
 
@@ -263,7 +255,7 @@ def test_too_few_tokens_are_counted(short_text: str) -> None:
     message = r"2 documents hold 10 tokens with their separators, which give 3 sequences of 3, 4"
     with pytest.raises(UserError, match=message):
         pack_documents(numbered(5, 3), 4, 3, -7, generator())
-    assert len(pack_documents(numbered(5, 3), 3, 3, -7, generator()).tokens) == 3
+    assert len(pack_documents(numbered(5, 3), 3, 3, -7, generator())[0]) == 3
     with pytest.raises(
         UserError, match=r"59 documents hold .* 9999 were asked for; lower --n-seqs"
     ):

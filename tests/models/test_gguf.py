@@ -8,7 +8,7 @@ from support.rounding import NETWORK
 
 from nope_probe.errors import UserError
 from nope_probe.models.context import configured_context
-from nope_probe.models.gguf_keys import complete_fields
+from nope_probe.models.gguf import complete_fields
 
 
 def test_a_file_is_the_model_that_was_written_into_it(tmp_path: Path) -> None:
