@@ -32,7 +32,7 @@ from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.layers.passes import read_attention
 from nope_probe.hooks.reading.attention import HeadSums, scores_of_rows
 from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.settings import CONSTANT_OUTPUTS, Ablation
 from nope_probe.hooks.removing.written import ABLATED
@@ -88,7 +88,7 @@ def capture_need(
     batch_size: int = 32,
     n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> Needs:
     """Measure how much each head's attention needs a component: KL(A || A(c)), nats.
 

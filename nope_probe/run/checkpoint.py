@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from nope_probe.errors import MachineError, StorageError, UserError
 from nope_probe.files import JsonObject, json_checksum, read_json
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
 from nope_probe.run.paths import LOCK, atomic_write, remove, write_json, writing
@@ -35,7 +35,7 @@ ITEM = 4  # bytes of a float32
 Write = Callable[[str, Sequence[int], np.ndarray], None]
 
 
-class RunCheckpoint(StreamCheckpoint):
+class RunCheckpoint(Stream):
     """The finished parts of a run by key, and its stream in progress.
 
     Args:
@@ -161,7 +161,7 @@ class RunCheckpoint(StreamCheckpoint):
             yield
 
     @contextmanager
-    def stream(self, key: str) -> Iterator[StreamCheckpoint]:
+    def stream(self, key: str) -> Iterator[Stream]:
         """Count a stream's batches on the progress bar; a signal ends it between batches.
 
         What a finished stream did not count, such as a text that is one batch, is counted then.

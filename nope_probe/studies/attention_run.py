@@ -27,7 +27,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.reading.attention import capture_attention
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps import MIN_KEYS
 from nope_probe.maps.estimates import fold_weights
@@ -157,7 +157,7 @@ class Attention(Study[Settings]):
 
 def read_heads(
     engine: Engine,
-    stream: StreamCheckpoint | None,
+    stream: Stream | None,
     *,
     layers: Sequence[int],
     text: Int[Tensor, "1 pos"] | None,

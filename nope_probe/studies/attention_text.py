@@ -29,7 +29,7 @@ from nope_probe.figures.words import reader_of
 from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.hooks.reading.attention import Cell, ScoreWithout, score_without
 from nope_probe.hooks.reading.readers import capture_positions
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.folds import State, under
 from nope_probe.maps.positions import PositionSums, ReaderSums
@@ -239,7 +239,7 @@ class Question:
 
 
 def captured_looks(
-    engine: Engine, stream: StreamCheckpoint | None, *, question: Question, step: int
+    engine: Engine, stream: Stream | None, *, question: Question, step: int
 ) -> State:
     """Return the terms of a step's looks by name, nats; see `query_terms` and `moved_terms`.
 

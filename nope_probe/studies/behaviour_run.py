@@ -32,7 +32,7 @@ from nope_probe.data.tokenizing import permuted
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Given, positions_of
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import untrained
@@ -231,7 +231,7 @@ class Behaviour(Study[Settings]):
         n_seqs, seq_len = fit.inputs.shape
         targets = index_targets(n_seqs, seq_len, self.skip, generator)
 
-        def capture(engine: Engine, stream: StreamCheckpoint | None) -> State:
+        def capture(engine: Engine, stream: Stream | None) -> State:
             options: dict[str, Any] = {"skip": self.skip, "checkpoint": stream}
             places = [*map(self.session.loaded.info.attending.index, self.layers)]
             size, n_layers = fit.batch_size, places[-1] + 1

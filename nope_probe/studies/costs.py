@@ -21,7 +21,7 @@ from nope_probe.data.sequences import Sequences, random_twice, repeated
 from nope_probe.hooks.layers.passes import Entry, entered, logits_from, run_to_enter
 from nope_probe.hooks.reading.attention import HeadSums
 from nope_probe.hooks.reading.capture import LossAccumulator
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.folds import State
 from nope_probe.run.session import Session
@@ -144,7 +144,7 @@ def captured_losses(
             their numbers.
     """
 
-    def capture(engine: Engine, checkpoint: StreamCheckpoint | None) -> State:
+    def capture(engine: Engine, checkpoint: Stream | None) -> State:
         sums = LossAccumulator(len(engine.inputs), first)
         with ExitStack() as stack:
             if first:
@@ -161,7 +161,7 @@ def captured_losses(
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
-def captured_entry(engine: Engine, blocks: Sequence[int], progress: StreamCheckpoint) -> Entry:
+def captured_entry(engine: Engine, blocks: Sequence[int], progress: Stream) -> Entry:
     """Return the intact model's residual streams before some blocks, of all sequences."""
     batches = list[Entry]()
     last = engine.inputs.shape[1] - 1  # a single position has logits

@@ -28,7 +28,7 @@ from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import capture_positions
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of
+from nope_probe.hooks.reading.streaming import Stream, restore, state_of
 from nope_probe.hooks.reading.written import capture_written, options_of
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.settings import Ablation
@@ -84,7 +84,7 @@ class Engine:
     inputs: Tensor
     documents: Int[Tensor, " seq"] | None = None
     checkpoint: RunCheckpoint | None = None
-    stream: StreamCheckpoint | None = None
+    stream: Stream | None = None
     batch_size: int = 32
     n_folds: int = 8
     calibration: Calibration | None = None
@@ -202,7 +202,7 @@ class Engine:
             UserError: for a non-finite score, with the key of the capture.
         """
 
-        def capture(engine: Engine, stream: StreamCheckpoint | None) -> State:
+        def capture(engine: Engine, stream: Stream | None) -> State:
             options = {"layers": layers, "per_head": per_head}
             maps = engine.by_fold(capture_scores, stream, also=also, **options)
             validate_finite(maps, f"pass {key}")
@@ -241,9 +241,7 @@ class Engine:
         maps = kind.from_tensors(tensors)
         return maps if self.skip_keys is None else replace(maps, skip_keys=self.skip_keys)
 
-    def by_fold(
-        self, capture: Callable[..., Sums], stream: StreamCheckpoint | None, **options: Any
-    ) -> Sums:
+    def by_fold(self, capture: Callable[..., Sums], stream: Stream | None, **options: Any) -> Sums:
         """Return the sums of a capture of `hooks.reading` over the sequences of each fold."""
         return capture(
             self.model,
@@ -257,10 +255,10 @@ class Engine:
         )
 
 
-Capture = Callable[[Engine, StreamCheckpoint | None], State]
+Capture = Callable[[Engine, Stream | None], State]
 
 
-def written(engine: Engine, stream: StreamCheckpoint | None, **options: Any) -> State:
+def written(engine: Engine, stream: Stream | None, **options: Any) -> State:
     """Return the position that components write, as the tensors of `WrittenPositions`."""
     if engine.texts is not None:
         engine = replace(engine, inputs=engine.texts.inputs, documents=engine.texts.documents)

@@ -31,7 +31,7 @@ from nope_probe.hooks.reading.attention import (
     induction_scores,
 )
 from nope_probe.hooks.reading.capture import LossAccumulator
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.folds import State
@@ -146,7 +146,7 @@ def random_copies(
 
 
 def captured_induction(
-    engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int], n_tokens: int
+    engine: Engine, checkpoint: Stream | None, *, layers: Sequence[int], n_tokens: int
 ) -> State:
     """Return the fold means of heads' induction scores on the engine's n random tokens twice."""
     sums = head_sums(engine.model, layers, engine.n_folds, induction(n_tokens))
@@ -154,7 +154,7 @@ def captured_induction(
     return means_of(sums, engine.fold_of)
 
 
-def read_need(engine: Engine, stream: StreamCheckpoint | None, *, removal: Ablation) -> State:
+def read_need(engine: Engine, stream: Stream | None, *, removal: Ablation) -> State:
     """Return fold means of how much each head needs what is removed, nats."""
     need = capture_need(
         engine.model,

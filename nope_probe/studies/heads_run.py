@@ -26,7 +26,7 @@ from nope_probe.files import reading
 from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.layers.passes import Entry
 from nope_probe.hooks.reading.attention import HeadSums, capture_attention
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import Calibration
@@ -315,7 +315,7 @@ class Heads(Study[Settings]):
 
 
 def positional_shares(
-    engine: Engine, checkpoint: StreamCheckpoint | None, *, layers: Sequence[int], name: str
+    engine: Engine, checkpoint: Stream | None, *, layers: Sequence[int], name: str
 ) -> State:
     """Return the share of position in each head's attention; see `split_attention`.
 

@@ -17,7 +17,7 @@ import pandas as pd
 from rich.filesize import decimal
 
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.hooks.reading.written import BYTES
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import Calibration
@@ -266,7 +266,7 @@ class BatchDone(Exception):  # noqa: N818  (it ends a timed pass, it is no error
     """Raised after the first batch of a pass that is timed; it has so many sequences."""
 
 
-class FirstBatch(StreamCheckpoint):
+class FirstBatch(Stream):
     """Ends a stream after its first batch."""
 
     def advance(self, n_seqs: int) -> None:

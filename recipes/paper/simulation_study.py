@@ -24,7 +24,7 @@ from monotonicity import (
 )
 from nope_probe.analyses.parameter_free.simulation import Simulation, simulate_scores, spec_of
 from nope_probe.analyses.parameter_free.theory import theory_scores
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
@@ -78,7 +78,7 @@ class Simulate(Study[Settings]):
             read = partial(captured, partial(self._simulate, alpha))
             yield Pass(key=key_of(alpha), engine=engine, read=read, runs=runs)
 
-    def _simulate(self, alpha: float, engine: Engine, stream: StreamCheckpoint | None) -> State:
+    def _simulate(self, alpha: float, engine: Engine, stream: Stream | None) -> State:
         settings = self.settings
         return simulate_scores(
             engine.model,

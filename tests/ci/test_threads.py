@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from nope_probe import ablated, capture_scores, untrained
 from nope_probe.errors import UserError
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.names import CHECKPOINTS
 
@@ -95,7 +95,7 @@ def test_other_threads_are_refused_between_the_batches_of_a_capture(
     model, hf = models_of(kind)
     n_refused = 0
 
-    class Meanwhile(StreamCheckpoint):
+    class Meanwhile(Stream):
         def advance(self, n_seqs: int) -> None:
             nonlocal n_refused
             for call in (model, lambda tokens: capture_scores(model, tokens)):
@@ -127,7 +127,7 @@ def test_a_pass_that_another_thread_had_begun_is_refused_at_the_next_block(
             begun.wait(60)
             assert goes_on.wait(60)
 
-    class InTheMiddle(StreamCheckpoint):
+    class InTheMiddle(Stream):
         def advance(self, n_seqs: int) -> None:
             goes_on.set()
             with refused:
@@ -171,7 +171,7 @@ def test_an_ablation_is_left_in_whichever_thread_leaves_it(models_of: ModelsOf, 
 def test_two_threads_read_two_models_at_once(bridge: ByName, tiny: ByName) -> None:
     meet = Barrier(2)
 
-    class Meet(StreamCheckpoint):
+    class Meet(Stream):
         def advance(self, n_seqs: int) -> None:
             meet.wait(60)
 

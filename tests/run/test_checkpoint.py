@@ -8,7 +8,7 @@ import torch
 from safetensors.numpy import load_file
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.models.parameter_free import build, parameter_free
@@ -25,7 +25,7 @@ def checkpoint(out: Path, **about: object) -> RunCheckpoint:
 def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path) -> None:
     computed, model = [], build(parameter_free(1, 6))
 
-    def compute(engine: Engine, stream: StreamCheckpoint | None) -> dict[str, torch.Tensor]:
+    def compute(engine: Engine, stream: Stream | None) -> dict[str, torch.Tensor]:
         computed.append(stream)
         return {"sums": torch.arange(7.0)}
 

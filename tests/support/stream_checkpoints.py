@@ -6,10 +6,10 @@ import torch
 
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 
 
-class Recorded(StreamCheckpoint):
+class Recorded(Stream):
     """Records the sizes that batches are halved to."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ from nope_probe.analyses.parameter_free.theory import (
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.maps.folds import TensorRecord, fold_counts, fold_products, pooled
 from nope_probe.maps.maps import cells_frame
 from nope_probe.maps.positions import Rotation
@@ -129,7 +129,7 @@ def simulate_scores(
     control_variate: bool = True,
     seed: int = 0,
     chunk_size: int = 2 * BLOCK,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> Simulation:
     """Estimate the mean scores of every layer of a parameter-free model.
 
@@ -160,7 +160,7 @@ def simulate_scores(
     scores, variate = ScoreSums(model, n_blocks), None
     if control_variate:
         variate = ControlVariate(alpha, seq_len, n_layers, spec, n_blocks)
-    checkpoint = checkpoint or StreamCheckpoint()
+    checkpoint = checkpoint or Stream()
     done, goal = 0, n_samples or FIRST_GOAL
     while done < goal:
         before, done = done, min(done + chunk_size, goal)

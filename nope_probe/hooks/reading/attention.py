@@ -31,7 +31,7 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.layers.passes import read_attention
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut, MapAccumulator
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.maps.folds import FoldSum, folds_of, sum_parts
 from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import RowGroup, choose_rows, rows_of
@@ -53,7 +53,7 @@ def capture_attention(
     query_rows: int | None = None,
     skip_keys: int | None = None,
     keeps_scores: bool = True,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> AttentionMaps:
     """Average the attention weights of each head over sequences, and their information.
 

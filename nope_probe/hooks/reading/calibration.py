@@ -26,7 +26,7 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.hooks.reading.written import capture_written
 from nope_probe.hooks.removing.settings import WITH_GAIN, Replacement
 from nope_probe.hooks.removing.weights import AS_INTACT, MEANS, Calibration, NewWeight, Place
@@ -48,7 +48,7 @@ def calibrate(
     heads: Mapping[int, Sequence[int]] | None = None,
     kept_positions: int | None = None,
     fold_of: Int[Tensor, " seq"] | None = None,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> Calibration:
     """Measure the gains `output` and mean outputs of all projections in one pass.
 

@@ -41,7 +41,7 @@ from nope_probe.hooks.reading.accumulators import (
 )
 from nope_probe.hooks.reading.calibration import tensor_checksum
 from nope_probe.hooks.reading.streaming import (
-    StreamCheckpoint,
+    Stream,
     restore,
     state_of,
     stream,
@@ -65,7 +65,7 @@ def capture_scores(
     per_head: bool = False,
     query_rows: int | None = None,
     band: str | None = None,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
     also: Sequence[Accumulator] = (),
 ) -> ScoreMaps:
     """Average the attention scores of some layers over sequences and heads.
@@ -164,7 +164,7 @@ def capture_stages(
     n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
     query_rows: int | None = None,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> StageMaps:
     """Average the Gram maps of stages (a) to (i) around one block (the paper's Figure 3).
 
@@ -299,7 +299,7 @@ def capture_losses(
     tokens: Given,
     *,
     batch_size: int = 32,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> Float[Tensor, "seq target"]:
     """Return the loss of every token but the first of each sequence, in nats, float64 on the CPU.
 

@@ -46,7 +46,7 @@ from nope_probe.hooks.layers.writers import (
 )
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
 from nope_probe.hooks.reading.attention import HeadSums
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.maps.folds import FoldSum, State, folds_of, product_parts, sum_parts
 from nope_probe.maps.positions import NO_ROTATION, PositionSums, ReaderSums, Rotation
 from nope_probe.maps.rows import chosen_rows, rows_of
@@ -70,7 +70,7 @@ def capture_positions(
     query_rows: int | None = None,
     kept_positions: int | None = None,
     moved_to: int | None = None,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> PositionSums:
     """Average the queries and keys of some layers at each position, and each writer's part of them.
 

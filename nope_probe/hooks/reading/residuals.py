@@ -18,7 +18,7 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.maps.folds import FoldSum
 
 Targets = Float[Tensor, "seq pos target"]
@@ -34,7 +34,7 @@ def capture_moments(
     n_layers: int | None = None,
     skip: int = 0,
     batch_size: int = 32,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> tuple[Float[Tensor, "layer row col"], Float[Tensor, "layer row target"]]:
     """Return X'X and X'y of the residual stream after each block, summed in float64 on the CPU.
 
@@ -71,7 +71,7 @@ def capture_distances(
     *,
     skip: int = 0,
     batch_size: int = 32,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> Float[Tensor, "seq layer fit"]:
     """Return how far, in positions, each fit's prediction is from the index, on average.
 

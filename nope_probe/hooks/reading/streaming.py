@@ -30,10 +30,11 @@ from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.maps.folds import State, under
 
 
-class StreamCheckpoint:
-    """Decides which batches of a stream a process runs, and hears of each between two batches.
+class Stream:
+    """A stream of batches, in one of the processes that share it.
 
-    This class runs all batches; `nope_probe.run.checkpoint` has a subclass that counts them on a
+    The stream says which batches the process runs, and hears of each between two batches. This
+    class runs all batches; `nope_probe.run.checkpoint` has a subclass that counts them on a
     progress bar, ends at a signal, and adds up the sums of several processes.
 
     Attributes:
@@ -60,7 +61,7 @@ def stream(
     accumulators: Sequence[Accumulator],
     fold_of: Int[Tensor, " seq"],
     batch_size: int,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> None:
     """Run this process's batches, and add up the totals of all processes.
 
@@ -79,7 +80,7 @@ def stream(
             weight that is no number, and that made a total none.
         torch.OutOfMemoryError: if a single sequence does not fit.
     """
-    checkpoint = checkpoint or StreamCheckpoint()
+    checkpoint = checkpoint or Stream()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     done = 0
     for accumulator in accumulators:
@@ -139,7 +140,7 @@ class BatchRunner:
 
     model: HookedModel
     accumulators: Sequence[Accumulator]
-    checkpoint: StreamCheckpoint
+    checkpoint: Stream
     batch_size: int
 
     def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:

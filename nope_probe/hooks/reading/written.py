@@ -35,7 +35,7 @@ from nope_probe.hooks.layers.writers import (
     outlets_of,
     written_by_blocks,
 )
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
+from nope_probe.hooks.reading.streaming import Stream, batches_of
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.written import (
     MeanOutput,
@@ -63,7 +63,7 @@ def capture_written(
     null_seed: int | None = None,
     kept_positions: int | None = None,
     batch_size: int = 32,
-    checkpoint: StreamCheckpoint | None = None,
+    checkpoint: Stream | None = None,
 ) -> WrittenPositions:
     """Measure the position that components write, in the model without that of earlier ones.
 
@@ -98,7 +98,7 @@ def capture_written(
             "written position is a mean over the other texts of a half, even or odd folds: "
             f"{missing} more in a half needed"
         )
-    checkpoint = checkpoint or StreamCheckpoint()
+    checkpoint = checkpoint or Stream()
     if kept >= n:
         raise UserError(f"kept_positions {kept}: sequences of {n} tokens have no later positions")
     sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
@@ -176,7 +176,7 @@ class _Measuring:
     as_intact: bool
     batches: Sequence[tuple[int, int]]
     latest: int
-    checkpoint: StreamCheckpoint
+    checkpoint: Stream
     n_outputs: int
     positions: WrittenPositions
     entry: int = 0  # the block before which the residual streams are known

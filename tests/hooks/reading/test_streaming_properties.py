@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.maps.folds import (
     fold_products,
     grouped_folds,
@@ -91,7 +91,7 @@ def tokens() -> Tensor:
     return torch.randint(1, 263, (N_SEQS, N_POS), generator=torch.Generator().manual_seed(3))
 
 
-class Share(StreamCheckpoint):
+class Share(Stream):
     """One of several processes, which gets the totals of those that ran before."""
 
     def __init__(self, rank: int, n_processes: int, before: list[list[Tensor]]) -> None:
