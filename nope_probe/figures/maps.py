@@ -6,7 +6,7 @@ down and the key axis to the right; both count positions from 0. Cells without a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,7 +27,6 @@ from nope_probe.figures.panels import (
     panel_groups,
     place_squares,
     pool,
-    pool_with_leads,
 )
 from nope_probe.figures.style import (
     DIVERGING,
@@ -38,17 +37,12 @@ from nope_probe.figures.style import (
     SEQUENTIAL,
     SLIDER,
     TITLE_HEIGHT,
-    ColourScale,
     Layout,
-    PlotlyTrace,
-    add_slider,
     colour_bar,
-    colour_limits,
     finite,
     flattened,
     percentiles,
     plot_height,
-    symmetric,
     widened,
 )
 from nope_probe.figures.words import CLIPPED, WITHIN
@@ -105,38 +99,28 @@ def score_maps(
     """
     named = maps if isinstance(maps, Mapping) else {"": maps}
     pooled, first = _all_pooled(named, max_positions)
-    by_layer, unit = np.stack([of.values for of in pooled], axis=1), _unit(first)
+    unit = "attention weight" if hasattr(first, "mean_over_heads") else "nats"
     what = "attention score" if unit == "nats" else unit
     title = title or f"Mean {what} of each query for each key"
-    shown = by_layer[..., -(-pooled[0].skip_keys // pooled[0].block) :]
-    limits = []
-    for values, error in zip(shown, noise or [0.0] * len(shown), strict=True):
-        bottom, top = percentiles(values, (clipped, 100 - clipped)).tolist()
-        fitted = widened(bottom, top, max(NOISE_NATS, NOISE_ERRORS * error))
-        limits.append(fitted if high is None else (0.0, high, False))
-    numbers = _numbers(first, layers, len(limits))
-    names = [plain(name) for name in named]
-    if len(limits) > multiples:
-        scales = np.array([(low, high) for low, high, _ in limits])
-        titles = [names] * len(limits)
-        return _layered(pooled, names, titles, title, SEQUENTIAL, scales, numbers, layer, unit=unit)
-    labels = [f"L{number}" for number in numbers]
-    if layers is None:
+    numbers, names = _numbers(first, layers, len(pooled[0].values)), [plain(name) for name in named]
+    labels, has_slider = [f"L{number}" for number in numbers], len(numbers) > multiples
+    if layers is None and not has_slider:
         labels = getattr(first, "names", labels)
-    groups = [
-        [
-            Panel(
-                name=f"{label}{', ' * bool(name)}{name}{FLAT_WORDS * is_flat}",
-                values=values,
-                low=low,
-                high=high,
-                unit=unit,
-                positions=pooled[0].block * len(values),
-            )
-            for name, values in zip(names, of_layer, strict=True)
-        ]
-        for label, of_layer, (low, high, is_flat) in zip(labels, by_layer, limits, strict=True)
-    ]
+    n_first, groups = -(-pooled[0].skip_keys // pooled[0].block), list[list[Panel]]()
+    for place, label in enumerate(labels):
+        shown = np.stack([maps.values[place, :, n_first:] for maps in pooled])
+        bottom, top = percentiles(shown, (clipped, 100 - clipped)).tolist()
+        floor = max(NOISE_NATS, NOISE_ERRORS * noise[place]) if noise else NOISE_NATS
+        fitted = widened(bottom, top, floor)
+        low, top, is_flat = fitted if high is None else (0.0, high, False)
+        about = {"low": low, "high": top, "unit": unit}
+        of_names = [", ".join(filter(None, (label, name))) + FLAT_WORDS * is_flat for name in names]
+        called = [name or label for name in names] if has_slider else of_names
+        groups.append(
+            [maps.panel(place, name, **about) for name, maps in zip(called, pooled, strict=True)]
+        )
+    if has_slider:
+        return _layered(groups, [names] * len(groups), title, numbers, layer)
     in_a_row = [[panel for group in groups for panel in group]]
     return panel_groups(groups if len(named) > 1 else in_a_row, title=title)
 
@@ -178,21 +162,33 @@ def term_maps(
         >>> len(figures.term_maps(maps, title="Sources").data)
         6
     """
-    pooled, first = _all_pooled(terms, max_positions, pool_with_leads)
+    pooled, first = _all_pooled(terms, max_positions, with_leads=True)
     by_layer = np.stack([maps.values for maps in pooled], axis=1)
+    numbers, flat = _numbers(first, layers, len(by_layer)), flat or {}
     floors = [max(NOISE_NATS, PALE * error) for error in noise or [0.0] * len(by_layer)]
-    tops = [symmetric(values, floor) for values, floor in zip(by_layer, floors, strict=True)]
-    numbers = _numbers(first, layers, len(tops))
-    flat = flat or {}
+    tops = [
+        max(floor, *percentiles(np.abs(values), (100 - CLIPPED,)).tolist())
+        for values, floor in zip(by_layer, floors, strict=True)
+    ]
     flat_first = flat.get(next(iter(terms)), ())
-    limits = flattened(tops, [i for i, number in enumerate(numbers) if number in flat_first])
+    tops = flattened(tops, [place for place, number in enumerate(numbers) if number in flat_first])
+    names = [plain(words(name)) for name in terms]
+    groups = [
+        [
+            maps.panel(place, name, low=-top, high=top, diverging=True)
+            for name, maps in zip(names, pooled, strict=True)
+        ]
+        for place, top in enumerate(tops)
+    ]
     note = f"<br><i>{WITHIN}</i>"
     titles = [
-        [plain(words(name)) + (note if number in flat.get(name, ()) else "") for name in terms]
+        [
+            name + note * (number in flat.get(term, ()))
+            for name, term in zip(names, terms, strict=True)
+        ]
         for number in numbers
     ]
-    names = [plain(words(name)) for name in terms]
-    return _layered(pooled, names, titles, title, DIVERGING, limits, numbers, layer, rows)
+    return _layered(groups, titles, title, numbers, layer, rows)
 
 
 def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Sequence[int]:
@@ -201,13 +197,8 @@ def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Seque
     return [int(layer) for layer in known]
 
 
-def _unit(maps: object) -> str:
-    """Return what the cells of maps are: nats of scores, or weights."""
-    return "attention weight" if hasattr(maps, "mean_over_heads") else "nats"
-
-
 def _all_pooled(
-    maps: Mapping[str, Maps], max_positions: int, pooling: Callable[[RowMaps, int], Pooled] = pool
+    maps: Mapping[str, Maps], max_positions: int, with_leads: bool = False
 ) -> tuple[list[Pooled], Maps]:
     """Return pooled maps by their names' order, and the first of the maps.
 
@@ -216,90 +207,102 @@ def _all_pooled(
     """
     if not isinstance(maps, Mapping) or not maps:
         raise UserError(f"expected maps by name, such as {{'mask': maps}}, got {kind_of(maps)}")
-    pooled = [_pooled(of_name, max_positions, pooling) for of_name in maps.values()]
+    pooled = [_pooled(of_name, max_positions, with_leads) for of_name in maps.values()]
     sizes = {name: [*of.values.shape] for name, of in zip(maps, pooled, strict=True)}
     if any(size != [*pooled[0].values.shape] for size in sizes.values()):
         raise UserError(f"the maps differ in their layers or positions: {sizes}")
     return pooled, next(iter(maps.values()))
 
 
-def _pooled(
-    maps: Maps, max_positions: int, pooling: Callable[[RowMaps, int], Pooled] = pool
-) -> Pooled:
+def _pooled(maps: Maps, max_positions: int, with_leads: bool) -> Pooled:
     """Return pooled maps of layers; for captured or simulated maps, of their mean."""
     if isinstance(maps, Pooled):
         return maps
     if isinstance(maps, RowMaps):
-        return pooling(maps, max_positions)
+        return pool(maps, max_positions, with_leads)
     if hasattr(maps, "of_head"):
         values = np.asarray(getattr(maps, "mean_over_heads", maps.mean))
         queries, skip_keys = maps.query_positions.numpy(), maps.skip_keys
-        return pooling(RowMaps(values=values, queries=queries, skip_keys=skip_keys), max_positions)
-    cells = np.asarray(maps.mean if hasattr(maps, "folds") else maps)
-    if cells.ndim != 3 or cells.dtype == object:
+        rows = RowMaps(values=values, queries=queries, skip_keys=skip_keys)
+    else:
+        rows = RowMaps(values=np.asarray(maps.mean if hasattr(maps, "folds") else maps))
+    if rows.values.ndim != 3 or rows.values.dtype == object:
         raise UserError(f"expected {TAKEN}, got {kind_of(maps)}")
-    return pooling(RowMaps(values=cells), max_positions)
+    return pool(rows, max_positions, with_leads)
 
 
 def _layered(
-    pooled: Sequence[Pooled],
-    names: Sequence[str],
+    groups: Sequence[Sequence[Panel]],
     titles: Sequence[Sequence[str]],
     title: str,
-    colours: ColourScale,
-    limits: Float[np.ndarray, "layer 2"],
     layers: Sequence[int],
     layer: int | None,
     rows: int = 1,
-    unit: str = "nats",
 ) -> go.Figure:
-    """Return a figure whose slider shows a layer of all maps, with that layer's colour limits.
+    """Return a figure whose slider shows the maps of a layer, with that layer's colour limits.
 
-    The maps are side by side; titles differ between layers.
+    Args:
+        groups: the maps of each layer, which are on one scale.
+        titles: their titles, which differ between layers.
+        title: the figure's title.
+        layers: the numbers of the layers.
+        layer: the layer that is shown first; the first by default.
+        rows: the number of rows, of equal length, for the maps.
     """
-    n, first = len(pooled), 0 if layer is None else layers.index(layer)
-    has_leads = any(maps.leads is not None for maps in pooled)
-    tops = [largest_lead(pooled, place) for place in range(len(layers))] if has_leads else []
-    traces: list[PlotlyTrace] = []
-    for place, number in enumerate(layers):
-        for panel, (maps, name) in enumerate(zip(pooled, names, strict=True)):
-            traces += heat_map(
-                maps.values[place],
-                float(maps.block),
-                panel,
-                name=name or f"L{number}",
-                value=f"%{{z:.3g}} {unit}",
-                visible=place == first,
-                leads=None if maps.leads is None else maps.leads[place],
-            )
-    figure = place_squares(
-        title,
-        titles[first],
-        columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
-        row_gap=64,
-    )
+    n, first, unit = len(groups[0]), 0 if layer is None else layers.index(layer), groups[0][0].unit
+    columns = n // rows if rows > 1 else n if n <= 5 else -(-n // 2)
+    figure = place_squares(title, titles[first], columns=columns, row_gap=64)
+    scales = [(group[0].low, group[0].high) for group in groups]
+    bars, tops = [("coloraxis", unit, 0.5, scales)], list[float]()
+    if any(panel.leads is not None for panel in groups[0]):
+        for group in groups:
+            leads = [panel.leads for panel in group if panel.leads is not None]
+            tops.append(float(np.abs(finite(leads)).max(initial=NOISE_NATS)))
+        ends = [(-top, top) for top in tops]
+        bars = [
+            ("coloraxis", unit, 0.68, scales),
+            ("coloraxis2", "first key's lead, nats", 0.32, ends),
+        ]
     patches: list[Layout] = [
-        {f"annotations[{i}].text": t for i, t in enumerate(of_layer)} for of_layer in titles
+        {f"annotations[{place}].text": text for place, text in enumerate(of_layer)}
+        for of_layer in titles
     ]
+    colours = {"colorscale": DIVERGING if groups[0][0].diverging else SEQUENTIAL}
     below = -(BAR_DROP + AXES) / plot_height(figure)
-    bar = colour_bar(unit, (0.53, 0.83) if has_leads else (0.35, 0.65), below)
-    axis = {"colorbar": {**bar, "nticks": 6}, "colorscale": colours}
-    figure.update_layout(coloraxis=axis | colour_limits(limits[first]))
-    if has_leads:
-        bar = colour_bar("first key's lead, nats", (0.17, 0.47), below)
-        axis = {"colorbar": {**bar, "nticks": 6}, "colorscale": colours}
-        figure.update_layout(coloraxis2=axis | colour_limits((-tops[first], tops[first])))
-        for patch, top in zip(patches, tops, strict=True):
-            patch |= colour_limits((-top, top), "coloraxis2.")
-    add_slider(figure, layers, len(traces) // len(layers), first, limits, patches)
-    figure.layout.meta["leads"] = tops
-    return figure.add_traces(traces)
+    for name, of, middle, limits in bars:
+        bar = colour_bar(of, (middle - 0.15, middle + 0.15), below) | {"nticks": 6}
+        low, high = limits[first]
+        figure.update_layout({name: colours | {"colorbar": bar, "cmin": low, "cmax": high}})
+        for patch, (low, high) in zip(patches, limits, strict=True):
+            patch |= {f"{name}.cmin": low, f"{name}.cmax": high}
+    traces = [
+        trace
+        for place, group in enumerate(groups)
+        for at, panel in enumerate(group)
+        for trace in heat_map(panel, at, visible=place == first)
+    ]
+    figure.add_traces(traces)
+    meta = {"n_layers": len(layers), "first": first, "patches": patches}
+    figure.update_layout(meta=meta | {"scales": scales, "leads": tops})
+    return _with_slider(figure, layers)
 
 
-def largest_lead(pooled: Sequence[Pooled], place: int) -> float:
-    """Return the largest of a layer's leads in all of its maps, nats; at least `NOISE_NATS`."""
-    leads = [finite(maps.leads[place]) for maps in pooled if maps.leads is not None]
-    return max([NOISE_NATS, *(float(np.abs(of_map).max(initial=0.0)) for of_map in leads)])
+def _with_slider(figure: go.Figure, layers: Sequence[int]) -> go.Figure:
+    """Add the layer slider below the panels; traces go by layer, then panel."""
+    meta, steps, below = figure.layout.meta, [], figure.layout.margin.b
+    per_layer = len(figure.data) // len(layers)
+    for place, (layer, patch) in enumerate(zip(layers, meta["patches"], strict=True)):
+        visible = [shown == place for shown in range(len(layers)) for _ in range(per_layer)]
+        step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, patch]}
+        steps.append(step)
+    where = {"x": 0, "len": 1, "y": -below / plot_height(figure), "yanchor": "top"}
+    look = {"currentvalue": {"prefix": "L"}, "pad": {"t": 0, "b": 0}}
+    # The margin grows by the slider's height, so that the panels keep their size.
+    return figure.update_layout(
+        sliders=[{"active": meta["first"], "steps": steps, **where, **look}],
+        margin_b=below + SLIDER,
+        height=figure.layout.height + SLIDER,
+    )
 
 
 def unfold_layers(figure: go.Figure) -> go.Figure:
@@ -333,7 +336,7 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
                     low=low,
                     high=high,
                     diverging=figure.layout.coloraxis.colorscale == tuple(DIVERGING),
-                    positions=round(trace.dy * len(trace.z)),
+                    span=trace.dx,
                     leads=leads.get(trace.xaxis),
                     largest_lead=meta["leads"][place] if leads else 1.0,
                 )

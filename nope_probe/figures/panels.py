@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import floor, log10
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -46,7 +47,7 @@ class Panel:
         low, high: the colour limits.
         unit: the values' unit, as the colour bar and the hover text name it.
         diverging: whether colours centre on zero: `low` is then `-high`.
-        positions: how many positions it spans, if not one per cell.
+        span: positions per cell and axis; above 1 the map is pooled.
         query_positions: the queries of its rows, if some queries have none.
         leads: the first key's lead in each row, if it is drawn.
         largest_lead: the end of the leads' colours, which centre on zero.
@@ -58,7 +59,7 @@ class Panel:
     high: float
     unit: str = "nats"
     diverging: bool = False
-    positions: int | None = None
+    span: float = 1
     query_positions: Int[np.ndarray, " row"] | None = None
     leads: Float[np.ndarray, " row"] | None = None
     largest_lead: float = 1.0
@@ -97,19 +98,8 @@ def panel_groups(
         figure.layout[coloraxis].update(**colours, cmin=panel.low, cmax=panel.high)
         cells = RowMaps(values=panel.values[None], queries=panel.query_positions)
         small = pool(cells, max_positions)
-        n_cells = panel.values.shape[1]
-        span = small.block * (panel.positions or n_cells) / n_cells
-        traces = heat_map(
-            small.values[0],
-            span,
-            index,
-            name=panel.name,
-            coloraxis=coloraxis,
-            value=f"%{{z:.3g}} {panel.unit}",
-            leads=panel.leads,
-            leads_axis=of_leads,
-        )
-        figure.add_traces(traces)
+        drawn = replace(panel, values=small.values[0], span=small.block * panel.span)
+        figure.add_traces(heat_map(drawn, index, coloraxis, of_leads))
         if panel.leads is not None:
             high = panel.largest_lead
             leads = {"colorscale": DIVERGING, "cmin": -high, "cmax": high, "showscale": False}
@@ -119,35 +109,28 @@ def panel_groups(
 
 
 def heat_map(
-    values: Float[np.ndarray, "query_pos key_pos"],
-    span: float,
-    panel: int,
-    *,
-    name: str,
+    panel: Panel,
+    place: int,
     coloraxis: str = "coloraxis",
-    value: str = "%{z:.3g} nats",
-    visible: bool | None = None,
-    leads: Float[np.ndarray, " query_pos"] | None = None,
     leads_axis: str = "coloraxis2",
+    visible: bool | None = None,
 ) -> list[PlotlyTrace]:
     """Return a map as a plotly heat map, and the first key's lead as a strip left of it.
 
     Cells without a number stay blank. A gap is between the strip and the other keys.
 
     Args:
-        values: its cells.
-        span: positions per cell and axis; above 1 the map is pooled.
-        panel: the number of its panel.
-        name: its name.
+        panel: the map; with leads, the first keys have no cells.
+        place: the number of its panel in the figure.
         coloraxis: its colour axis.
-        value: the hover text about a cell's number.
+        leads_axis: that of the leads.
         visible: whether the map is shown before any use of a control.
-        leads: in each row; the first keys have no cells. None for a map without leads.
-        leads_axis: their colour axis.
     """
+    values, span = panel.values, panel.span
     start, about = (span - 1) / 2, "≈ " if span > 1 else ""
     of = f", mean of {span:.2g} × {span:.2g}" if span > 1 else ""
-    hover = f"query {about}%{{y:.0f}}<br>KEY<br>{value}{of}<extra>{name}</extra>"
+    value = f"%{{z:.3g}} {panel.unit}{of}"
+    hover = f"query {about}%{{y:.0f}}<br>KEY<br>{value}<extra>{panel.name}</extra>"
     of_map: PlotlyTrace = {
         "type": "heatmap",
         "z": values,
@@ -155,17 +138,17 @@ def heat_map(
         "dx": span,
         "y0": start,
         "dy": span,
-        **panel_axes(panel),
+        **panel_axes(place),
         "coloraxis": coloraxis,
-        "name": name,
+        "name": panel.name,
         "visible": visible,
         "hoverongaps": False,
         "hovertemplate": hover.replace("KEY", f"key {about}%{{x:.0f}}"),
     }
-    if leads is None:
+    if panel.leads is None:
         return [of_map]
     first = int(np.isnan(values).all(0).argmin())  # the first keys' cells are blank
-    column, wide = leads[:, None].astype(np.float32), span * values.shape[1]
+    column, wide = panel.leads[:, None].astype(np.float32), span * values.shape[1]
     right = span * first - 0.5 - wide * LEAD_GAP
     of_leads = {
         "z": column,
@@ -260,6 +243,18 @@ class Pooled:
     leads: Float[np.ndarray, "layer query_block"] | None = None
     skip_keys: int = 0
 
+    def panel(self, layer: int, name: str, **about: Any) -> Panel:
+        """Return the map at a place among the layers as a panel.
+
+        Args:
+            layer: the place.
+            name: of the panel.
+            about: its other attributes.
+        """
+        leads = None if self.leads is None else self.leads[layer]
+        values = self.values[layer]
+        return Panel(name=name, values=values, span=self.block, leads=leads, **about)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowMaps:
@@ -276,24 +271,7 @@ class RowMaps:
     skip_keys: int = 0
 
 
-def pool_with_leads(maps: RowMaps, max_positions: int) -> Pooled:
-    """Return pooled patterns whose first column holds the first key's lead; see `pool`.
-
-    Args:
-        maps: patterns, nats.
-        max_positions: how many cells an axis has at most.
-    """
-    skip_keys = maps.skip_keys
-    if not skip_keys:
-        return pool(maps, max_positions)
-    leads, patterns = maps.values[..., :skip_keys].mean(-1), maps.values.copy()
-    patterns[..., :skip_keys] = np.nan
-    spread = replace(maps, values=np.repeat(leads[..., None], maps.values.shape[-1], -1))
-    of_leads = pool(spread, max_positions).values[..., 0]
-    return replace(pool(replace(maps, values=patterns), max_positions), leads=of_leads)
-
-
-def pool(maps: Float[np.ndarray, "layer row key_pos"] | RowMaps, max_positions: int) -> Pooled:
+def pool(maps: RowMaps, max_positions: int, with_leads: bool = False) -> Pooled:
     """Return the means of square blocks of cells, so that no axis is longer than max_positions.
 
     A block's mean leaves out cells without a number, such as those above the diagonal, and queries
@@ -302,6 +280,7 @@ def pool(maps: Float[np.ndarray, "layer row key_pos"] | RowMaps, max_positions: 
     Args:
         maps: maps, in nats or another unit.
         max_positions: how many cells an axis has at most.
+        with_leads: whether the maps are patterns, with the first key's lead in their first columns.
 
     Raises:
         UserError: if max_positions is below 1.
@@ -313,8 +292,12 @@ def pool(maps: Float[np.ndarray, "layer row key_pos"] | RowMaps, max_positions: 
     """
     if max_positions < 1:
         raise UserError(f"expected at least 1 position, got {max_positions}")
-    maps = maps if isinstance(maps, RowMaps) else RowMaps(values=maps)
     cells, skip_keys = maps.values, maps.skip_keys
+    if with_leads and skip_keys:
+        leads = np.repeat(cells[..., :skip_keys].mean(-1, keepdims=True), cells.shape[-1], -1)
+        others = np.where(np.arange(cells.shape[-1]) < skip_keys, np.nan, cells)
+        of_leads = pool(replace(maps, values=leads), max_positions).values[..., 0]
+        return replace(pool(replace(maps, values=others), max_positions), leads=of_leads)
     n_rows, n = cells.shape[-2:]
     block = -(-n // max_positions)
     queries = np.arange(n_rows) if maps.queries is None else maps.queries

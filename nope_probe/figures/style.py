@@ -7,7 +7,7 @@ plotly.js, which `go.Figure` validates once, at the end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -15,11 +15,10 @@ import numpy as np
 import plotly.graph_objects as go
 import plotly.io as pio
 from jaxtyping import Float
-from plotly.colors import sample_colorscale, sequential
+from plotly.colors import sequential
 from plotly.subplots import make_subplots
 
 from nope_probe.figures.names import plain
-from nope_probe.figures.words import CLIPPED
 from nope_probe.removal import INK
 
 Extent = tuple[float, float]
@@ -88,11 +87,6 @@ class KeptFigure(go.Figure):
         display({**self._repr_mimebundle_(), "text/html": html}, raw=True)
 
 
-def layer_colours(n_layers: int) -> list[str]:
-    """Return a colour for each layer, from dark to light with depth."""
-    return sample_colorscale(SEQUENTIAL, list(np.linspace(0.05, 0.85, max(2, n_layers))))[:n_layers]
-
-
 def colour_bar(
     title: str = "", across: tuple[float, float] | None = None, y: float = 0.0
 ) -> dict[str, object]:
@@ -138,7 +132,7 @@ def axis(panel: int) -> str:
 
 def place_panels(
     title: str,
-    names: Sequence[str | None],
+    names: Sequence[str],
     *,
     panel: int,
     zoom: str = "",
@@ -154,7 +148,7 @@ def place_panels(
 
     Args:
         title: the figure's title.
-        names: the panels' titles; None leaves a place empty.
+        names: the panels' titles.
         panel: height of a panel, px.
         zoom: `x`, `y` or `xy`, the axes that all panels share.
         columns: panels in a row.
@@ -171,17 +165,14 @@ def place_panels(
     figure = make_subplots(
         len(starts),
         columns,
-        specs=[
-            [{} if at + i < n and names[at + i] is not None else None for i in range(columns)]
-            for at in starts
-        ],
+        specs=[[{} if at + i < n else None for i in range(columns)] for at in starts],
         horizontal_spacing=gap,
         vertical_spacing=min(1.0, row_gap / inner),
-        subplot_titles=[name or " " for name in names if name is not None],
+        subplot_titles=[name or " " for name in names],
         figure=KeptFigure(),
     )
-    places = [index for index, name in enumerate(names) if name is not None]
-    for index, x, y in zip(places, figure.select_xaxes(), figure.select_yaxes(), strict=True):
+    axes = zip(figure.select_xaxes(), figure.select_yaxes(), strict=True)
+    for index, (x, y) in enumerate(axes):
         x.title.text = x_title if index + columns >= n else ""
         is_first = index % columns == 0
         y.update(title_text=y_title if is_first else "", showticklabels=is_first or not shared_y)
@@ -190,9 +181,7 @@ def place_panels(
         title_text=title, height=inner + TOP + bottom, margin=margin, template=TEMPLATE
     )
     for letter in zoom:
-        figure.update_layout(
-            {f"{letter}axis{axis(i)}_matches": letter for i in range(1, len(places))}
-        )
+        figure.update_layout({f"{letter}axis{axis(i)}_matches": letter for i in range(1, n)})
     return figure.update_annotations(font_size=13)
 
 
@@ -287,49 +276,6 @@ def plot_height(figure: go.Figure) -> float:
     return float(layout.height - layout.margin.t - layout.margin.b)
 
 
-def add_slider(
-    figure: go.Figure,
-    layers: Sequence[int],
-    panels: int,
-    first: int,
-    scales: Float[np.ndarray, "layer 2"],
-    patches: Sequence[Layout],
-) -> None:
-    """Add a layer slider below the panels; traces go by layer, then panel.
-
-    Args:
-        figure: the figure with its panels.
-        layers: the numbers of the layers that its traces show.
-        panels: traces per layer.
-        first: the place of the layer that is shown first.
-        scales: each layer's colour limits.
-        patches: the layout keys that differ between layers, in plotly.js's dotted form.
-    """
-    steps = []
-    for place, layer in enumerate(layers):
-        visible = [shown == layer for shown in layers for _ in range(panels)]
-        keys = colour_limits(scales[place], "coloraxis.") | patches[place]
-        step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, keys]}
-        steps.append(step)
-    # The margin grows by the slider's height, so that the panels keep their size.
-    layout, below = figure.layout, figure.layout.margin.b
-    where = {"x": 0, "len": 1, "y": -below / plot_height(figure), "yanchor": "top"}
-    look = {"currentvalue": {"prefix": "L"}, "pad": {"t": 0, "b": 0}}
-    meta = {"n_layers": len(layers), "first": first, "patches": patches, "scales": scales.tolist()}
-    figure.update_layout(
-        sliders=[{"active": first, "steps": steps, **where, **look}],
-        margin_b=below + SLIDER,
-        height=layout.height + SLIDER,
-        meta=meta,
-    )
-
-
-def colour_limits(limits: Iterable[float], prefix: str = "") -> Layout:
-    """Return the layout keys of a colour axis from its two limits."""
-    low, high = limits
-    return {f"{prefix}cmin": float(low), f"{prefix}cmax": float(high)}
-
-
 def finite(values: Numbers | Sequence[Numbers]) -> Float[np.ndarray, " number"]:
     """Return the numbers that are finite, without their shape."""
     numbers = np.asarray(values, float)
@@ -413,28 +359,13 @@ def percentiles(values: Float[np.ndarray, "..."], at: Sequence[float]) -> Float[
     return np.percentile(known, at) if known.size else np.zeros(len(at))
 
 
-def symmetric(values: Float[np.ndarray, "..."], floor: float) -> float:
-    """Return the reach of limits around zero, which leave out the strongest cells of a map.
-
-    Args:
-        values: of the map.
-        floor: the smallest reach.
+def flattened(tops: Sequence[float], flat: Collection[int]) -> list[float]:
+    """Return the reach of each layer's limits around zero; flat layers get that of the strongest.
 
     Example:
-        >>> symmetric(np.array([-2.0, np.nan, 2.0]), 0.1), symmetric(np.zeros(3), 0.1)
-        (2.0, 0.1)
-    """
-    return max(floor, float(percentiles(np.abs(values), (100 - CLIPPED,))[0]))
-
-
-def flattened(tops: Sequence[float], flat: Collection[int]) -> Float[np.ndarray, "layer 2"]:
-    """Return each layer's limits around zero; flat layers get the strongest layer's limits.
-
-    Example:
-        >>> flattened([1e-7, 2.0, 3.0], flat=[0]).tolist()
-        [[-3.0, 3.0], [-2.0, 2.0], [-3.0, 3.0]]
+        >>> flattened([1e-7, 2.0, 3.0], flat=[0])
+        [3.0, 2.0, 3.0]
     """
     clear = [top for layer, top in enumerate(tops) if layer not in flat]
     widest = max([FLOOR, *clear])
-    shown = [max(top, widest) if layer in flat else top for layer, top in enumerate(tops)]
-    return np.array([[-top, top] for top in shown])
+    return [max(top, widest) if layer in flat else top for layer, top in enumerate(tops)]

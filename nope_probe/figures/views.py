@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.colors import qualitative
+from plotly.colors import qualitative, sample_colorscale
 
 from nope_probe.figures.names import TABLE, colour, named, row_name, symbol
 from nope_probe.figures.style import (
@@ -18,6 +18,7 @@ from nope_probe.figures.style import (
     FLAT,
     GRID,
     GUIDE,
+    SEQUENTIAL,
     Layout,
     PlotlyTrace,
     axis,
@@ -28,7 +29,6 @@ from nope_probe.figures.style import (
     error_bars,
     inside,
     is_noise,
-    layer_colours,
     padded_range,
     reach_of,
     scatter,
@@ -209,9 +209,10 @@ def _looks(view: View, table: pd.DataFrame) -> dict[str, Layout]:
     if not view.by:
         return {"": {"color": INK, "symbol": "circle"}}
     values = [*dict.fromkeys(table[view.by[0]])]
-    inks = layer_colours(len(values)) if view.by[0] == "layer" else cycle(qualitative.Dark24)
-    shapes = cycle(MARKERS[:1] if view.by[0] == "layer" else MARKERS)
-    others = zip(inks, shapes, strict=False)
+    others = zip(cycle(qualitative.Dark24), cycle(MARKERS), strict=False)
+    if view.by[0] == "layer":  # from dark to light with depth
+        shades = np.linspace(0.05, 0.85, max(2, len(values))).tolist()
+        others = zip(sample_colorscale(SEQUENTIAL, shades), cycle(MARKERS[:1]), strict=False)
     looks = {}
     for name in map(str, values):
         is_known = name in TABLE or parts_of(name)[0] or colour(name) != INK

@@ -28,7 +28,7 @@ from nope_probe.analyses.verdicts import (
 from nope_probe.figures.attention import head_values
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import brief, row_name, short, words
-from nope_probe.figures.panels import ACROSS, Pooled, RowMaps, pool, pool_with_leads
+from nope_probe.figures.panels import ACROSS, Pooled, pool
 from nope_probe.figures.style import GUIDE
 from nope_probe.figures.words import (
     MEASURES,
@@ -199,14 +199,13 @@ def headline_of_intact(run: Run) -> Headline:
 
 
 def pooled(
-    run: Run,
-    values: Float[np.ndarray, "layer row key_pos"],
-    pooling: Callable[[RowMaps, int], Pooled] = pool_with_leads,
+    run: Run, values: Float[np.ndarray, "layer row key_pos"], with_leads: bool = True
 ) -> Pooled:
     """Return maps with as many positions as the page has room for, of all its maps alike."""
     n_maps = sum(name.startswith(("term/", "score")) for name in run.maps)
     n_heads = run.maps[PER_HEAD].shape[1] if PER_HEAD in run.maps else 0
-    return pooling(row_maps(run, values), positions(2 + n_maps + n_heads, len(values)))
+    n_positions = positions(2 + n_maps + n_heads, len(values))
+    return pool(row_maps(run, values), n_positions, with_leads)
 
 
 def of_figure(run: Run) -> dict[str, Any]:
@@ -308,7 +307,7 @@ def score_section(run: Run) -> Section:
     return Section(
         title="Mean scores",
         figure=lambda: score_maps(
-            pooled(run, run.maps["score/intact"], pool),
+            pooled(run, run.maps["score/intact"], with_leads=False),
             multiples=1,
             clipped=PERCENT,
             **of_figure(run),

@@ -195,7 +195,7 @@ def _panel(pair: Pair, name: str, values: np.ndarray, low: float, high: float) -
         high=top if is_signed else high,
         unit="inner product" if pair.published.kind == "gram" else "nats",
         diverging=is_signed,
-        positions=len(pair.reproduced),
+        span=len(pair.reproduced) / values.shape[1],
     )
 
 

@@ -150,7 +150,7 @@ def test_colours_of_terms_span_three_standard_errors() -> None:
     terms = {"intact": RowMaps(values=triangle(2, 11), skip_keys=1)}
     shown = term_maps(terms, title="t").layout.meta["scales"]
     scales = term_maps(terms, title="t", noise=[2.0, 0.02]).layout.meta["scales"]
-    assert scales == [[-6, 6], shown[1]]
+    assert [*scales] == [(-6, 6), shown[1]]
 
 
 def test_the_papers_colour_scale_is_the_same_in_every_layer_and_others_are_quantiles() -> None:
@@ -162,7 +162,7 @@ def test_the_papers_colour_scale_is_the_same_in_every_layer_and_others_are_quant
         (0.0, 8.0, False),
     ]
     figure = score_maps(maps, title="maps", high=8.0)
-    assert figure.layout.meta["scales"] == [[0.0, 8.0]] * 5
+    assert figure.layout.meta["scales"] == [(0.0, 8.0)] * 5
     figure = score_maps(maps, multiples=1, clipped=1.0)
     limits = [np.percentile(layer, [1, 99]) for layer in maps]
     np.testing.assert_allclose(figure.layout.meta["scales"], limits, rtol=1e-5)
@@ -178,7 +178,7 @@ def test_noise_is_drawn_flat_and_a_pattern_is_not() -> None:
     assert (flat.cmin, flat.cmax) == pytest.approx((0.0, 0.8), abs=1e-6)
     assert clear.cmax - clear.cmin > 5
     behind_a_slider = score_maps(noise, noise=[0.01] * 2, multiples=0).layout.meta["scales"]
-    assert behind_a_slider == [[flat.cmin, flat.cmax], [clear.cmin, clear.cmax]]
+    assert behind_a_slider == [(flat.cmin, flat.cmax), (clear.cmin, clear.cmax)]
 
 
 TOKENS = torch.randint(1, 2048, (13, 11), generator=torch.Generator().manual_seed(0))

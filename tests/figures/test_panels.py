@@ -9,7 +9,7 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.figures.maps import export
-from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool, pool_with_leads
+from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool
 from nope_probe.figures.style import axis, place_panels
 
 
@@ -37,7 +37,7 @@ def test_groups_on_scales_of_their_own_have_bars_of_their_own() -> None:
     assert bars(figure) == [True, False, True] * 2
     assert figure.layout.coloraxis4.cmax == 3.0
     assert list(figure.layout.coloraxis4.colorbar.ticktext) == ["0", "1.5", "3"]
-    pooled = Panel(name="pooled", values=np.zeros((4, 4)), low=-0.0, high=1.0, positions=40)
+    pooled = Panel(name="pooled", values=np.zeros((4, 4)), low=-0.0, high=1.0, span=10)
     figure = panel_groups([[pooled]], title="title")
     assert (figure.data[0].x0, figure.data[0].dx) == (4.5, 10.0), "it spans all positions"
     assert list(figure.layout.coloraxis.colorbar.ticktext) == ["0", "0.5", "1"], "no minus zero"
@@ -81,16 +81,16 @@ def test_pooling_averages_blocks_and_leaves_the_masked_triangle_out() -> None:
     n = np.nan
     maps = np.array([[[1, n, n, n, n], [3, 5, n, n, n], [2, 4, 6, n, n], [4, 6, 8, 10, n]]])
     maps = np.concatenate([maps, np.full((1, 1, 5), 7.0)], axis=1).astype(np.float32)
-    pooled = pool(maps, 3)
+    pooled = pool(RowMaps(values=maps), 3)
     assert pooled.block == 2
     # (1+3+5)/3 on the diagonal, (2+4+4+6)/4 below it; the last block has one row, then one cell.
     expected = [[[3, n, n], [4, 8, n], [7, 7, 7]]]
     np.testing.assert_allclose(pooled.values, expected)
-    whole = pool(maps, 5)
+    whole = pool(RowMaps(values=maps), 5)
     assert whole.block == 1
     np.testing.assert_array_equal(whole.values, maps)
     with pytest.raises(ValueError, match="at least 1 position, got 0"):
-        pool(maps, 0)
+        pool(RowMaps(values=maps), 0)
 
 
 def test_a_cell_of_a_pooled_map_is_the_mean_of_the_rows_in_it() -> None:
@@ -98,7 +98,8 @@ def test_a_cell_of_a_pooled_map_is_the_mean_of_the_rows_in_it() -> None:
     cells = np.random.default_rng(3).normal(size=(len(queries), 37))
     rows = np.where(np.arange(37) <= queries[:, None], cells, np.nan)
     pooled = pool(RowMaps(values=rows[None], queries=queries), 8)
-    with_leads = pool_with_leads(RowMaps(values=rows[None], queries=queries, skip_keys=1), 8)
+    maps = RowMaps(values=rows[None], queries=queries, skip_keys=1)
+    with_leads = pool(maps, 8, with_leads=True)
     assert pooled.block == with_leads.block == 5
     assert with_leads.leads is not None
     for block in range(8):
