@@ -25,8 +25,7 @@ from docstring_parser.google import parse as parse_docstring
 
 from nope_probe.errors import UserError, did_you_mean, line_of, printable
 from nope_probe.files import JsonObject, validate_image_name, validate_kaleido
-from nope_probe.run.flags import CommandSettings, flag_of, hints_of
-from nope_probe.run.paths import folder_of
+from nope_probe.run.flags import CommandSettings, flag_of, folder_of, hints_of
 from nope_probe.run.processes import (
     HEAD_START,
     Signals,

@@ -1,7 +1,7 @@
 """The door for paths and files that users name: absolute paths on this machine, regular files.
 
 Libraries expand `~`, follow URLs and wait for pipes, each in another way. Behind this door
-there is nothing left for them to interpret.
+there is nothing left for them to interpret. A file is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import file_digest, sha256
 from importlib import resources
@@ -19,7 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nope_probe.errors import UserError
+from safetensors import SafetensorError
+
+from nope_probe.errors import StorageError, UserError
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -218,3 +221,45 @@ def template(folder: str, name: str, **tests: Callable[[str], bool]) -> Template
     )
     environment.tests |= tests
     return environment.get_template(name)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with its contents, or a link without its target."""
+    shutil.rmtree(path, ignore_errors=True)  # which leaves a file, and a link
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a file to write, which replaces the one at the path once it is complete and on disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:  # a full disk gets its room back
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as a JSON file, which appears complete."""
+    with atomic_write(path) as partial:
+        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Turn a failure to write into an error of one line, such as `cannot write x.csv: No space`.
+
+    Raises:
+        StorageError: with the operating system's reason.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"cannot write {what}: {reason}") from error

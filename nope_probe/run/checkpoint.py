@@ -21,13 +21,20 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe.errors import MachineError, StorageError, UserError
-from nope_probe.files import JsonObject, json_checksum, read_json
+from nope_probe.files import (
+    JsonObject,
+    atomic_write,
+    json_checksum,
+    read_json,
+    remove,
+    write_json,
+    writing,
+)
 from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
-from nope_probe.run.paths import LOCK, atomic_write, remove, write_json, writing
 from nope_probe.run.process_group import Processes
-from nope_probe.run.processes import Signals, progress
+from nope_probe.run.processes import LOCK, Signals, progress
 
 _ABOUT = "about.json"  # which run a folder holds
 _WITH_ESTIMATE = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {remaining} left"

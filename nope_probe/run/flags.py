@@ -6,6 +6,7 @@ next to the other flags is refused, never ignored. A flag's help is in the docst
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
@@ -28,8 +29,8 @@ from docstring_parser.google import parse as parse_docstring
 from pydantic import AfterValidator, Strict
 
 from nope_probe.errors import UserError, as_tuple, did_you_mean, validate_types
-from nope_probe.files import JsonObject, local_path
-from nope_probe.run.processes import validate_one_process
+from nope_probe.files import JsonObject, json_checksum, local_path
+from nope_probe.run.processes import output_folder, validate_one_process
 
 Chosen = TypeVar("Chosen", bound="CommandSettings")
 
@@ -156,6 +157,26 @@ class CommandSettings:
         Raises:
             UserError: naming what is not there, or what works offline.
         """
+
+
+def folder_of(settings: CommandSettings, recorded: JsonObject) -> Path:
+    """Return the folder of a run: `--out`, or a name of its command, its subject and a hash.
+
+    Args:
+        settings: the command's.
+        recorded: what identifies the run, as its manifest holds it; the hash is of this.
+
+    Example:
+        >>> from nope_probe.ablate import Settings
+        >>> folder_of(Settings(model="meta-llama/Llama-3.1-8B"), {"seed": 0}).as_posix()
+        'runs/ablate-Llama-3.1-8B-de7d7744'
+    """
+    if settings.out is not None:
+        return output_folder(settings.out)
+    subject = Path(settings.subject).name or settings.subject
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", subject).strip("-")
+    parts = (settings.command, name, json_checksum(recorded)[:8])
+    return Path("runs") / "-".join(filter(None, parts))
 
 
 def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:

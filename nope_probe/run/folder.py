@@ -23,15 +23,17 @@ from safetensors.numpy import load_file, save_file
 
 from nope_probe.analyses.verdicts import answer_table, answers
 from nope_probe.errors import UserError
-from nope_probe.files import JsonObject, file_checksum, json_checksum, local_path, read_json
-from nope_probe.run.manifest import FileRecord, Manifest, not_as_written, read_manifest
-from nope_probe.run.paths import (
-    checkpoint_dir,
+from nope_probe.files import (
+    JsonObject,
+    file_checksum,
+    json_checksum,
+    local_path,
+    read_json,
     remove,
-    validate_folder_place,
     writing,
 )
-from nope_probe.run.processes import print_line
+from nope_probe.run.manifest import FileRecord, Manifest, not_as_written, read_manifest
+from nope_probe.run.processes import checkpoint_dir, print_line, validate_folder_place
 from nope_probe.run.settings import FORMAT
 
 PAGE = "report.html"

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, json_checksum, read_json
 from nope_probe.models.info import ModelInfo
-from nope_probe.run.paths import checkpoint_dir
+from nope_probe.run.processes import checkpoint_dir
 from nope_probe.run.settings import FORMAT
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
-"""A process of a run: whether it is the first of several, its line of status, its signals.
+"""A process of a run: its line of status, its signals, the run's place on disk, free memory.
 
+A place is for one process at a time, and is checked before anything is computed.
 `process_group.py` connects several processes; this file needs no torch.
 """
 
@@ -15,7 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+import psutil
+from filelock import FileLock, Timeout
 from rich.console import Console
+from rich.filesize import decimal
 from rich.text import Text
 from tqdm import tqdm
 
@@ -238,3 +242,94 @@ def _end_on_signal(pipe: int) -> None:
                     said = ": ".join(filter(None, ["interrupted", signals.message]))
                     os.write(2, f"{said}\n".encode())
                 os._exit(128 + number[0])
+
+
+def output_folder(out: Path) -> Path:
+    """Return the folder that `--out` names: a link, `.` or a final `..` is resolved.
+
+    Example:
+        >>> output_folder(Path("runs/one")).as_posix()
+        'runs/one'
+    """
+    leads_elsewhere = os.path.islink(out) or out.name in ("", "..")
+    return Path(os.path.realpath(out)) if leads_elsewhere else out
+
+
+def checkpoint_dir(out: Path) -> Path:
+    """Return the hidden folder next to the run's folder that keeps it until it is finished."""
+    return out.parent / f".{out.name}.unfinished"
+
+
+def validate_folder_place(out: Path) -> None:
+    """Check that a run's folder can be replaced by the finished run; `locked` makes its place.
+
+    Raises:
+        UserError: for a file, a mount point or the working directory.
+    """
+    if os.path.lexists(out) and not os.path.isdir(out):
+        what = "file" if os.path.exists(out) else "link that leads nowhere"
+        raise UserError(f"cannot write to {out}: it is a {what}")
+    if os.path.isdir(out) and (out.samefile(Path.cwd()) or os.path.ismount(out)):
+        raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
+
+
+LOCK = "lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process as long as the context lasts, and make it if need be.
+
+    A lock left behind never blocks: the operating system releases the lock of any process that
+    ends. An empty folder is removed at the end, with the folders above it that were made for it.
+
+    Raises:
+        UserError: if another process holds the folder, or it cannot be made.
+    """
+    made = [parent for parent in folder.parents if not os.path.isdir(parent)]
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UserError(f"another process is at work on the run in {folder}") from error
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                for empty in (folder, *made):
+                    empty.rmdir()
+        lock.release()
+
+
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def validate_memory(n_bytes: int, lower: str) -> None:
+    """Check that the memory that a run needs is free.
+
+    Args:
+        n_bytes: needed at one time.
+        lower: which flags make it smaller.
+
+    Raises:
+        UserError: with the estimate and free memory.
+    """
+    memory = free_memory()
+    if n_bytes > memory:
+        raise UserError(
+            f"this needs at least {decimal(n_bytes)} of memory, and "
+            f"{decimal(memory)} are free; lower {lower}"
+        )
+
+
+def free_memory() -> int:
+    """Return how much memory of the machine, or of the container, is free, in bytes."""
+    memory = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        memory = min(memory, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
+    return memory

@@ -33,7 +33,7 @@ from nope_probe.hooks.removing.written import ABLATED
 from nope_probe.maps.folds import folds_of
 from nope_probe.models.info import LoadedModel
 from nope_probe.run.checkpoint import RunCheckpoint
-from nope_probe.run.flags import CommandSettings
+from nope_probe.run.flags import CommandSettings, folder_of
 from nope_probe.run.folder import (
     UNUSED_IN_FILE,
     Run,
@@ -42,9 +42,15 @@ from nope_probe.run.folder import (
     write_run,
 )
 from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel, versions
-from nope_probe.run.paths import checkpoint_dir, folder_of, locked, validate_memory
 from nope_probe.run.process_group import Processes, device_of_process, process_group
-from nope_probe.run.processes import Signals, print_line, status
+from nope_probe.run.processes import (
+    Signals,
+    checkpoint_dir,
+    locked,
+    print_line,
+    status,
+    validate_memory,
+)
 from nope_probe.run.settings import RunSettings
 from nope_probe.run.sources import load_model, make_sequences, on_tokens, validate_reach
 

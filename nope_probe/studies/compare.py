@@ -33,9 +33,9 @@ from nope_probe.files import JsonObject
 from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, row_maps, sections
-from nope_probe.run.flags import CommandSettings, LocalPath, Mistakes
+from nope_probe.run.flags import CommandSettings, LocalPath, Mistakes, folder_of
 from nope_probe.run.manifest import Manifest, read_manifest, what_differs
-from nope_probe.run.paths import checkpoint_dir, folder_of
+from nope_probe.run.processes import checkpoint_dir
 from nope_probe.studies.behaviour import LEADING, QUANTITIES
 from nope_probe.studies.circuit import SHOWN
 

@@ -15,11 +15,10 @@ import pandas as pd
 from nope_probe.analyses.differences import LEVEL, Numbers, compare_numbers, holm
 from nope_probe.errors import UserError, kind_of
 from nope_probe.figures.words import PLACES, Columns, bound_columns
-from nope_probe.run.flags import refuse
+from nope_probe.run.flags import folder_of, refuse
 from nope_probe.run.folder import READ, Run, is_finished, read_run, write_run
 from nope_probe.run.manifest import Manifest, versions, what_differs
-from nope_probe.run.paths import checkpoint_dir, folder_of, locked
-from nope_probe.run.processes import status
+from nope_probe.run.processes import checkpoint_dir, locked, status
 from nope_probe.studies.compare import VALUES, Settings, cells_of, declared, report, unlike
 
 # A profile holds hundreds of numbers, one per distance, which would hide all other numbers.

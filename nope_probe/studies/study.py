@@ -27,9 +27,8 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.removal import INTACT, Condition
 from nope_probe.run.flags import CommandSettings
 from nope_probe.run.folder import Run
-from nope_probe.run.paths import validate_memory
 from nope_probe.run.process_group import Processes
-from nope_probe.run.processes import print_line, validate_one_process
+from nope_probe.run.processes import print_line, validate_memory, validate_one_process
 from nope_probe.run.session import SIZES, Session
 from nope_probe.run.sources import load_model
 from nope_probe.studies.engine import Capture, Engine, position_key

@@ -18,7 +18,7 @@ from nope_probe.removal import Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, row_maps, sections
 from nope_probe.run.flags import LARGEST, Mistakes
-from nope_probe.run.paths import validate_memory
+from nope_probe.run.processes import validate_memory
 from nope_probe.run.settings import RunSettings
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from nope_probe.analyses.jackknife import jackknife
+from nope_probe.files import atomic_write
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import LayerMaps, PackedFolds
@@ -27,7 +28,6 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest, read_manifest, record_of
-from nope_probe.run.paths import atomic_write
 from nope_probe.run.processes import program
 from nope_probe.run.session import Session, versions
 from nope_probe.studies.page import PlainConsole, print_headline

@@ -13,8 +13,7 @@ from annotated_types import Interval
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
-from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, CommandSettings, LocalPath
-from nope_probe.run.paths import folder_of
+from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, CommandSettings, LocalPath, folder_of
 from nope_probe.studies.ablate import Settings as Ablate
 from nope_probe.studies.circuit import Settings as Circuit
 from simulation_settings import Settings as Simulation

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nope_probe.errors import UserError
-from nope_probe.run.paths import output_folder, validate_folder_place
-from nope_probe.run.processes import is_first_process
+from nope_probe.run.processes import is_first_process, output_folder, validate_folder_place
 from nope_probe.run.session import Session
 from nope_probe.studies.ablate import Settings as AblateSettings
 from nope_probe.studies.ablate_run import Ablate

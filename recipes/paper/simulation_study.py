@@ -31,8 +31,7 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.parity import describe
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import RunData
-from nope_probe.run.paths import validate_memory
-from nope_probe.run.processes import progress, status
+from nope_probe.run.processes import progress, status, validate_memory
 from nope_probe.run.session import Session
 from nope_probe.stages import ParameterFreeSpec
 from nope_probe.studies.engine import Engine

@@ -154,7 +154,7 @@ def test_a_simulation_tells_of_each_alpha_the_layers_in_which_nearer_keys_score_
 
 
 def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nope_probe.run.paths.free_memory", lambda: 16 * 10**9)
+    monkeypatch.setattr("nope_probe.run.processes.free_memory", lambda: 16 * 10**9)
     with pytest.raises(
         UserError, match=r"at least 25\.1 GB of memory, and 16\.0 GB are free; lower"
     ):

@@ -26,8 +26,7 @@ from transformers import (
 import trainer as trainer_module
 from nope_probe import difference, run_ablations
 from nope_probe.errors import StorageError, UserError
-from nope_probe.run.paths import locked
-from nope_probe.run.processes import Interrupted
+from nope_probe.run.processes import Interrupted, locked
 from presets import RECIPES, Settings, split_batch
 from trainer import log_spaced, model_card
 from training_run import run, smollm3_config

@@ -13,8 +13,7 @@ from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.names import validate_hub_answers, validate_reachable
 from nope_probe.run.flags import COUNT, LARGEST, SEED, CommandSettings, LocalPath
-from nope_probe.run.paths import output_folder, validate_folder_place
-from nope_probe.run.processes import process_count
+from nope_probe.run.processes import output_folder, process_count, validate_folder_place
 from training_folder import OWN_FILES, validate_same_training
 
 STEP = Interval(ge=0, le=LARGEST)

@@ -29,10 +29,9 @@ from transformers import (
 from corpus import Corpus
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.errors import UserError
-from nope_probe.files import JsonObject
+from nope_probe.files import JsonObject, atomic_write, write_json
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import to_hooked
-from nope_probe.run.paths import atomic_write, write_json
 from nope_probe.run.processes import Signals, is_first_process, process_count
 from presets import Recipe, split_batch
 from training_folder import FINISHED, mark_whole

@@ -12,8 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.files import JsonObject, file_checksum, json_checksum, read_json
-from nope_probe.run.paths import write_json
+from nope_probe.files import JsonObject, file_checksum, json_checksum, read_json, write_json
 
 # torch.save reports a failure to write as a RuntimeError of its zip writer.
 _TORCH_SAVE = re.compile("PytorchStreamWriter|inline_container")

@@ -12,9 +12,15 @@ from transformers import SmolLM3Config, set_seed
 
 from corpus import corpus_of, tokenizer_of
 from nope_probe.files import JsonObject
-from nope_probe.run.paths import checkpoint_dir, locked
 from nope_probe.run.process_group import connect
-from nope_probe.run.processes import Signals, is_first_process, process_count, status
+from nope_probe.run.processes import (
+    Signals,
+    checkpoint_dir,
+    is_first_process,
+    locked,
+    process_count,
+    status,
+)
 from presets import Settings
 from trainer import (
     MarkWhole,

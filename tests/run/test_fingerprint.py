@@ -18,7 +18,7 @@ from nope_probe.errors import UserError
 from nope_probe.models.load import load
 from nope_probe.run.folder import LARGE, record_sources, validate_unchanged
 from nope_probe.run.manifest import RunData
-from nope_probe.run.paths import checkpoint_dir
+from nope_probe.run.processes import checkpoint_dir
 from nope_probe.run.session import (
     Session,
     fingerprint,

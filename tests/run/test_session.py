@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from nope_probe.errors import UserError
-from nope_probe.run.paths import checkpoint_dir, locked
-from nope_probe.run.processes import Interrupted
+from nope_probe.run.processes import Interrupted, checkpoint_dir, locked
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.ablate import Settings

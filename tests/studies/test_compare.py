@@ -16,7 +16,7 @@ from nope_probe.analyses.pattern import measure
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.run.folder import Run, read_run, write_run
 from nope_probe.run.manifest import read_manifest
-from nope_probe.run.paths import checkpoint_dir, locked
+from nope_probe.run.processes import checkpoint_dir, locked
 from nope_probe.studies.tables import interval_columns
 from tests.support.manifests import manifest_of
 

@@ -257,7 +257,7 @@ def test_a_report_draws_the_terms_that_count_the_writers_and_what_was_lost() -> 
 def test_writers_that_do_not_fit_into_memory_are_refused_with_what_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nope_probe.run.paths.free_memory", lambda: 10**6)
+    monkeypatch.setattr("nope_probe.run.processes.free_memory", lambda: 10**6)
     line = refused(capfd, tmp_path, trace, "--layers", "all", "--n-seqs", 8, "--seq-len", 40)
     assert line.startswith("this needs at least ")
     assert line.endswith("; lower --layers or --seq-len, or take --writers layers")

@@ -9,7 +9,7 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.run.checkpoint import RunCheckpoint
-from nope_probe.run.paths import free_memory, locked, output_folder, validate_memory
+from nope_probe.run.processes import free_memory, locked, output_folder, validate_memory
 
 
 def lock_and_wait(folder: Path) -> int:
@@ -67,7 +67,7 @@ def test_free_memory_is_the_machines_or_what_the_container_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("nope_probe.run.paths._CONTAINER_LIMIT", limit)
+    monkeypatch.setattr("nope_probe.run.processes._CONTAINER_LIMIT", limit)
     of_machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for text in (None, "max\n"):  # no container, or one without a limit
         if text is not None:
