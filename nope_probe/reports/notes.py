@@ -108,31 +108,6 @@ def about(manifest: Manifest) -> dict[str, str]:
     return facts
 
 
-def what_was_run(manifest: Manifest) -> dict[str, str]:
-    """Return by name what repeats a run, next to what stands under the title.
-
-    Example:
-        >>> from nope_probe.run.manifest import Manifest
-        >>> what_was_run(Manifest(seconds=7, versions={"python": "3.11"}))
-        {'versions': 'python 3.11', 'seconds': '7'}
-    """
-    model, data, rows = manifest.model, manifest.data, dict[str, str]()
-    if model is not None:
-        kind = f"{model.architecture} as {model.kind}, {manifest.dtype}"
-        gguf = model.gguf
-        weights = f"{gguf.file_type}, SHA-256 {gguf.sha256}" if gguf else model.weights
-        rows = {"model": kind, "revision": model.revision or "", "weights": weights}
-    rows |= {
-        "texts": data.sha256,
-        "padding": data.padding,
-        "versions": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
-        "machine": f"{manifest.device}, threads: {manifest.threads}" if manifest.device else "",
-        "seconds": f"{manifest.seconds:.0f}" if manifest.seconds else "",
-        "finished": manifest.finished,
-    }
-    return {name: value for name, value in rows.items() if value}
-
-
 def _texts_of(manifest: Manifest) -> str:
     settings, data = manifest.settings, str(manifest.settings["data"])
     name = captions("data").get(data, Path(data).name if Path(data).is_absolute() else data)

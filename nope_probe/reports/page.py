@@ -140,9 +140,8 @@ class Report:
             headline=self.headline,
             sections=self.sections,
             notes=[*self.how_to_read, *notes.run_notes(manifest)],
-            command=manifest.command,
-            what_was_run=notes.what_was_run(manifest),
-            manifest=json.dumps(manifest.to_json(), indent=1, default=str),
+            manifest=manifest,
+            manifest_json=json.dumps(manifest.to_json(), indent=1, default=str),
             on_dark=json.dumps(ON_DARK),
             plotly=get_plotlyjs(),
         )

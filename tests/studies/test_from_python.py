@@ -1,5 +1,6 @@
 """The public `run_*` functions are the commands, of a model by name or of one in memory."""
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import nope_probe
 from nope_probe import Ablation, ablated, capture_losses, load, read_run, sequences
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.reports.notes import about, what_was_run
+from nope_probe.reports.notes import about
 from nope_probe.run.folder import Run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -282,11 +283,15 @@ def test_a_model_without_a_tokenizer_has_all_measures_but_those_of_random_tokens
         nope_probe.run_behaviour(model, text.inputs, measures=["copy"])
 
 
-def test_a_run_of_a_model_in_memory_is_described(loaded: Any, text: Sequences) -> None:
-    run = nope_probe.run_ablations(loaded, text.inputs, remove=["sources"], layers=1)
-    call = "run_ablations(model, inputs, layers=1, remove=('sources',))"
+def test_a_run_of_a_model_in_memory_is_described(
+    loaded: Any, text: Sequences, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run = nope_probe.run_ablations(loaded, text.inputs, out=out, remove=["sources"], layers=1)
+    call = f"run_ablations(model, inputs, layers=1, out={str(out)!r}, remove=('sources',))"
     assert escape(call) in run._repr_html_()
-    rows = what_was_run(run.manifest)
+    footer = (out / "report.html").read_text().partition("What was run")[2]
+    rows = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", footer))
     assert rows["model"].startswith("SmolLM3ForCausalLM as ")
     assert rows["weights"] == run.manifest.model.weights
     assert {"texts", "versions", "machine", "seconds", "finished"} <= {*rows}
