@@ -171,16 +171,15 @@ def makers_of(run: Run, number: str) -> dict[int, Maker]:
 
 def maker_section(run: Run) -> Section:
     """Return the section of what makes each number in each layer."""
-    made = {number: makers_of(run, number) for number in NUMBERS}
-    columns = {
-        NUMBERS[number]: {f"L{layer}": maker_text(x, number) for layer, x in makers.items()}
-        for number, makers in made.items()
+    made = {
+        title: {f"L{layer}": maker_text(x, number) for layer, x in makers_of(run, number).items()}
+        for number, title in NUMBERS.items()
         if number != "lead" or run.manifest.skip_keys
     }
     return Section(
         title="What makes each number in each layer",
         caption=SAID["makers"],
-        table=pd.DataFrame(columns).rename_axis("layer").reset_index(),
+        table=pd.DataFrame(made).rename_axis("layer").reset_index(),
     )
 
 
@@ -225,13 +224,12 @@ def pattern_section(run: Run) -> Section:
     names = [] if terms is None else terms["term"].unique().tolist()
     title = "The pattern, and what each source makes" if names else "The positional pattern"
     maps = {"intact": "pattern/intact", **{name: f"term/{name}" for name in names}}
-    flat = {} if terms is None else flat_layers(run.tables)
     section = maps_section(
         run,
         title,
         lambda: {name: pooled(run, run.maps[of]) for name, of in maps.items()},
         SAID["sum" if names else "pattern"],
-        flat=flat,
+        flat=flat_layers(run.tables) if names else {},
     )
     return replace(section, table=terms, columns=COLUMNS)
 
@@ -261,24 +259,18 @@ def maps_section(
 
 def condition_section(run: Run) -> Section:
     """Return the section with the pattern in every condition, weights by the first replacement."""
+    results, maps = run.manifest.results, dict[str, str]()
+    by = next(iter(results["replacements"]), NO_REPLACEMENT)
+    for name in results["conditions"]:
+        is_plain = f"score/{name}" in run.maps
+        title = row_name(name, NO_REPLACEMENT if is_plain else by)
+        maps[title] = f"score/{name}" if is_plain else f"score_{by}/{name}"
     return maps_section(
         run,
         "The pattern without each part",
-        partial(condition_maps, run),
+        lambda: {title: pattern_of(run, run.maps[name]) for title, name in maps.items()},
         SAID["without"],
     )
-
-
-def condition_maps(run: Run) -> dict[str, Pooled]:
-    """Return the pattern in every condition by its name, weights by the first replacement."""
-    results, maps = run.manifest.results, dict[str, Pooled]()
-    by, names = next(iter(results["replacements"]), NO_REPLACEMENT), results["conditions"]
-    for name in names:
-        is_plain = f"score/{name}" in run.maps
-        title = row_name(name, NO_REPLACEMENT if is_plain else by)
-        scores = run.maps[f"score/{name}" if is_plain else f"score_{by}/{name}"]
-        maps[title] = pattern_of(run, np.asarray(scores))
-    return maps
 
 
 def pattern_of(run: Run, scores: Float[np.ndarray, "layer row key_pos"]) -> Pooled:
@@ -322,8 +314,8 @@ def flat_layers(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
     is_clear = excludes_zero(intact, "amplitude") | excludes_zero(intact, "lead")
     flat = {INTACT.name: intact["layer"][~is_clear].tolist()}
     for term, rows in terms.groupby("term"):
-        is_clear = excludes_zero(rows, "size").groupby(rows["layer"]).any()
-        flat[str(term)] = is_clear.index[~is_clear].tolist()
+        clear = {*rows["layer"][excludes_zero(rows, "size")]}
+        flat[str(term)] = sorted({*rows["layer"]} - clear)
     return flat
 
 

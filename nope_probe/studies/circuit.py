@@ -83,7 +83,7 @@ class Settings(RemovingSettings):
             self.layer in info.not_attending,
             f"--layer {self.layer} of {info.name} does not attend; {named} do",
         )
-        yield from self.wrong_heads(info)
+        yield from super().mistakes_of(info)
 
     @property
     def depth(self) -> int:

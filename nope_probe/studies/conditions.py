@@ -116,10 +116,6 @@ class RemovingSettings(RunSettings):
     def mistakes_of(self, info: ModelInfo) -> Mistakes:
         """Yield whether a layer or a head that the settings name does not exist."""
         yield from super().mistakes_of(info)
-        yield from self.wrong_heads(info)
-
-    def wrong_heads(self, info: ModelInfo) -> Mistakes:
-        """Yield whether a head that the settings name does not exist."""
         n_layers = min(self.depth or info.n_layers, info.n_layers)
         for layer, heads in (self.heads_by_layer or {}).items():
             yield (

@@ -161,7 +161,9 @@ class Study(ABC, Generic[Chosen]):
         with session.opened():
             if not session.finished:
                 study = cls(session)
-                results = execute(session, [*study.passes()])
+                passes = [*study.passes()]
+                with session.checkpoint.progress(announce(session, passes)):
+                    results = run_passes(passes)
                 if session.is_kept:
                     session.checkpoint.signals.message = PASSES_SAVED
                 if session.processes.is_first:
@@ -189,25 +191,18 @@ class Study(ABC, Generic[Chosen]):
         """Return the run that the results of the passes make, by key."""
 
 
-def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Results:
-    """Run passes in turn with a progress bar, and return their results by key.
-
-    Args:
-        session: the run, whose checkpoint keeps what is finished.
-        passes: in the order in which they are run.
+def announce(session: Session[Chosen], passes: Sequence[Pass]) -> dict[str, int]:
+    """Print how many passes are run and their memory, and return their sequences by key.
 
     Raises:
         UserError: for maps and a batch that are larger than the memory that is free.
     """
     sizes = {key: n for pass_ in passes for key, n in pass_.sizes(session.processes).items()}
-    n_done, memory = (
-        sum(key in session.checkpoint for key in sizes),
-        memory_in_words(session, passes),
-    )
+    memory = memory_in_words(session, passes)
+    n_done = sum(key in session.checkpoint for key in sizes)
     done = f", {n_done:,} of them done before" if n_done else ""
     print_line(f"running {len(sizes):,} {'pass' if len(sizes) == 1 else 'passes'}{done}; {memory}")
-    with session.checkpoint.progress(sizes):
-        return run_passes(passes)
+    return sizes
 
 
 def run_passes(passes: Iterable[Pass]) -> Results:
