@@ -22,7 +22,7 @@ RULE: dict[str, tuple[str, ...]] = {
     "reports": ("run", "figures"),
     "run": ("models", "data", "analyses", "hooks", "maps"),
     "models": ("hooks",),
-    "data": ("hooks",),
+    "data": ("hooks", "maps"),
     "figures": ("maps",),
     "analyses": ("hooks", "maps"),
     "hooks": ("maps",),

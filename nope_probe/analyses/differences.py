@@ -17,9 +17,10 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from scipy.special import stdtr, stdtrit
 
+from nope_probe.maps import MIN_FOLDS
+
 LEVEL = 0.05  # of the chance to name any number that does not differ
 ROUNDING = 2**-20  # absolute and relative: what float32 numbers of two equal models may differ by
-MIN_FOLDS = 4
 ELLIPSE_POINTS = 721
 PerFold = Float[np.ndarray, "number fold"]
 Replicates = Float[np.ndarray, "number one_plus_folds"]

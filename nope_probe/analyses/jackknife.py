@@ -14,8 +14,9 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 from torch import Tensor
 
-from nope_probe.analyses.differences import MIN_FOLDS, errors_of, freedom_of, rms_differences
+from nope_probe.analyses.differences import errors_of, freedom_of, rms_differences
 from nope_probe.errors import UserError, as_tuple
+from nope_probe.maps import MIN_FOLDS
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 
 Place = TypeVar("Place", int, tuple[int, int])  # a layer, or a layer and a head

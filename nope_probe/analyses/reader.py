@@ -29,13 +29,13 @@ from nope_probe.analyses.pattern_rows import (
     mean_squares,
 )
 from nope_probe.errors import UserError
+from nope_probe.maps import PRODUCT_FOLDS
 from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums, weights_of_means
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, Lead, Pattern, Question
 from nope_probe.maps.positions import ReaderSums
 
-MIN_FOLDS = 5  # four folds are multiplied, and one is left out
 PAIR_BYTES = 1 << 24  # maps of pairs of folds at once
 Side = Literal["key", "query"]
 FoldVectors = Float[Tensor, "fold pos head d_head"]
@@ -110,9 +110,9 @@ class Reader:
     question: Question = "pattern"
 
     def __post_init__(self) -> None:
-        if len(self.counts) < MIN_FOLDS:
+        if len(self.counts) < PRODUCT_FOLDS:
             raise UserError(
-                f"expected {MIN_FOLDS} folds or more, got {len(self.counts)}: means of four "
+                f"expected {PRODUCT_FOLDS} folds or more, got {len(self.counts)}: means of four "
                 "folds are multiplied, and intervals leave one fold out"
             )
 

@@ -27,11 +27,11 @@ from nope_probe.files import (
     validate_regular,
     validate_regular_files,
 )
+from nope_probe.maps import MIN_FOLDS
 
 SOURCES = ("shipped", "stdlib", "prose", "random", "gaussian")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 LARGE = 1 << 26  # bytes of a file that is read only once, after the model is loaded
-MIN_FOLDS = 4  # folds of the data that intervals need
 # A tokenizer takes some 150 bytes for each character of the document that it works on.
 MOST_CHARACTERS = 10_000_000
 # Models are trained on this data set, so only its held-out slice is read.

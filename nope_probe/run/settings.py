@@ -11,7 +11,6 @@ import tyro
 from annotated_types import Interval
 
 from nope_probe.data.documents import (
-    MIN_FOLDS,
     file_of,
     is_data_set,
     validate_packing,
@@ -20,7 +19,7 @@ from nope_probe.data.documents import (
 )
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.files import JsonObject
-from nope_probe.maps import MIN_KEYS, default_rows
+from nope_probe.maps import MIN_FOLDS, MIN_KEYS, default_rows
 from nope_probe.models.info import ModelInfo, stated_info
 from nope_probe.models.names import (
     CHECKPOINTS,

@@ -51,36 +51,7 @@ NUMBERS = {  # of a head in the lead's table
     "others_share": Column("position", unit=SHARE, blank=NO_SHARE),
     "sink_weight": Column("learned sink", unit=SHARE),
 }
-FIRST = "Mean head of {model}: first key {first}, position among the other keys {share}."
-UNMEASURED = "No query of {model} sees 8 keys, so no head is measured."
-CAPTION = (
-    "Mean of all heads; heads with most and least position; [ ]: 95% intervals. First: how far the "
-    "first key's weight is from uniform, either way (KL). Others: the same of the rest. Position: "
-    "the share of it that all texts have."
-)
-LOOK = "In the text {head} gives {weight} of the attention of {query} to {key}."
-LOOKS = (
-    "The strongest look of each of five heads: unlike other texts, or of a text alone the most "
-    "weight on a key after the first. Only other texts (--n-seqs) separate position from content. "
-    "Tokens have their numbers."
-)
-WHY = "The largest term of this score is {term}: {nats} of {score} nats."
-WHY_CAPTION = (
-    "The largest terms of the score of this key, less the mean of the keys. Effect: what the score "
-    "loses without a moved part, where all later blocks respond."
-)
-ON_TEXT = (
-    "It opens on the head and token of the sentence above. Click a token to shade its keys. Bars: "
-    "nats from other texts' mean, or of a text alone above uniform weights."
-)
-STEPS = (
-    "Terms of the score of the most attended key, and of the looks by which heads moved what they "
-    "wrote, nats. The term is direct; with its effect, all later blocks respond."
-)
-KINDS_SAID = (
-    "Order: at least half of what a head looks at among the other keys is position. Sink: more of "
-    "its position is about the first key. Area: need of RoPE, or without it all information, nats."
-)
+SAID = notes.captions("attention")
 COLUMNS = {
     **INFORMATION,
     "need_rope": Column(
@@ -305,7 +276,7 @@ def headline(model: str, table: pd.DataFrame, skip_keys: int = 1) -> Headline:
         others=table["others_position"] + table["others_content"],
     )
     if known.empty:
-        return Headline(sentence=UNMEASURED.format(model=model))
+        return Headline(sentence=SAID["unmeasured"].format(model=model))
     shares = known[known["information"] >= UNIFORM].dropna(subset=["others_share"])
     ordered = shares.sort_values("others_share", ascending=False, kind="stable")
     ends = with_readers(ordered.drop(index=ordered.index[AT_AN_END:-AT_AN_END]))
@@ -317,9 +288,11 @@ def headline(model: str, table: pd.DataFrame, skip_keys: int = 1) -> Headline:
     rows = pd.concat(
         [brief(rows, "head", numbers, NUMBERS) for rows in (of_all, of_ends)], ignore_index=True
     )
-    cells = (rows.iloc[0].get(NUMBERS[x].title, "none") for x in ("first_weight", "others_share"))
-    sentence = FIRST.format(model=model, **dict(zip(("first", "share"), cells, strict=True)))
-    return Headline(sentence=sentence, table=rows, caption=CAPTION)
+    first, share = (
+        rows.iloc[0].get(NUMBERS[name].title, "none") for name in ("first_weight", "others_share")
+    )
+    sentence = SAID["first"].format(model=model, first=first, share=share)
+    return Headline(sentence=sentence, table=rows, caption=SAID["numbers"])
 
 
 def head_section(run: Run) -> Section:
@@ -330,7 +303,7 @@ def head_section(run: Run) -> Section:
     return Section(
         title="All heads: sinks, order and content",
         figure=partial(attention_heads, table, kinds_of(table)),
-        caption=KINDS_SAID,
+        caption=SAID["kinds"],
         table=table.dropna(axis=1, how="all"),
         columns=COLUMNS,
     )
@@ -339,18 +312,19 @@ def head_section(run: Run) -> Section:
 def text_headlines(view: TextView) -> Iterator[Headline]:
     """Yield where heads look in the run's text, and the terms of the asked look."""
     looks = view.looks
-    yield Headline(sentence=LOOK.format(**looks.iloc[0]), table=looks, caption=LOOKS)
+    sentence = SAID["look"].format(**looks.iloc[0])
+    yield Headline(sentence=sentence, table=looks, caption=SAID["looks"])
     if view.why is not None:
         terms = view.why.terms
-        (_, score), (term, nats) = terms.iloc[:2, :2].to_numpy()
-        sentence = WHY.format(score=score, term=term, nats=nats)
-        yield Headline(sentence=sentence, table=terms, caption=WHY_CAPTION)
+        sentence = SAID["why"].format(score=terms["nats"][0], **terms.iloc[1])
+        yield Headline(sentence=sentence, table=terms, caption=SAID["terms"])
 
 
 def text_sections(view: TextView) -> Iterator[Section]:
     """Yield the sections on the run's text, and on the head that the run asks about."""
     why, steps = (None, None) if view.why is None else (view.why.table, view.why.steps)
-    text = Section(title="Attention on your text", html=view.html(), caption=ON_TEXT)
+    text = Section(title="Attention on your text", html=view.html(), caption=SAID["text"])
     yield replace(text, table=why, columns=COLUMNS)
     if steps is not None:
-        yield Section(title="Why, steps back", caption=STEPS, table=steps, columns=COLUMNS)
+        caption = SAID["steps"]
+        yield Section(title="Why, steps back", caption=caption, table=steps, columns=COLUMNS)

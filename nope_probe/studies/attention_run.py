@@ -35,7 +35,7 @@ from nope_probe.maps.folds import State
 from nope_probe.maps.rows import choose_rows
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session, input_arrays, interventions
-from nope_probe.studies.attention import MAP_BYTES, Settings, report
+from nope_probe.studies.attention import MAP_BYTES, SAID, Settings, report
 from nope_probe.studies.attention_text import Question, read_text
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
@@ -224,13 +224,10 @@ def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> Iterator[str]:
         n_seqs: how many sequences the run has.
     """
     gaps = table[table["information"] >= UNIFORM]["others_share_gap"]
-    if (gaps > LARGEST_GAP).any():
-        hundreds = ceil(gaps.max() / GAP_TO_REACH * n_seqs / 100)
-        yield (
-            "No share of position among the other keys is given of "
-            f"{(gaps > LARGEST_GAP).sum()} heads: its bounds from {n_seqs:,} sequences differ by "
-            f"more than 50 points. Take --n-seqs {100 * hundreds} or more."
-        )
+    n_heads = int((gaps > LARGEST_GAP).sum())
+    if n_heads:
+        needed = 100 * ceil(gaps.max() / GAP_TO_REACH * n_seqs / 100)
+        yield SAID["few"].format(n_heads=n_heads, n_seqs=n_seqs, needed=needed)
 
 
 @partial(takes_options, Settings)

@@ -11,7 +11,7 @@ import tyro
 from annotated_types import Interval
 
 from nope_probe.figures.names import brief, row_name
-from nope_probe.figures.words import Column, View, bound_columns, capitalised, column_text
+from nope_probe.figures.words import Column, View, capitalised, column_text
 from nope_probe.hooks.removing.settings import Ablation, Replacement
 from nope_probe.models.names import trained_length
 from nope_probe.removal import (
@@ -147,12 +147,7 @@ SHOWN = 3  # columns of the first table, next to the conditions
 HEADING = 13  # characters in a line of its headings
 HEADINGS = {"loss": "cost"}  # of measures with another label in figures
 HALF_WIDTH = "±z.2f"  # the format of differences
-FIRST = "Of single removals from {model}, the {what} changes most, by {change} {unit}: {row}."
-UNMEASURED = "No removal from {model} was measured: see its losses below."
-CAPTION = (
-    "Less the intact model, whose value stands after `0 of`; without written position alone, less "
-    "its null. Cost: rise of the loss, nats a token; positions of an error. Empty: not measurable."
-)
+SAID = notes.captions("behaviour")
 COLUMNS = {
     "measure": Column("measure", "The number of the row.", names_rows=True),
     "value": Column("value", "The model's number, in the measure's unit."),
@@ -174,8 +169,7 @@ BY_POSITION = View(
     x="position",
     by=("removed", "replacement"),
     kind="curves",
-    caption="The mean loss of the token at each position, with 95% bands over documents; "
-    "without the mask, of the suffix alone.",
+    caption=SAID["by_position"],
 )
 VIEWS = (
     View(
@@ -188,8 +182,7 @@ VIEWS = (
         kind="rows",
         rows=f"measure in {LEADING} and difference == difference",
         same_scale=True,
-        caption="A dot is the model without a component less the intact model, on the same "
-        "tokens; all panels in nats have one scale. Open markers: other replacements.",
+        caption=SAID["changes"],
     ),
     BY_POSITION,
     replace(
@@ -197,7 +190,7 @@ VIEWS = (
         table="extrapolation",
         title="Loss by position, beyond the trained context",
         folded=True,
-        caption="The same in longer windows, as means over neighbouring positions.",
+        caption=SAID["beyond"],
     ),
     View(
         table="decodability",
@@ -205,9 +198,7 @@ VIEWS = (
         y=(("distance", "untrained"),),
         by=("removed", "replacement"),
         folded=True,
-        caption="A ridge regression of the index on the residual stream, on held-out documents: "
-        "the mean distance from the true index. Open markers: random weights. A removed mask is "
-        "gone at all positions here.",
+        caption=SAID["decoded"],
     ),
 )
 
@@ -373,12 +364,12 @@ def headline(run: Run) -> Headline:
     order = dict.fromkeys(("loss", *LEADING, *QUANTITIES))
     measures = [measure for measure in order if measure in {*known["measure"]}][:SHOWN]
     if not measures:
-        return Headline(sentence=UNMEASURED.format(model=name))
+        return Headline(sentence=SAID["unmeasured"].format(model=name))
     changes = known[known["measure"] == measures[0]]
     parts = changes[~changes["removed"].str.contains(UNION, regex=False)]
-    by_size = (parts if len(parts) else changes).sort_values("difference", key=abs)
-    most, about = by_size.iloc[-1], QUANTITIES[measures[0]]
-    sentence = FIRST.format(
+    most = (parts if len(parts) else changes).sort_values("difference", key=abs).iloc[-1]
+    about = QUANTITIES[measures[0]]
+    sentence = SAID["first"].format(
         model=name,
         what=about.label,
         unit=about.unit,
@@ -386,7 +377,8 @@ def headline(run: Run) -> Headline:
         row=row_name(most["removed"], most["replacement"]),
     )
     chance = float(run.tables["decodability"]["chance"].max())
-    return Headline(sentence=sentence, table=as_text(rows, measures, chance), caption=CAPTION)
+    table = as_text(rows, measures, chance)
+    return Headline(sentence=sentence, table=table, caption=SAID["numbers"])
 
 
 def less_nulls(behaviour: pd.DataFrame) -> pd.DataFrame:
@@ -397,10 +389,10 @@ def less_nulls(behaviour: pd.DataFrame) -> pd.DataFrame:
     conditions = map(Condition.parse, behaviour["removed"].unique())
     nulls = [of.null.name for of in conditions if of.null != of]
     rows = behaviour[~behaviour["removed"].isin(nulls)]
-    taken_off = dict(zip(bound_columns("difference"), bound_columns("beyond_null"), strict=True))
-    for name, beyond in {"difference": "beyond_null", **taken_off}.items():
-        alone = rows["removed"].eq(WRITTEN.name) & rows.get(beyond, rows[name]).notna()
-        rows = rows.assign(**{name: rows[name].mask(alone, rows.get(beyond))})
+    alone = rows["removed"].eq(WRITTEN.name) & rows["beyond_null"].notna()
+    for end in ("", "_low", "_high"):
+        difference = rows[f"difference{end}"].mask(alone, rows[f"beyond_null{end}"])
+        rows = rows.assign(**{f"difference{end}": difference})
     return rows
 
 
@@ -408,12 +400,11 @@ def as_text(behaviour: pd.DataFrame, measures: Sequence[str], chance: float) -> 
     """Return a row per condition: the intact model's values, the others' differences to them."""
     texts = brief(behaviour, "removed", ["difference"], QUANTITIES, by="measure", style=HALF_WIDTH)
     intact = behaviour[behaviour["removed"] == INTACT.name].set_index("measure")["value"].dropna()
-    for name in intact.index:
-        texts.loc[0, QUANTITIES[name].title] = f"0 of {intact[name]:z.2f}"
     headings = {"removed": "nats ±95%"}
     for name in measures:
         about = QUANTITIES[name]
         headings[about.title] = "\n".join(wrap(HEADINGS.get(name, about.label), HEADING))
+        texts.loc[0, about.title] = f"0 of {intact[name]:z.2f}" if name in intact else ""
     if "position" in measures:
         headings[QUANTITIES["position"].title] += f"\n(chance {chance:.1f})"
     return texts[[*headings]].rename(columns=headings)[:MOST_ROWS]

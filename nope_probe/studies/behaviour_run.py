@@ -65,6 +65,7 @@ from nope_probe.studies.tables import (
 if TYPE_CHECKING:
     from nope_probe.studies.options import BehaviourOptions as Options
 
+LONG = "positions/long"  # the pass that measures mean attention of long windows
 MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
 BINS = 64  # of positions beyond the trained context
 NO_TOKENS = "random tokens need a tokenizer, and the model has none"
@@ -164,10 +165,9 @@ class Behaviour(Study[Settings]):
         session, settings, conditions = self.session, self.settings, self.conditions
         text = self.probes["text"].engine(session)
         yield from calibration(text, [*conditions.values()])
-        for name, probe in self.probes.items():
-            yield from calibration(
-                probe.engine(session), self._measured_on(name), key=f"positions/{name}"
-            )
+        if "long" in self.probes:  # mean attention belongs to its length and to all shorter ones
+            of_content = [of for of in conditions.values() if "content" in of.condition]
+            yield from calibration(self.probes["long"].engine(session), of_content, key=LONG)
         yield from costs(session, conditions, self.probes, self._losses)
         if self.decodes:
             drawn = partial(untrained, seed=settings.seed)
@@ -188,18 +188,6 @@ class Behaviour(Study[Settings]):
         """Whether positions are decoded."""
         return "position" in {*self.settings.measures} - {*self.skipped}
 
-    def _measured_on(self, probe: str) -> list[Ablation]:
-        """Return the conditions whose means are measured anew on sequences of another length.
-
-        Mean attention belongs to its length and to all shorter ones.
-        """
-        n, n_text = (self.probes[name].tokens.shape[1] for name in (probe, "text"))
-        return [
-            ablation
-            for ablation in self.conditions.values()
-            if "content" in ablation.condition and n > n_text
-        ]
-
     def _losses(
         self, name: str, probe: str, engine: Engine, key: str, ablation: Ablation | None
     ) -> Losses:
@@ -208,9 +196,9 @@ class Behaviour(Study[Settings]):
         Raises:
             UserError: for a loss that is not finite.
         """
-        measured, calibration = engine.results.get(f"positions/{probe}"), engine.calibration
-        if measured and calibration and self.conditions[name] in self._measured_on(probe):
-            patterns = replace(calibration, patterns=measured.patterns)
+        calibration, of_long = engine.calibration, engine.results.get(LONG)
+        if probe == "long" and calibration and of_long:
+            patterns = replace(calibration, patterns=of_long.patterns)
             engine = replace(engine, calibration=patterns)
         losses = captured_losses(engine, key, ablation)["losses"]
         if not losses.isfinite().all():

@@ -35,6 +35,7 @@ Removed = Literal["rope", "content", "mask"]
 COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are left out
 HEADING = 13  # characters in a line of the first table's headings
 SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
+SAID = notes.captions("heads")
 MEASURES = {
     "text": Column("text", "Rise of the loss on text.", "nats"),
     "copy_random": Column("a second copy of random tokens", "Rise of its loss.", "nats"),
@@ -70,8 +71,7 @@ VIEWS = (
         kind="curves",
         across=2,
         scale="log",
-        caption="Lines: the first k heads of an order (the last, with --least), with 95% "
-        "intervals. Dashed: other heads; bands reach from the lowest to the highest cost.",
+        caption=SAID["costs"],
     ),
     View(
         table="single",
@@ -82,15 +82,14 @@ VIEWS = (
         panels="removed",
         kind="cells",
         rows="measure == 'copy_random'",
-        caption="What a second copy of random tokens costs where one head alone loses it, nats.",
+        caption=SAID["single"],
     ),
     View(
         table="order",
         title="The orders",
-        caption="All heads in each order, with the value that they were ordered by.",
+        caption=SAID["orders"],
     ),
 )
-FIRST = "Without {row}, {measure} costs {cost} nats; without it in other heads, {others}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,37 +235,28 @@ def headline(run: Run) -> Headline:
     far = (tests["cost"] - tests["chance"]).abs().where(tests["measure"].isin(losses), 0.0)
     ranked = tests.assign(far=far, counts=tests["beyond"] & (far > 0))
     best = ranked.sort_values(["counts", "far"]).iloc[-1]
-    about = MEASURES[str(best["measure"])]
+    row, measure = row_of(run, best), MEASURES[str(best["measure"])].label
+    cost, others = cell_of(best).split("\n")
     return Headline(
-        sentence=FIRST.format(
-            row=row_of(run, best), measure=about.label, cost=cost_of(best), others=others_of(best)
-        ),
+        sentence=SAID["first"].format(row=row, measure=measure, cost=cost, others=others),
         table=as_text(run),
-        caption="Costs in nats (of induction, a fall of attention). Below: the lowest to the "
-        "highest cost of other heads, as many drawn (of the same layers; with --least, of all), or "
-        "for k = 1 single heads. Marked *: beyond all of them, with its 95% interval.",
+        caption=SAID["numbers"],
     )
 
 
 def row_of(run: Run, test: Mapping[Any, Any] | pd.Series) -> str:
     """Return what a row of `tests` removes, and from which heads."""
-    rows = run.tables["order"].query("order == @test['order']")
-    end, row = (
-        ("last", rows.iloc[-1]) if run.manifest.settings["least"] else ("first", rows.iloc[0])
-    )
-    heads = f"{reader_of(row)}, {end}" if test["k"] == 1 else f"the {end} {test['k']}"
-    by = ORDERS.get(test["order"], test["order"])
-    return f"{words(test['removed'])} in {heads} by {by}"
+    rows, is_least = run.tables["order"], run.manifest.settings["least"]
+    end, place = ("last", -1) if is_least else ("first", 0)
+    head = reader_of(rows[rows["order"] == test["order"]].iloc[place])
+    heads = f"{head}, {end}" if test["k"] == 1 else f"the {end} {test['k']}"
+    return f"{words(test['removed'])} in {heads} by {ORDERS.get(test['order'], test['order'])}"
 
 
-def cost_of(test: Mapping[Any, Any] | pd.Series) -> str:
-    """Return the cost of a row of `tests` as text, marked where it is beyond all others."""
-    return f"{test['cost']:+z.2f}{'*' * bool(test['beyond'])}"
-
-
-def others_of(test: Mapping[Any, Any] | pd.Series) -> str:
-    """Return the lowest and the highest cost of other heads as text."""
-    return f"{test['chance_low']:z.2f} to {test['chance_high']:z.2f}"
+def cell_of(test: Mapping[Any, Any] | pd.Series) -> str:
+    """Return the cost of a row of `tests`, marked where beyond all others, and their range."""
+    cost = f"{test['cost']:+z.2f}{'*' * bool(test['beyond'])}"
+    return f"{cost}\n{test['chance_low']:z.2f} to {test['chance_high']:z.2f}"
 
 
 def as_text(run: Run) -> pd.DataFrame:
@@ -276,8 +266,7 @@ def as_text(run: Run) -> pd.DataFrame:
     cells: dict[str, dict[str, str]] = {}
     for test in run.tables["tests"].to_dict("records"):
         heading = "\n".join(wrap(MEASURES[test["measure"]].label, HEADING))
-        row = cells.setdefault(row_of(run, test), {})
-        row[heading] = f"{cost_of(test)}\n{others_of(test)}"
+        cells.setdefault(row_of(run, test), {})[heading] = cell_of(test)
     return pd.DataFrame.from_dict(cells, orient="index").rename_axis("without").reset_index()
 
 

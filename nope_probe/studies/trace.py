@@ -13,6 +13,7 @@ from annotated_types import Interval
 
 from nope_probe.figures.names import OTHERS
 from nope_probe.figures.words import MEASURES, WITHIN, Column, View, bound_columns, with_readers
+from nope_probe.maps import PRODUCT_FOLDS
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from nope_probe.run.folder import Run
 
-MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
+SAID = notes.captions("trace")
 QUESTIONS = {"lead": "lead", "pattern": "order"}
 COLUMNS = {
     "size": Column(
@@ -71,9 +72,7 @@ VIEWS = (
         kind="cells",
         across=2,
         names=QUESTIONS,
-        caption="Nats that a writer makes of a reader's lead or pattern, on the direct path into "
-        "its keys and queries; blue is below 0. Writers below a twentieth of the largest part are "
-        "left out.",
+        caption=SAID["written"],
     ),
     View(
         table="effects",
@@ -85,21 +84,11 @@ VIEWS = (
         kind="rows",
         across=2,
         names=QUESTIONS,
-        caption="Direct: only the reader's input loses the position. All paths: every block after "
-        "the writer loses it. In the numbers, held keeps the norm's scale, and norm is direct less "
-        "held.",
+        caption=SAID["lost"],
     ),
 )
 LEAST = 0.05  # of a lead or pattern: terms and writers that make less are left out
 INDENT = "· "  # before a head, whose nats its attention's row counts
-FIRST = "In {reader}, {most} makes the largest part of the {of}: {part} of {whole} nats."
-NO_PATTERN = "No layer or head shows a lead or order that exceeds the noise."
-NOTHING = "{reader} shows no lead or order that exceeds the noise."
-CAPTION = (
-    "An attention's nats are the sum of its heads'. Against: parts in it with another sign than "
-    "the whole. Lost: what is missing without its position. Without --reader, the layer is that of "
-    "the largest lead."
-)
 ROTATION, ALIBI = "RoPE's rotation", "ALiBi"
 PARTS = {  # what terms are called in the first table, in the order of their maps
     "all": "whole",
@@ -141,7 +130,7 @@ class Settings(RunSettings):
     writers: Literal["heads", "layers"] = "heads"
     per_head: bool = False
     confirm: Annotated[int, Interval(ge=0, le=1000)] = 6
-    folds: Annotated[int, Interval(ge=MIN_FOLDS, le=LARGEST)] = 8
+    folds: Annotated[int, Interval(ge=PRODUCT_FOLDS, le=LARGEST)] = 8
 
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""
@@ -227,8 +216,7 @@ def report(run: Run) -> Report:
     terms = Section(
         title="The exact terms of lead and pattern",
         figure=partial(draw_terms, run, reader) if reader else None,
-        caption="All terms' maps add up to the whole; terms below a twentieth of it are not drawn. "
-        "In the numbers, part is what a term makes of the whole, and size the term alone.",
+        caption=SAID["terms"],
         table=run.tables["terms"].filter(regex="^(?!relative_r2)"),
         columns=COLUMNS,
     )
@@ -302,26 +290,6 @@ def made_of(tables: Mapping[str, pd.DataFrame], reader: str, question: str) -> p
     return pd.concat([made, single, attentions]).join(lost, how="outer")
 
 
-def writers_of(rows: pd.DataFrame) -> list[str]:
-    """Return the writers and attentions among the rows of `made_of`."""
-    return [name for name in rows.index if name not in {*PARTS.values(), "bias"}]
-
-
-def strengths(rows: pd.DataFrame) -> pd.Series[float]:
-    """Return the larger of each writer's part and of what is lost, over the size of the whole.
-
-    Only what has a clear sign counts.
-    """
-    import pandas as pd
-
-    clear = [
-        rows[name].abs().where(rows[low] * rows[high] > 0, 0.0)
-        for name in ("part", "total")
-        for low, high in [bound_columns(name)]
-    ]
-    return pd.concat(clear, axis=1).max(axis=1)[writers_of(rows)] / abs(rows["part"]["whole"])
-
-
 def headline(run: Run) -> Headline:
     """Return what makes most of a reader's lead or order, and what else makes it.
 
@@ -330,11 +298,11 @@ def headline(run: Run) -> Headline:
     """
     manifest, reader = run.manifest, run.manifest.results["reader"]
     if reader is None:
-        return Headline(sentence=NO_PATTERN)
+        return Headline(sentence=SAID["no_pattern"])
     asked = ((question, made_of(run.tables, reader, question)) for question in QUESTIONS)
     made = {question: rows for question, rows in asked if len(rows)}
     if not made:
-        return Headline(sentence=NOTHING.format(reader=reader))
+        return Headline(sentence=SAID["nothing"].format(reader=reader))
     table = first_table(made)
     question = max(made, key=lambda question: abs(made[question]["part"]["whole"]))
     of, parts = QUESTIONS[question], made[question]["part"] * made[question]["part"]["whole"]
@@ -343,9 +311,9 @@ def headline(run: Run) -> Headline:
     part, whole = table[of][[most, "whole"]]
     heading = f"{reader} at {manifest.seq_len:,} tokens, nats"
     return Headline(
-        sentence=FIRST.format(reader=reader, of=of, most=most, part=part, whole=whole),
+        sentence=SAID["first"].format(reader=reader, of=of, most=most, part=part, whole=whole),
         table=table.rename(heads).rename_axis(heading).reset_index(),
-        caption=CAPTION,
+        caption=SAID["numbers"],
     )
 
 
@@ -376,10 +344,23 @@ def first_table(made: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def _shown_writers(made: Mapping[str, pd.DataFrame], n_rows: int) -> list[str]:
-    """Return the strongest writers, as they write, with the attention of a head before it."""
+    """Return the strongest writers, as they write, with the attention of a head before it.
+
+    A writer's strength is the larger of its part and of what is lost, over the size of the whole;
+    only what has a clear sign counts.
+    """
     import pandas as pd
 
-    strongest = pd.concat([strengths(rows) for rows in made.values()], axis=1).max(axis=1)
+    clear = pd.concat(
+        [
+            rows[name].abs().where(rows[low] * rows[high] > 0, 0.0) / abs(rows["part"]["whole"])
+            for rows in made.values()
+            for name in ("part", "total")
+            for low, high in [bound_columns(name)]
+        ],
+        axis=1,
+    )
+    strongest = clear.max(axis=1).drop([*PARTS.values(), "bias"], errors="ignore")
     top = set[str]()
     for writer in strongest[strongest >= LEAST].sort_values(ascending=False).index:
         with_whole = {*top, writer, str(Writer(writer).whole)}

@@ -208,7 +208,7 @@ def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None
 
 def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_none() -> None:
     noise = traced.terms_table("rope").assign(size_low=-1.0)
-    assert sentence(noise) == page.NO_PATTERN
+    assert sentence(noise) == page.SAID["no_pattern"]
     assert page.headline(run_of(noise)).table is None
     undefined = noise.assign(part=np.nan)
     lead = page.headline(run_of(undefined, reader="L1"))
