@@ -14,13 +14,7 @@ from nope_probe.analyses.verdicts import UNIFORM, kinds_of
 from nope_probe.data.documents import validate_text
 from nope_probe.errors import UserError
 from nope_probe.figures.names import brief, row_name
-from nope_probe.figures.words import (
-    INFORMATION,
-    NO_SHARE,
-    SHARE,
-    Column,
-    with_readers,
-)
+from nope_probe.figures.words import INFORMATION, columns, with_readers
 from nope_probe.maps import MIN_KEYS, default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Condition, Writer
@@ -44,35 +38,9 @@ N_SEQS = 512  # of other texts
 ALONE = "the text alone"  # the `data` of a run without other texts
 OF_OTHERS = ("windows", "pack", "alpha", "shuffle", "seq_len", "beyond_context", "folds")
 AT_AN_END = MOST_ROWS // 2  # heads in the lead's table: the most and the least positional
-NUMBERS = {  # of a head in the lead's table
-    "first_weight": Column("first key", unit=SHARE),
-    "first": Column("first", unit="nats"),
-    "others": Column("others", unit="nats"),
-    "others_share": Column("position", unit=SHARE, blank=NO_SHARE),
-    "sink_weight": Column("learned sink", unit=SHARE),
-}
+NUMBERS = columns("mean_head")  # of a head in the lead's table
 SAID = notes.captions("attention")
-COLUMNS = {
-    **INFORMATION,
-    "need_rope": Column(
-        "need of RoPE",
-        "How far attention on the same inputs is from that without RoPE in this head alone.",
-        "nats",
-    ),
-    "need_mask": Column("need of the mask", "The same of the causal mask.", "nats"),
-    "key": Column("key", "The position of the attended token in the text.", "tokens"),
-    "token": Column("token", "Its token."),
-    "query": Column("query", "The position of the token that looks.", "tokens"),
-    "step": Column("step", "How many steps back, from 1."),
-    "writer": Column("writer", "The component that wrote the term."),
-    "weight": Column("weight", "The attention weight.", SHARE),
-    "weight_without": Column("weight without", "The same without the moved part.", SHARE),
-    "score": Column("score", "The key's score less the mean of the keys.", "nats"),
-    "nats": Column("term", "The term of the score.", "nats"),
-    "effect": Column("effect", "What the score loses without the moved part.", "nats"),
-    "side": Column("side", "Position, or whether a writer wrote into the key or the query."),
-    "moved_from": Column("moved from", "The token that the writer moved it from."),
-}
+COLUMNS = {**INFORMATION, **columns("attention")}
 
 
 @dataclass(frozen=True, kw_only=True)

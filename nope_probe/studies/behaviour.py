@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
 import tyro
 from annotated_types import Interval
 
 from nope_probe.figures.names import brief, row_name
-from nope_probe.figures.words import Column, View, capitalised, column_text
+from nope_probe.figures.words import View, column_text, columns
 from nope_probe.hooks.removing.settings import Ablation, Replacement
 from nope_probe.models.names import trained_length
 from nope_probe.removal import (
@@ -50,118 +50,52 @@ GROUPS = {  # the names of groups of removals; those that the model has are meas
     "sources": (*POSITION_ENCODINGS, "mask", *(f"mask+{name}" for name in POSITION_ENCODINGS)),
     "weights": ("w_q", "w_k", "qk", "w_o", "ov", "mlp"),
 }
-IN_SIGHT = "without the mask the next token is in sight: only the suffix is scored"
-ON_TEXT = "behaviour is measured on text, with a language model"
-FIRST_IN_SIGHT = "without the mask the first copy is in sight: see the second copy's loss"
+SAID = notes.captions("behaviour")
 
 
-@dataclass(frozen=True)
-class Quantity(Column):
-    """A number of `behaviour.csv`, a row for every condition.
+class Quantity(NamedTuple):
+    """How a number of `behaviour.csv` is measured; `WORDS` says what it is.
 
     Attributes:
         measure: the measure that it belongs to.
-        parts: a probe and a part of its windows (see `parts_of`), whose mean loss it is; less that
-            of a second part, if there is one.
+        of: a probe and a part of its windows (see `parts_of`), whose mean loss it is; empty for
+            what is no loss.
+        less: a probe and a part whose mean loss is taken off, if there is one.
         unmasked: why it means nothing without the mask; empty if it does.
     """
 
-    unit: str = "nats"
-    measure: Measure = "loss"
-    parts: tuple[tuple[str, str], ...] = (("text", "all"),)
+    measure: Measure
+    of: tuple[str, str] | tuple[()] = ()
+    less: tuple[str, str] | tuple[()] = ()
     unmasked: str = ""
 
 
-def copied(kind: str, what: str) -> dict[str, Quantity]:
-    """Return what the copies of a text, or of random tokens, are worth."""
-    first, second = ((f"copy_{kind}", part) for part in ("first_copy", "second_copy"))
-    return {
-        f"copy_{kind}": Quantity(
-            f"copy, {kind}",
-            f"{capitalised(what)} twice: loss of the second copy less the first; below 0, it "
-            "copies.",
-            measure="copy",
-            parts=(second, first),
-            unmasked=FIRST_IN_SIGHT,
-        ),
-        f"copy_{kind}_second": Quantity(
-            f"second copy, {kind}",
-            f"Loss of the second copy of {what}.",
-            measure="copy",
-            parts=(second,),
-        ),
-    }
-
-
-QUANTITIES = {
-    "loss": Quantity("loss", "Mean loss per token of the text.", unmasked=IN_SIGHT),
-    "loss_suffix": Quantity(
-        "suffix loss",
-        "Mean loss of the tokens after the prefix (bidirectional without the mask).",
-        parts=(("text", "suffix"),),
-    ),
-    "in_context": Quantity(
-        "in-context gain",
-        "Loss early in the window (second tenth) less loss late (last tenth); lower is worse.",
-        measure="in-context",
-        parts=(("text", "early"), ("text", "late")),
-        unmasked=IN_SIGHT,
-    ),
-    **copied("text", "a text segment"),
-    **copied("random", "random tokens"),
-    "order": Quantity(
-        "order",
-        "Rise of the suffix's loss when the prefix is shuffled; lower: needs it less.",
-        measure="order",
-        parts=(("order", "suffix"), ("text", "suffix")),
-    ),
-    "without_bos": Quantity(
-        "without BOS",
-        "Rise of the loss when the BOS token is left out; lower: needs it less.",
-        measure="bos",
-        parts=(("without_bos", "all"), ("text", "after_bos")),
-    ),
-    "other_first": Quantity(
-        "another first token",
-        "Rise of the loss when a random token takes the place of BOS; lower: needs it less.",
-        measure="bos",
-        parts=(("other_first", "after_bos"), ("text", "after_bos")),
-    ),
-    "extrapolation": Quantity(
-        "extrapolation",
-        "Loss beyond the trained context less loss in its last quarter.",
-        measure="extrapolation",
-        parts=(("long", "beyond"), ("long", "trained")),
-    ),
-    "position": Quantity(
-        "position error",
-        "Mean distance of the index that a ridge regression reads from the residual stream, over "
-        "layers and held-out documents.",
-        "positions",
-        measure="position",
-    ),
+COPIES = {  # the second copy, less the first
+    kind: ((f"copy_{kind}", "second_copy"), (f"copy_{kind}", "first_copy"))
+    for kind in ("text", "random")
 }
+QUANTITIES = {
+    "loss": Quantity("loss", ("text", "all"), (), SAID["in_sight"]),
+    "loss_suffix": Quantity("loss", ("text", "suffix")),
+    "in_context": Quantity("in-context", ("text", "early"), ("text", "late"), SAID["in_sight"]),
+    "copy_text": Quantity("copy", *COPIES["text"], SAID["first_in_sight"]),
+    "copy_text_second": Quantity("copy", COPIES["text"][0]),
+    "copy_random": Quantity("copy", *COPIES["random"], SAID["first_in_sight"]),
+    "copy_random_second": Quantity("copy", COPIES["random"][0]),
+    "order": Quantity("order", ("order", "suffix"), ("text", "suffix")),
+    "without_bos": Quantity("bos", ("without_bos", "all"), ("text", "after_bos")),
+    "other_first": Quantity("bos", ("other_first", "after_bos"), ("text", "after_bos")),
+    "extrapolation": Quantity("extrapolation", ("long", "beyond"), ("long", "trained")),
+    "position": Quantity("position"),
+}
+WORDS = columns("quantities")
 # Measures of the figure and of the first table, the most telling first.
 LEADING = ("loss_suffix", "copy_text_second", "position", "order", "without_bos", "loss")
 SHOWN = 3  # columns of the first table, next to the conditions
 HEADING = 13  # characters in a line of its headings
 HEADINGS = {"loss": "cost"}  # of measures with another label in figures
 HALF_WIDTH = "±z.2f"  # the format of differences
-SAID = notes.captions("behaviour")
-COLUMNS = {
-    "measure": Column("measure", "The number of the row.", names_rows=True),
-    "value": Column("value", "The model's number, in the measure's unit."),
-    "difference": Column("difference", "Less the intact model's, paired by document."),
-    "beyond_null": Column("beyond its null", "Less that of the null, paired by document."),
-    "note": Column("note", "Why there is no number."),
-    "loss": Column("loss", "Mean loss at a position, or in a bin from it on.", "nats"),
-    "distance": Column(
-        "distance", "Mean distance of the decoded from the true position.", "positions"
-    ),
-    "null": Column("shuffled targets", "The same of a fit on shuffled positions.", "positions"),
-    "untrained": Column("untrained", "The same with random weights.", "positions"),
-    "chance": Column("chance", "What the middle position achieves.", "positions"),
-}
+COLUMNS = columns("behaviour")
 BY_POSITION = View(
     table="loss_by_position",
     title="Loss by position",
@@ -256,7 +190,7 @@ class Settings(RemovingSettings):
 
     def mistakes(self) -> Mistakes:
         """Yield what can be wrong before the model is loaded, each with its message."""
-        yield not self.reads_text, ON_TEXT
+        yield not self.reads_text, SAID["on_text"]
         yield from super().mistakes()
         n, prefix = self.seq_len, self.prefix_len
         yield not self.measures, "--measures needs a value"
@@ -342,12 +276,12 @@ def report(run: Run) -> Report:
     """
     behaviour, results = run.tables["behaviour"], run.manifest.results
     marks = {"extrapolation": {"trained context": results["trained_len"]}}
-    known = [about for name, about in QUANTITIES.items() if name in {*behaviour["measure"]}]
+    known = [about for name, about in WORDS.items() if name in {*behaviour["measure"]}]
     return Report(
         title=f"What {run.manifest.model_name} can do without its mask, RoPE or weights",
         headline=headline(run),
         sections=[
-            *sections(VIEWS[:1], run.tables, {**COLUMNS, **QUANTITIES}),
+            *sections(VIEWS[:1], run.tables, {**COLUMNS, **WORDS}),
             *sections(VIEWS[1:], run.tables, COLUMNS, marks),
         ],
         how_to_read=(
@@ -368,7 +302,7 @@ def headline(run: Run) -> Headline:
     changes = known[known["measure"] == measures[0]]
     parts = changes[~changes["removed"].str.contains(UNION, regex=False)]
     most = (parts if len(parts) else changes).sort_values("difference", key=abs).iloc[-1]
-    about = QUANTITIES[measures[0]]
+    about = WORDS[measures[0]]
     sentence = SAID["first"].format(
         model=name,
         what=about.label,
@@ -398,13 +332,13 @@ def less_nulls(behaviour: pd.DataFrame) -> pd.DataFrame:
 
 def as_text(behaviour: pd.DataFrame, measures: Sequence[str], chance: float) -> pd.DataFrame:
     """Return a row per condition: the intact model's values, the others' differences to them."""
-    texts = brief(behaviour, "removed", ["difference"], QUANTITIES, by="measure", style=HALF_WIDTH)
+    texts = brief(behaviour, "removed", ["difference"], WORDS, by="measure", style=HALF_WIDTH)
     intact = behaviour[behaviour["removed"] == INTACT.name].set_index("measure")["value"].dropna()
     headings = {"removed": "nats ±95%"}
     for name in measures:
-        about = QUANTITIES[name]
+        about = WORDS[name]
         headings[about.title] = "\n".join(wrap(HEADINGS.get(name, about.label), HEADING))
         texts.loc[0, about.title] = f"0 of {intact[name]:z.2f}" if name in intact else ""
     if "position" in measures:
-        headings[QUANTITIES["position"].title] += f"\n(chance {chance:.1f})"
+        headings[WORDS["position"].title] += f"\n(chance {chance:.1f})"
     return texts[[*headings]].rename(columns=headings)[:MOST_ROWS]

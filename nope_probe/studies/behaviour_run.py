@@ -42,8 +42,8 @@ from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.behaviour import (
-    ON_TEXT,
     QUANTITIES,
+    SAID,
     Quantity,
     Settings,
     make_conditions,
@@ -68,11 +68,6 @@ if TYPE_CHECKING:
 LONG = "positions/long"  # the pass that measures mean attention of long windows
 MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
 BINS = 64  # of positions beyond the trained context
-NO_TOKENS = "random tokens need a tokenizer, and the model has none"
-NO_BOS = "sequences begin without a BOS token"
-FEW_HELD_OUT = "{n} documents are in odd folds, and {least} are needed"
-NO_COPY = "the intact model does not copy"
-ABOVE_UNIFORM = "above a uniform guess: only the difference says something"
 PLACE = ["removed", "replacement"]
 
 
@@ -83,7 +78,7 @@ class Behaviour(Study[Settings]):
         super().__init__(session)
         settings, loaded, text = self.settings, session.loaded, session.sequences()
         if text.kind in ("random", "vectors"):
-            raise UserError(ON_TEXT)
+            raise UserError(SAID["on_text"])
         kept = irreplaceable(loaded.model)
         self.left_out = kept if "weights" in settings.groups else {}
         self.conditions = make_conditions(components(loaded.model), settings, kept)
@@ -106,12 +101,15 @@ class Behaviour(Study[Settings]):
         """Return the sequences that the measures need; `skipped` says which cannot be taken."""
         settings, data, tokenizer = self.settings, self.text, self.session.loaded.tokenizer
         text = replace(Probe.of(data, settings.prefix_len), texts=data)
-        no_tokens, probes = NO_TOKENS if tokenizer is None else "", {"text": text}
-        reasons = {"copy": no_tokens, "bos": no_tokens if data.bos else NO_BOS}
+        probes = {"text": text}
+        no_tokens = SAID["no_tokens"] if tokenizer is None else ""
+        reasons = {"copy": no_tokens, "bos": no_tokens if data.bos else SAID["no_bos"]}
         is_held_out = halves_of(text.engine(self.session).fold_of) == 1
         n_held_out = len(text.documents[is_held_out].unique())
         if n_held_out < MIN_DOCUMENTS // 2:
-            reasons["position"] = FEW_HELD_OUT.format(n=n_held_out, least=MIN_DOCUMENTS // 2)
+            reasons["position"] = SAID["few_held_out"].format(
+                n=n_held_out, least=MIN_DOCUMENTS // 2
+            )
         if "extrapolation" in settings.measures:
             try:
                 probes["long"] = self._long_windows()
@@ -282,7 +280,7 @@ class Behaviour(Study[Settings]):
             return
         read, reason = partial(self._read, about, results), self.skipped.get(about.measure, "")
         if not reason and name in ("copy_text", "copy_random"):
-            reason = "" if mean_interval(read(INTACT.name)).high < 0 else NO_COPY
+            reason = "" if mean_interval(read(INTACT.name)).high < 0 else SAID["no_copy"]
         for condition, ablation in self.conditions.items():
             suffix_only, null = "mask" in ablation.condition, ablation.condition.null
             note, of = reason or (about.unmasked if suffix_only else ""), dict[str, PerDocument]()
@@ -296,7 +294,7 @@ class Behaviour(Study[Settings]):
                 if condition != INTACT.name:
                     of["difference"] = cost["cost_with_noise" if has_null else "cost"]
                 if name == "copy_random_second" and values.mean() > self._uniform:
-                    note = ABOVE_UNIFORM
+                    note = SAID["above_uniform"]
                     del of["value"]
             means = interval_columns(**{column: mean_interval(x) for column, x in of.items()})
             yield {"measure": name, **self._place(condition), **means, "note": note}
@@ -315,7 +313,7 @@ class Behaviour(Study[Settings]):
         if about.measure == "position":
             return results[f"distances/{condition}"][..., 0].mean(1)
         means = list[PerDocument]()
-        for name, part in about.parts:
+        for name, part in filter(None, (about.of, about.less)):
             probe, segment = self.probes[name], self.text.segment
             n_pos, prefix = probe.tokens.shape[1], probe.prefix or 1
             spans = parts_of(n_pos, prefix=prefix, segment=segment, trained=self.trained)

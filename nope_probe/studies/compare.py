@@ -36,7 +36,7 @@ from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, row_ma
 from nope_probe.run.flags import CommandSettings, LocalPath, Mistakes, folder_of
 from nope_probe.run.manifest import Manifest, read_manifest, what_differs
 from nope_probe.run.processes import checkpoint_dir
-from nope_probe.studies.behaviour import LEADING, QUANTITIES
+from nope_probe.studies.behaviour import LEADING, WORDS
 from nope_probe.studies.circuit import SHOWN
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def series_report(run: Run) -> Report:
     kind, lines, names = results["of"], results["lines"], [*map(str, table)]
     axis, *others = names[1 : names.index("table")]
     places = names[names.index("table") + 1 : names.index("number")]
-    columns = declared(kind) | (QUANTITIES if kind == "behaviour" else {})
+    columns = {**declared(kind), **(WORDS if kind == "behaviour" else {})}
     view = next((of for of in SERIES[kind] if of.table in {*table["table"]}), SERIES[kind][0])
     rows = table[(table["table"] == view.table) & table["number"].isin(view.y)]
     rows = rows.dropna(subset=["value"]).dropna(axis=1, how="all")

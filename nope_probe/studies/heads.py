@@ -12,7 +12,7 @@ from annotated_types import Interval
 
 from nope_probe.errors import UserError
 from nope_probe.figures.names import words
-from nope_probe.figures.words import Column, View, bound_columns, reader_of, with_readers
+from nope_probe.figures.words import View, bound_columns, columns, reader_of, with_readers
 from nope_probe.removal import REMOVABLE, Condition
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Report, sections
@@ -36,30 +36,8 @@ COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are le
 HEADING = 13  # characters in a line of the first table's headings
 SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
 SAID = notes.captions("heads")
-MEASURES = {
-    "text": Column("text", "Rise of the loss on text.", "nats"),
-    "copy_random": Column("a second copy of random tokens", "Rise of its loss.", "nats"),
-    "copy_text": Column("a second copy of text", "Rise of its loss.", "nats"),
-    "induction": Column(
-        "the induction heads' attention",
-        "Fall of the 8 strongest heads' mean attention to the token after the last copy.",
-        "of attention",
-    ),
-}
-COLUMNS = {
-    **MEASURES,
-    "cost": Column("cost", "The model without it less the intact model.", signed=True),
-    "chance": Column("other heads", "The mean cost of the other heads, lowest to highest."),
-    "rank": Column("rank", "The cost's rank among the others' costs; 1 is the highest."),
-    "of": Column("of", "How many costs are ranked."),
-    "beyond": Column("beyond", "Whether its 95% interval is beyond all other heads' costs."),
-    "k": Column("heads, k", "How many heads lose it."),
-    "order": Column("order", "The measure by which heads are ordered, or a file's name."),
-    "draw": Column("draw", "The number of the draw of other heads; empty for the order's heads."),
-    "heads": Column("heads", "The heads that lose it."),
-    "measure": Column("measure", "What the cost is measured on."),
-    "value": Column("value", "The value of the order's measure."),
-}
+MEASURES = columns("costs")
+COLUMNS = {**MEASURES, **columns("heads")}
 VIEWS = (
     View(
         table="tests",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Interval
 
 from nope_probe.figures.names import OTHERS
-from nope_probe.figures.words import MEASURES, WITHIN, Column, View, bound_columns, with_readers
+from nope_probe.figures.words import MEASURES, View, bound_columns, columns, with_readers
 from nope_probe.maps import PRODUCT_FOLDS
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
@@ -30,37 +30,8 @@ if TYPE_CHECKING:
 
 SAID = notes.captions("trace")
 QUESTIONS = {"lead": "lead", "pattern": "order"}
-COLUMNS = {
-    "size": Column(
-        "size",
-        "The mean lead, or the RMS of the pattern, of the part alone.",
-        "nats",
-        noise=WITHIN,
-    ),
-    "part": Column(
-        "part", "What a term or a writer makes of the whole lead or pattern.", "nats", signed=True
-    ),
-    "relative_r2": MEASURES["relative_r2"],
-    "not_by_distance": MEASURES["not_by_distance"],
-    "side": Column(
-        "side", "Whether the writer's position is read in keys or in queries.", names_rows=True
-    ),
-    "writer": Column("writer", "A head, an attention, an MLP, or the embeddings.", names_rows=True),
-    "from_first_key": Column(
-        "from the first key", "How much of a head's part it moved from the first key.", "nats"
-    ),
-    "predicted": Column("exact part", "The writer's part, in keys and queries together.", "nats"),
-    "held": Column(
-        "lost with the norm's scale held", "Lost on the direct path with the norm's scale.", "nats"
-    ),
-    "direct": Column(
-        "lost on the direct path", "Lost if only the reader's input loses the position.", "nats"
-    ),
-    "norm": Column("lost by the norm's scale", "Direct less held.", "nats"),
-    "total": Column(
-        "lost on all paths", "Lost if all blocks after the writer lose its position.", "nats"
-    ),
-}
+MEASURED = ("relative_r2", "not_by_distance")  # of terms, as of layers
+COLUMNS = {**{name: MEASURES[name] for name in MEASURED}, **columns("trace")}
 VIEWS = (
     View(
         table="written",
