@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from math import pi
+from types import FunctionType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -78,6 +79,7 @@ class Layer(ABC):
 
     Attributes:
         index: the block's number, from 0.
+        attending: the module that attends, and that holds the tap.
         n_heads, n_kv_heads, d_head, d_model: sizes.
         d_value: the width of a head's values, d_head except in multi-head latent attention.
         kind: the kind of model that the block belongs to.
@@ -94,16 +96,12 @@ class Layer(ABC):
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         self.block, self.index, self.cfg = block, index, cfg
         self.attn: Any = block.attn
+        self.attending: Any = self.attn
         self.n_heads, self.d_head, self.d_model = cfg.n_heads, cfg.d_head, cfg.d_model
         self.d_value = cfg.d_head
         self.n_kv_heads = getattr(cfg, "n_key_value_heads", None) or cfg.n_heads
         self.attention_only = bool(getattr(cfg, "attn_only", False))
         self.parallel = bool(getattr(cfg, "parallel_attn_mlp", False))
-
-    @property
-    @abstractmethod
-    def attending(self) -> nn.Module:
-        """The module that attends, and that holds the tap."""
 
     @property
     def tap(self) -> Tap:
@@ -114,25 +112,32 @@ class Layer(ABC):
             attributes["tap"] = Tap(*points, masked=self.masked)
         return attributes["tap"]
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether the block attends through its tap.
+
+        Raises:
+            UserError: if a user has replaced the forward of its attention.
+        """
+        forwards = [vars(part).get("forward") for part in (self.attn, self.attending)]
+        if any(isinstance(forward, FunctionType) for forward in forwards):
+            raise UserError(
+                f"the forward of blocks.{self.index}.attn was replaced on the object, and would be "
+                "dropped: write it as a hook, which acts"
+            )
+        return forwards[0] is not None
+
     def attach_tap(self) -> None:
-        """Let the block attend through its tap, until as many calls of `detach_tap`."""
-        self.tap.n_users += 1
-        if self.tap.n_users == 1:
-            self._attach()
+        """Let the block attend through its tap."""
+        vars(self.attn)["forward"] = self._attend
 
     def detach_tap(self) -> None:
-        """Let the block attend by TransformerLens's code again, if nobody else needs the tap."""
-        self.tap.n_users -= 1
-        if not self.tap.n_users:
-            self._detach()
-
-    @abstractmethod
-    def _attach(self) -> None:
-        """Let the block attend through its tap."""
-
-    def _detach(self) -> None:
         """Let the block attend by TransformerLens's code."""
         del vars(self.attn)["forward"]
+
+    @abstractmethod
+    def _attend(self, *args: Any, **kwargs: Any) -> Any:
+        """Attend through the tap, with the arguments of TransformerLens's code."""
 
     def point(self, name: str) -> HookPoint:
         """Return the hook point of a TransformerLens name.
@@ -165,11 +170,6 @@ class Layer(ABC):
     def source_of_keys(self) -> int | None:
         """The number of the block whose keys and values this block attends to; None for its own."""
         return None
-
-    @property
-    @abstractmethod
-    def soft_cap(self) -> float | None:
-        """C of c * tanh(score / c), or None (Gemma-2 has one)."""
 
     def output_point(self, name: Projection) -> str:
         """Return the name of the hook point that carries a projection's output."""

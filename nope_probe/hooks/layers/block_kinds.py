@@ -50,18 +50,6 @@ class HookedLayer(Layer):
                 "and shortformer's positions not at all"
             )
 
-    @property
-    def attending(self) -> nn.Module:
-        return self.attn
-
-    @property
-    def soft_cap(self) -> float | None:
-        cap = getattr(self.cfg, "attn_scores_soft_cap", -1.0)
-        return cap if cap and cap > 0 else None
-
-    def _attach(self) -> None:
-        vars(self.attn)["forward"] = self._attend
-
     def _attend(
         self,
         query_input: Tensor,
@@ -75,7 +63,7 @@ class HookedLayer(Layer):
         """Attend as TransformerLens does, through the tap."""
         attn, cfg, tap = self.attn, self.cfg, self.tap
         q, k, v = attn.calculate_qkv_matrices(query_input, key_input, value_input)
-        n_before, angles = 0, None
+        n_before, angles, cap = 0, None, getattr(cfg, "attn_scores_soft_cap", None) or 0.0
         if past_kv_cache_entry is not None:
             n_before = past_kv_cache_entry.past_keys.size(1)
             if k.shape[2] != v.shape[2] or k.shape[2] != past_kv_cache_entry.past_keys.shape[2]:
@@ -103,7 +91,7 @@ class HookedLayer(Layer):
             v=v,
             mask=AttentionMask.of(unmasked(cells)),
             scale=1.0 / float(attn.attn_scale),
-            soft_cap=self.soft_cap,
+            soft_cap=cap if cap > 0 else None,
             bias=self._alibi(q, k),
             sinks=attn.sinks if getattr(cfg, "use_attention_sinks", False) else None,
             angles=angles,
@@ -246,12 +234,11 @@ class BridgeLayer(Layer):
 
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
-        hf_attn: Any = self.attn.original_component
-        self.whole_attn = hf_attn
-        self.hf_attn: Any = hf_attn._modules.get("self", hf_attn)  # BERT's W_O is outside of it
-        d_head = getattr(self.hf_attn, "head_dim", None)
+        self.whole_attn: Any = self.attn.original_component
+        self.attending = self.whole_attn._modules.get("self", self.whole_attn)  # BERT's is within
+        d_head = getattr(self.attending, "head_dim", None)
         width = getattr(getattr(self.attn, "k", None), "out_features", None)
-        n_groups = getattr(self.hf_attn, "num_key_value_groups", None)
+        n_groups = getattr(self.attending, "num_key_value_groups", None)
         if isinstance(d_head, int) and width:  # they may differ between the layers (Gemma 4)
             self.d_head, self.n_kv_heads = d_head, width // d_head
         elif isinstance(d_head, int) and n_groups and self.source_of_keys is not None:
@@ -264,18 +251,14 @@ class BridgeLayer(Layer):
         self.attn_out_point = "attn.o.hook_out" if self.has("attn.o.hook_out") else "attn.hook_out"
 
     @property
-    def attending(self) -> nn.Module:
-        return self.hf_attn
-
-    @property
     def uses_interface(self) -> bool:
         """Whether transformers looks up this block's attention function by name."""
-        return hasattr(sys.modules[type(self.hf_attn).__module__], "ALL_ATTENTION_FUNCTIONS")
+        return hasattr(sys.modules[type(self.attending).__module__], "ALL_ATTENTION_FUNCTIONS")
 
     @property
     def _sharing(self) -> list[str | None]:
         """Whether each block stores keys for others, or reuses those of the last of its type."""
-        config = getattr(self.hf_attn, "config", None)
+        config = getattr(self.attending, "config", None)
         return getattr(config, "kv_sharing_modes", None) or [None] * self.cfg.n_layers
 
     @property
@@ -286,13 +269,9 @@ class BridgeLayer(Layer):
     def source_of_keys(self) -> int | None:
         if self._sharing[self.index] != "reuse":
             return None
-        types = self.hf_attn.config.layer_types
+        types = self.attending.config.layer_types
         stored = [index for index, mode in enumerate(self._sharing) if mode == "store"]
         return max(index for index in stored if types[index] == types[self.index])
-
-    @property
-    def soft_cap(self) -> float | None:
-        return getattr(self.hf_attn, "attn_logit_softcapping", None)
 
     def attach_for_good(self, implementation: str) -> None:
         """Let the block attend through its tap from now on, in place of an implementation."""
@@ -304,25 +283,25 @@ class BridgeLayer(Layer):
         self.attach_tap()
         if self.uses_interface:
             name = NAME if implementation == "eager" else FUSED
-            self.hf_attn.config._attn_implementation = name
+            self.attending.config._attn_implementation = name
 
-    def _attach(self) -> None:
+    def attach_tap(self) -> None:
+        super().attach_tap()
         register()
         if self.uses_interface:
-            self.hf_attn.config._attn_implementation = NAME
-        vars(self.attn)["forward"] = self._attend
+            self.attending.config._attn_implementation = NAME
         for bridge in self.attn.submodules.values():
             # GPT-2's o is next to transformers' module, not in its place.
-            if self.hf_attn._modules.get(bridge.name) is bridge.original_component:
-                self.hf_attn._modules[bridge.name] = bridge
+            if self.attending._modules.get(bridge.name) is bridge.original_component:
+                self.attending._modules[bridge.name] = bridge
         joint = self.attn._modules.get("qkv")
         if joint is not None:
             vars(joint)["forward"] = partial(self._project, self._rows_of_joint(joint))
 
-    def _detach(self) -> None:
-        super()._detach()
+    def detach_tap(self) -> None:
+        super().detach_tap()
         if self.uses_interface:
-            self.hf_attn.config._attn_implementation = "eager"
+            self.attending.config._attn_implementation = "eager"
         joint = self.attn._modules.get("qkv")
         if joint is not None:
             del vars(joint)["forward"]
@@ -343,7 +322,7 @@ class BridgeLayer(Layer):
         if self.uses_interface:
             output = self.whole_attn(*args, **kwargs)
         else:
-            output = attend_inline(tap, self.n_heads, self.hf_attn, args, kwargs)
+            output = attend_inline(tap, self.n_heads, self.attending, args, kwargs)
         if isinstance(output, Tensor):
             return attn.hook_out(output)
         first, *rest = output  # the tap returns no attention weights
@@ -356,16 +335,16 @@ class BridgeLayer(Layer):
         TransformerLens splits a copy whose weights are the numbers of their rows.
         """
         original = joint.original_component
-        size = type(self.hf_attn), self.n_heads, self.n_kv_heads, self.d_head, self.d_model
+        size = type(self.attending), self.n_heads, self.n_kv_heads, self.d_head, self.d_model
         if size not in _ROWS:
-            numbered, with_numbers = copy(original), copy(self.hf_attn)
+            numbered, with_numbers = copy(original), copy(self.attending)
             is_conv = type(original).__name__ == "Conv1D"
             n = original.weight.shape[1 if is_conv else 0]
             rows = torch.arange(n, dtype=torch.float32)
             weight = (rows if is_conv else rows[:, None]).expand_as(original.weight)
             numbered._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
             numbered._parameters["bias"] = nn.Parameter(rows, requires_grad=False)
-            with_numbers._modules = {**self.hf_attn._modules, joint.name: numbered}
+            with_numbers._modules = {**self.attending._modules, joint.name: numbered}
             parts = self.attn.split_qkv_matrix(with_numbers)
             _ROWS[size] = [part.weight[:, 0].long() for part in parts]
         return _ROWS[size]
@@ -374,7 +353,7 @@ class BridgeLayer(Layer):
         """Return a joint projection's output, from W_Q, W_K and W_V with their hook points."""
         q, k, v = self.attn.q(x), self.attn.k(x), self.attn.v(x)
         if k.ndim == v.ndim == 3:
-            self.hf_attn.num_key_value_heads = self.n_kv_heads
+            self.attending.num_key_value_heads = self.n_kv_heads
             joint = x.new_empty(*x.shape[:2], sum(map(len, rows)))
             for part, where in zip((q, k, v), rows, strict=True):
                 joint[..., where] = part
@@ -383,7 +362,7 @@ class BridgeLayer(Layer):
         k, v = (
             part if part.ndim == 4 else part.unflatten(-1, (-1, self.d_head)) for part in (k, v)
         )
-        self.hf_attn.num_key_value_heads = self.n_heads
+        self.attending.num_key_value_heads = self.n_heads
         k, v = (repeat_heads(part, self.n_heads).flatten(2) for part in (k, v))
         return torch.cat((q, k, v), -1)
 
@@ -401,7 +380,7 @@ class BridgeLayer(Layer):
             return "its matrix also makes the gates of attention's output"
         if name == "w_k" and self.n_kv_heads < self.n_heads and self._norms_all_keys:
             return "a norm is over all key heads, of which there are fewer than query heads"
-        is_fixed = type(self.hf_attn).__name__ in FIXED_KEY_HEADS
+        is_fixed = type(self.attending).__name__ in FIXED_KEY_HEADS
         if name in ("w_k", "w_v") and self.n_kv_heads < self.n_heads and is_fixed:
             return "transformers computes this family with shared key and value heads only"
         return None
@@ -409,7 +388,9 @@ class BridgeLayer(Layer):
     @property
     def _norms_all_keys(self) -> bool:
         """Whether a norm is over several key heads at once, by the shape of its weight."""
-        norm = getattr(self.hf_attn, "k_norm", None) or getattr(self.hf_attn, "k_layernorm", None)
+        norm = getattr(self.attending, "k_norm", None) or getattr(
+            self.attending, "k_layernorm", None
+        )
         shape = getattr(getattr(norm, "weight", None), "shape", None)
         return self.n_kv_heads > 1 and shape == (self.n_kv_heads * self.d_head,)
 

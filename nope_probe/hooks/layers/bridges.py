@@ -33,6 +33,7 @@ from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, JointRows
 from nope_probe.hooks.layers.model import blocks_of, layers_of
+from nope_probe.hooks.layers.parity import is_of_a_library
 from nope_probe.hooks.layers.tap import current
 from nope_probe.hooks.layers.text_decoder import context_in, is_decoder_class
 
@@ -217,6 +218,9 @@ def copy_of(original: PreTrainedModel) -> PreTrainedModel:
     """Return a model of the same weights, buffers and hooks, with adapters merged.
 
     Its configuration names its class, as that of a saved model does.
+
+    Raises:
+        UserError: naming a module whose forward a user's function replaces.
     """
     shared: dict[int, Any] = {}
     for module in original.modules():
@@ -225,9 +229,17 @@ def copy_of(original: PreTrainedModel) -> PreTrainedModel:
         tables = [table for table in tables if isinstance(table, dict)]
         shared |= {id(value): value for table in tables for value in table.values()}
     copied = deepcopy(original, shared)
-    for module in copied.modules():  # compiled or wrapped functions run the original
-        if isinstance(vars(module).get("forward"), FunctionType):
-            del vars(module)["forward"]
+    for path, module in copied.named_modules():
+        forward = vars(module).get("_old_forward", vars(module).get("forward"))  # of accelerate
+        if not isinstance(forward, FunctionType):  # a function would run the original
+            continue
+        if not hasattr(forward, "_torchdynamo_orig_callable") and not is_of_a_library(forward):
+            raise UserError(
+                f"the forward of {path or 'the model'} was replaced on the object by a function, "
+                "which runs that object alone: write it as a subclass, or as a hook "
+                "(register_forward_hook)"
+            )
+        del vars(module)["forward"]
     merge_adapters(copied)
     copied.config.architectures = copied.config.architectures or [type(copied).__name__]
     return copied

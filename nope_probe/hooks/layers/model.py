@@ -126,8 +126,9 @@ def tapped(model: HookedModel) -> Iterator[list[Layer]]:
     layers = layers_of(model)
     with kept_to_this_thread(model), ExitStack() as stack:
         for layer in layers:
-            layer.attach_tap()
-            stack.callback(layer.detach_tap)
+            if not layer.is_attached:
+                layer.attach_tap()
+                stack.callback(layer.detach_tap)
         yield layers
 
 

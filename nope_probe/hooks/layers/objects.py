@@ -28,7 +28,6 @@ from nope_probe.hooks.layers.parity import (
     errors_of,
     is_of_a_library,
     validate_surroundings,
-    validate_within,
 )
 
 if TYPE_CHECKING:
@@ -84,9 +83,7 @@ def model_of(given: Model) -> HookedModel:
             model of one; inside `ablated`, for the caller's model; for a bridge whose model has
             changed since.
     """
-    model, errors = as_hooked(given)
-    name = str(getattr(model.cfg, "model_name", ""))
-    validate_within(name, errors, next(model.parameters()).dtype)
+    model, _ = as_hooked(given)
     return model
 
 
@@ -104,7 +101,6 @@ def as_hooked(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[st
     if isinstance(model, nn.Module):
         validate_on_devices("the model", model)
     _validate_split(model)
-    _validate_forwards(model)
     if hasattr(model, "cfg"):
         validate_unchanged(model)
         return model, {}
@@ -115,7 +111,7 @@ def as_hooked(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[st
 
     name = model.name_or_path or type(model).__name__
     implementation = model.config.get_text_config()._attn_implementation
-    _validate_not_repeated(model)
+    _validate_apart(model)
     copied = copy_of(model)
     _validate_decoder(copied)
     decoder, reference = with_reference(model, copied)
@@ -213,54 +209,20 @@ def _validate_split(model: Any) -> None:
             )
 
 
-def _validate_forwards(model: Any) -> None:
-    """Check that a model's modules compute what their classes say.
-
-    A bridge and a tap run the classes' code. The probe is a few tokens long, so that it does not
-    see a patch which acts beyond them.
+def _validate_apart(model: nn.Module) -> None:
+    """Check that no attention stands in two places, whose passes could not be told apart.
 
     Raises:
-        UserError: naming the module.
+        UserError: naming the two places.
     """
-    for path, module in model.named_modules():
-        replaced = vars(module).get("forward")
-        if replaced is not None and not _computes_the_same(module, replaced):
-            place = path.replace("._original_component", "")  # of a bridge
+    first_at: dict[nn.Module, str] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        is_attention = "att" in path.rpartition(".")[2] and any(True for _ in module.parameters())
+        if is_attention and first_at.setdefault(module, path) != path:
             raise UserError(
-                f"the forward of {place or 'the model'} was replaced on the object, and would be "
-                "dropped: write it as a subclass, or as a hook (register_forward_hook), which acts"
+                f"{first_at[module]} and {path} are one module, which runs twice: give each place "
+                "a copy (copy.deepcopy)"
             )
-
-
-def _computes_the_same(module: nn.Module, forward: Any) -> bool:
-    """Return whether a library put a module's forward on the object, and it computes the same."""
-    if "_hf_hook" in vars(module):  # accelerate's, around the class's or the user's
-        forward = vars(module).get("_old_forward", forward)
-        return getattr(forward, "__func__", None) is type(module).forward
-    is_compiled = hasattr(forward, "_torchdynamo_orig_callable")
-    return is_compiled or is_of_a_library(forward)
-
-
-def _validate_not_repeated(model: Any) -> None:
-    """Check that no block, and no attention, stands in two places of a model.
-
-    Raises:
-        UserError: naming the two layers.
-    """
-    for blocks in (part for part in model.modules() if isinstance(part, nn.ModuleList)):
-        first_at: dict[int, tuple[int, str]] = {}
-        for number, block in enumerate(blocks):
-            parts = {"": block, **dict(block.named_children())}
-            for name, part in parts.items():
-                if name and "att" not in name:
-                    continue
-                earlier, _ = first_at.setdefault(id(part), (number, name))
-                if earlier != number and part is not None and [*part.parameters()]:
-                    what = f"{name} of layers" if name else "layers"
-                    raise UserError(
-                        f"{what} {earlier} and {number} are one module, which runs twice, so that "
-                        "its passes cannot be told apart: give each a copy (copy.deepcopy)"
-                    )
 
 
 @dataclass(frozen=True, kw_only=True)

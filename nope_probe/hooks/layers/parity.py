@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +42,10 @@ def probe_tokens(d_vocab: int) -> Int[Tensor, "seq pos"]:
 
 
 _REASONS = {
-    "logits": "TransformerLens and transformers compute different outputs",
+    "logits": (
+        "TransformerLens and transformers compute different outputs (a function of transformers "
+        "that was replaced is dropped: change a model by a subclass, or by hooks)"
+    ),
     "positions": "scores depend on positions otherwise than by RoPE or learned embeddings",
 }
 
@@ -112,36 +114,27 @@ def validate_surroundings() -> None:
 
 
 def validate_functions(model: Any) -> None:
-    """Check that the functions that taps and masks of ours replace are those of transformers.
+    """Check that attention and masks, which taps and masks of ours replace, are transformers'.
+
+    The probe is a few tokens long, so that it would not see a window.
 
     Raises:
         UserError: naming the function that is the user's.
     """
-    from transformers import masking_utils
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    name = getattr(model.config.get_text_config(), "_attn_implementation", None)
-    functions = {
-        f"attention function {name!r}": ALL_ATTENTION_FUNCTIONS.get(name),
-        f"mask function {name!r}": masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.get(name),
-        "function torch.nn.functional.scaled_dot_product_attention": (
-            nn.functional.scaled_dot_product_attention
-        ),
-    }
-    if name == "eager":
-        homes = {type(module).__module__ for module in model.modules()}
-        for home, function in (
-            ("transformers.masking_utils", "sdpa_mask"),
-            ("transformers.masking_utils", "causal_mask_function"),
-            *((home, "eager_attention_forward") for home in homes),
-        ):
-            functions[f"function {home}.{function}"] = getattr(sys.modules[home], function, None)
-    for what, function in functions.items():
+    name = model.config.get_text_config()._attn_implementation
+    for kind, functions in (
+        ("attention", ALL_ATTENTION_FUNCTIONS),
+        ("mask", ALL_MASK_ATTENTION_FUNCTIONS),
+    ):
+        function = functions.get(name)
         if function is not None and not is_of_a_library(function):
             raise UserError(
-                f"the {what} is {_home_of(function)}'s, not transformers' own, and would be "
-                "dropped: put the original back (set_attn_implementation('eager') chooses one), "
-                "and write the change as a subclass or as hooks, which act"
+                f"the {kind} function {name!r} is {_home_of(function)}'s, not transformers' own, "
+                "and would be dropped: set_attn_implementation('eager') chooses transformers', and "
+                "a subclass or a hook changes it"
             )
 
 
@@ -160,34 +153,52 @@ def _home_of(function: Any) -> str:
     return _home_of(function.__wrapped__) if home.split(".")[0] in _CHECKERS else home
 
 
-def validate_within(name: str, errors: Mapping[str, float], dtype: torch.dtype) -> None:
+def validate_within(
+    name: str, errors: Mapping[str, float], dtype: torch.dtype, layer: int | None = None
+) -> None:
     """Check that the errors of a model are within the tolerance of its dtype.
 
+    Args:
+        name: the model's name.
+        errors: by output.
+        dtype: the model's.
+        layer: the first layer whose attention is off, if it is known.
+
     Raises:
-        UserError: naming the output that is off, and its error.
+        UserError: naming the output that is off, its error, and the layer.
     """
-    tolerance = score_tolerance(dtype)
+    tolerance, since = score_tolerance(dtype), "" if layer is None else f", from L{layer} on"
     for output, value in errors.items():
         if not value <= tolerance:
             raise UserError(
                 f"{name} fails parity: {output} off by {value:.2g} (relative), more than "
-                f"{tolerance:g}; {_REASONS.get(output, _REASONS['logits'])}"
+                f"{tolerance:g}{since}; {_REASONS.get(output, _REASONS['logits'])}"
             )
 
 
 def errors_of(model: HookedModel, reference: Reference) -> dict[str, float]:
-    """Return the relative errors of logits and attention weights against plain transformers."""
+    """Return the relative errors of logits and attention weights against plain transformers.
 
-    def pattern(layer: Layer, attention: Attention) -> Tensor:
-        return attention.pattern().float()
+    Raises:
+        UserError: for an error beyond the tolerance, naming the first layer that is off where
+            transformers returned attention weights.
+    """
+
+    def pattern(layer: Layer, attention: Attention) -> tuple[int, Tensor]:
+        return layer.index, attention.pattern().float()
 
     with torch.inference_mode(), attention_read(model, pattern) as patterns:
         logits = logits_of(model, probe_tokens(model.cfg.d_vocab)).float()
-    errors = {"logits": relative_error(logits, reference.logits.to(logits.device))}
+    errors, layer = {"logits": relative_error(logits, reference.logits.to(logits.device))}, None
+    dtype = next(model.parameters()).dtype
     if len(patterns) == len(reference.patterns):
-        of_patterns = [
-            relative_error(pattern, expected.float().to(pattern.device))
-            for pattern, expected in zip(patterns, reference.patterns, strict=True)
-        ]
-        errors["pattern"] = float(torch.tensor(of_patterns).max())  # Python's max skips NaN
+        of_layers = {
+            index: relative_error(pattern, expected.float().to(pattern.device))
+            for (index, pattern), expected in zip(patterns, reference.patterns, strict=True)
+        }
+        # Python's max skips NaN.
+        errors["pattern"] = float(torch.tensor([*of_layers.values()]).max())
+        within = score_tolerance(dtype)
+        layer = next((index for index in of_layers if not of_layers[index] <= within), None)
+    validate_within(str(getattr(model.cfg, "model_name", "")), errors, dtype, layer)
     return errors

@@ -55,23 +55,27 @@ def attention_read(
     A pass ends after the first `n_layers` that attend.
 
     Raises:
-        UserError: if a pass has shown no attention.
+        UserError: naming a layer that has shown no attention.
     """
-    readings: list[Reading] = []
+    readings, unread = list[Reading](), set[int]()
 
     def keep(layer: Layer, attention: Attention) -> None:
+        unread.discard(layer.index)
         readings.append(read(layer, attention))
 
     with tapped(model) as layers:
-        readers = [(layer.tap, partial(keep, layer)) for layer in layers[:n_layers]]
+        read_layers = layers[:n_layers]
+        unread |= {layer.index for layer in read_layers}
+        readers = [(layer.tap, partial(keep, layer)) for layer in read_layers]
         with taps_read(readers, [] if n_layers is None else [readers[-1][0]]):
             yield readings
-    if not readings:
-        raise UserError(
-            f"{type(layers[0].attending).__name__} does not attend through transformers' "
-            "AttentionInterface, so that there are no q and k to read: write its forward with "
-            "ALL_ATTENTION_FUNCTIONS, as transformers' models have it"
-        )
+    for layer in read_layers:
+        if layer.index in unread:
+            raise UserError(
+                f"L{layer.index}, a {type(layer.attending).__name__}, does not attend through "
+                "transformers' AttentionInterface, so that there are no q and k to read: write its "
+                "forward in a subclass with ALL_ATTENTION_FUNCTIONS, as transformers' models do"
+            )
 
 
 def read_attention(

@@ -88,13 +88,12 @@ class Tap:
     Attributes:
         masked: the value of masked scores: -inf on HookedTransformers, finfo.min on bridges.
         edits: the edits in effect.
-        n_users: how many contexts need the block to attend through the tap.
         scale: the factor between q.k and a score, of families that compute attention in line.
     """
 
     def __init__(self, scores: HookPoint, pattern: HookPoint, masked: float | None = None) -> None:
         self.scores_point, self.pattern_point, self.masked = scores, pattern, masked
-        self.edits, self.n_users = Edits(), 0
+        self.edits = Edits()
         self.scale: float | None = None
 
     def __call__(

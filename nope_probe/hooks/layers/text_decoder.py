@@ -7,7 +7,6 @@ of a token of text are equal, so that their RoPE is RoPE.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 import torch
@@ -20,11 +19,10 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING as MULTIMODAL
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import relative_error
+from nope_probe.hooks.layers.attention import relative_error, score_tolerance
 from nope_probe.hooks.layers.parity import (
     Reference,
     probe_tokens,
@@ -40,6 +38,7 @@ _SAME_WEIGHTS = {
     "qwen3_vl_moe_text": "qwen3_moe",
 }
 _OTHERWISE = ("paligemma", "pi0")  # run their decoder without a mask, on scaled embeddings
+_OF_LOGITS = {"logit_scale": 1.0, "logits_scaling": 1.0, "final_logit_softcapping": None}
 _NAMES = ("model_type", "architectures", "transformers_version")
 OF = "text_decoder_of"  # the field of a configuration that names the class of the whole model
 
@@ -139,36 +138,16 @@ def _within(
 def _with_logits(
     decoder: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab"]
 ) -> PreTrainedModel:
-    """Return a decoder without what its class does to the head's outputs, if the logits lack it.
+    """Return a decoder that does nothing to the head's outputs, if its logits are others.
 
     Cohere's and Granite's classes scale the logits and Gemma 2's caps them; most multimodal models
     of these decoders do neither.
     """
-    of_head: list[Tensor] = []
-    head: Any = decoder.get_output_embeddings()
-    hook = head.register_forward_hook(lambda _, inputs, output: of_head.append(output))
     with torch.inference_mode():
         of_class = decoder(probe_tokens(decoder.config.vocab_size).to(decoder.device)).logits
-    hook.remove()
-    errors = [relative_error(found.float(), logits) for found in (of_class, *of_head)]
-    if len(errors) == 2 and errors[1] < errors[0]:
-        decoder.__class__ = _with_plain_head(type(decoder))
+    if relative_error(of_class.float(), logits) > score_tolerance(of_class.dtype):
+        for name, neutral in _OF_LOGITS.items():
+            for place in (decoder, decoder.config):
+                if hasattr(place, name):
+                    setattr(place, name, neutral)
     return decoder
-
-
-def _with_plain_head(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """Return a class of decoders whose logits are the outputs of the head."""
-
-    @wraps(kind.forward)
-    def forward(
-        self: Any, *inputs: Any, logits_to_keep: int = 0, **options: Any
-    ) -> CausalLMOutputWithPast:
-        outputs = self.base_model(*inputs, **options)
-        return CausalLMOutputWithPast(
-            logits=self.get_output_embeddings()(outputs.last_hidden_state[:, -logits_to_keep:]),
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-    return type(kind.__name__, (kind,), {"forward": forward})
