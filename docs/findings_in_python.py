@@ -37,7 +37,6 @@ from nope_probe.run.folder import Run
 
 IMAGES = Path(__file__).parent / "images"
 NUMBERS = ("lead", "order", "not_by_distance")
-OF_KINDS = ((16, 0), (18, 6), (18, 8))  # heads of SmolLM2
 ASKED = ["first_weight", "information", "first", "others", "others_position", "half", "fifth"]
 SHARES = ["positional_share", "others_share"]
 NEEDS = {  # the runs that order heads by need
@@ -61,7 +60,7 @@ SUMS = {
 }
 
 
-def of_heads(run: Run, *, with_examples: bool = False) -> pd.DataFrame:
+def of_heads(run: Run) -> pd.DataFrame:
     """Return what attention is about, of all heads, and the needs of the kinds of heads."""
     table = run.tables["attention"]
     table = table.assign(
@@ -75,12 +74,8 @@ def of_heads(run: Run, *, with_examples: bool = False) -> pd.DataFrame:
     of_all = pd.concat([table[ASKED[:-2]].mean(), table[ASKED[-2:]].sum()])
     ranks = table[SHARES].corrwith(table["need_rope"], method="spearman")
     of_kinds = table.groupby("name").agg({"heads": "sum", "need_rope": "mean", "need_mask": "mean"})
-    shown = [pd.concat([of_all, ranks]).to_frame("all").T.rename_axis("name"), of_kinds]
-    if with_examples:
-        some = table.set_index(["layer", "head"]).loc[[*OF_KINDS]]
-        some["name"] = [f"L{layer}H{head}" for layer, head in OF_KINDS]
-        shown.append(some.set_index("name")[["need_rope", "need_mask"]])
-    rows = pd.concat(shown).reset_index()
+    rows_of_all = pd.concat([of_all, ranks]).to_frame("all").T.rename_axis("name")
+    rows = pd.concat([rows_of_all, of_kinds]).reset_index()
     return rows.melt("name", var_name="measure").dropna(subset="value")
 
 
@@ -119,7 +114,7 @@ def null_means(run: Run) -> pd.DataFrame:
 
 
 MEASURED: dict[str, Sequence[Callable[[Run], pd.DataFrame]]] = {
-    "attention": [partial(of_heads, with_examples=True), steps_back],
+    "attention": [of_heads, steps_back],
     "attention gemma": [of_heads],
     **{name: [answers] for name in ("free", "nope-tiny", "rope-tiny", "code", "gemma")},
 }
