@@ -30,6 +30,7 @@ NOT_CODE = (
     "reports/page.html",
     "reports/texts.toml",
     "figures/columns.toml",
+    "figures/names.toml",
     "figures/text_view.css",
     "figures/text_view.html",
     "figures/text_view.js",

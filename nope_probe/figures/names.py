@@ -17,6 +17,7 @@ from nope_probe.figures.words import (
     column_text,
     numbers_as_text,
 )
+from nope_probe.files import packaged
 from nope_probe.removal import (
     CIRCUITS,
     IN_HEADS,
@@ -35,37 +36,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OTHERS = "other writers"  # those that a table has in one row
-TABLE: dict[str, Words] = {
-    "intact": Words(label="intact model"),
-    "all": Words(label="whole pattern"),
-    "without_sources": Words(label="without any source", colour="#7a7a7a"),
-    **REMOVABLE,
-    "qk": Words(
-        "QK circuit", "#4b48ff", "triangle-right", "the query-key circuit (W_Q with W_K)", "QK"
-    ),
-    "ov": Words("OV circuit", "#a64b21", "star", "the value-output circuit (W_V with W_O)", "OV"),
-    WRITTEN_NULL: Words(label="null of written position", colour="#9a8a7d", marker="hourglass"),
-    "shuffled": Words(
-        label="the tokens' order", short="tokens' order", colour="#1da2a5", marker="x"
-    ),
-    "interaction": Words(label="interaction", colour="#ab3e98", marker="cross"),
-    "covariance": Words(label="covariance", colour="#8d6620"),
-    "rotation": Words(label="rotation", colour="#0070e3"),
-    "written_key": Words(label="written into keys", colour="#18753a"),
-    "written_query": Words(label="written into queries", colour="#1da2a5"),
-    "written_both": Words(label="written into both", colour="#8952a0"),
-}
+_NAMES = packaged("figures/names.toml")
+TABLE = {**REMOVABLE, **{name: Words(**words) for name, words in _NAMES["terms"].items()}}
 TABLE |= {UNION.join(weights): TABLE[name] for name, weights in CIRCUITS.items()}
-CONSTANT = {  # weights that are replaced by their mean
-    "w_q": "with constant queries (W_Q)",
-    "w_k": "with constant keys (W_K)",
-    "w_q+w_k": "with constant queries and keys",
-    "w_o": "attention writes a constant (W_O)",
-}
 MOST_HEADS = 4  # that are named; of more, their number
 OF = {"lead": QUESTIONS["lead"], "pattern": QUESTIONS["order"]}  # in tables, what a term is of
 _SIGNS = {INTERACTION: " × ", UNION: " + "}
-_WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
 
 
 def plain(text: str) -> str:
@@ -120,8 +96,9 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT) -> str:
     everywhere, heads = in_heads(removed)
     if heads:
         return row_name(everywhere, replacement) + heads
-    if replacement == "mean" and removed in CONSTANT:
-        return CONSTANT[removed]
+    constant: str | None = _NAMES["constant"].get(removed)
+    if replacement == "mean" and constant is not None:
+        return constant
     said = _words_of(removed).phrase or words(removed)
     if replacement not in ("mean", NO_REPLACEMENT):
         return f"with {said} replaced by {replacement}"
@@ -233,7 +210,7 @@ def _words_of(name: str) -> Words:
         return replace(_words_of(everywhere), label=label, phrase="", short=brief)
     writer = writer_of(name)
     if writer is not None:
-        label = f"position of {_WRITERS.get(writer, writer)}"
+        label = f"position of {_NAMES['writers'].get(writer, writer)}"
         return Words(label=label, phrase=f"the {label}")
     sign, (*others, last) = parts_of(name)
     if not sign:

@@ -160,7 +160,7 @@ class Behaviour(Study[Settings]):
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes of the losses, and of decoded positions."""
-        session, settings, conditions = self.session, self.settings, self.conditions
+        session, conditions = self.session, self.conditions
         text = self.probes["text"].engine(session)
         yield from calibration(text, [*conditions.values()])
         if "long" in self.probes:  # mean attention belongs to its length and to all shorter ones
@@ -168,8 +168,7 @@ class Behaviour(Study[Settings]):
             yield from calibration(self.probes["long"].engine(session), of_content, key=LONG)
         yield from costs(session, conditions, self.probes, self._losses)
         if self.decodes:
-            drawn = partial(untrained, seed=settings.seed)
-            for weights, inside in (("distances", nullcontext), ("untrained", drawn)):
+            for weights in ("distances", "untrained"):
                 for name, ablation in conditions.items():
                     if weights == "distances" or ablation.condition.are_sources:
                         yield Pass(
@@ -177,7 +176,6 @@ class Behaviour(Study[Settings]):
                             engine=text,
                             read=self._distances,
                             ablation=ablation,
-                            inside=inside,
                             kind="decoding",
                         )
 
@@ -231,7 +229,9 @@ class Behaviour(Study[Settings]):
             return {"distances": distances[:, places]}
 
         assert held_out.documents is not None
-        distances = captured(capture, engine, key, ablation)["distances"]
+        is_drawn = key.startswith("untrained/")
+        with untrained(engine.model, self.settings.seed) if is_drawn else nullcontext():
+            distances = captured(capture, engine, key, ablation)["distances"]
         return by_document(distances, held_out.documents)
 
     def analyse(self, results: Results) -> Run:

@@ -6,9 +6,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -16,7 +14,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import pandas as pd
 from rich.filesize import decimal
 
-from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.hooks.reading.written import BYTES
 from nope_probe.hooks.removing.settings import Ablation
@@ -50,7 +47,6 @@ class Pass:
         read: captures what the pass is for, given the engine, the key and the ablation. The engine
             has the `results` of the passes before it by key; none where `--dry-run` times a batch.
         ablation: what the model is run without; None for the intact model.
-        inside: a further change of the model during the pass, besides the ablation.
         maps: how many maps (of float64, in every fold) are in memory while it is read.
         runs: how often it runs the engine's sequences; None where the results before it decide.
         kind: passes of a kind take the same time for each sequence; by default, a kind is one pass.
@@ -61,7 +57,6 @@ class Pass:
     engine: Engine
     read: Callable[[Engine, str, Ablation | None], Any]
     ablation: Ablation | None = None
-    inside: Callable[[HookedModel], AbstractContextManager[object]] = nullcontext
     maps: int = 0
     runs: int | None = 1
     kind: str | None = None
@@ -208,13 +203,10 @@ def announce(session: Session[Chosen], passes: Sequence[Pass]) -> dict[str, int]
 def run_passes(passes: Iterable[Pass]) -> Results:
     """Run passes in turn, and return their results by key."""
     results = dict[str, Any]()
-    for inside, group in groupby(passes, key=lambda pass_: pass_.inside):
-        of_context = list(group)
-        with inside(of_context[0].engine.model):
-            for pass_ in of_context:
-                calibrated = results.get(CALIBRATION)
-                engine = replace(pass_.engine, calibration=calibrated, results=results)
-                results[pass_.key] = pass_.read(engine, pass_.key, pass_.ablation)
+    for pass_ in passes:
+        calibrated = results.get(CALIBRATION)
+        engine = replace(pass_.engine, calibration=calibrated, results=results)
+        results[pass_.key] = pass_.read(engine, pass_.key, pass_.ablation)
     return results
 
 
