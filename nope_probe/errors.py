@@ -58,9 +58,7 @@ def _adapter(hint: Any) -> TypeAdapter:  # beartype knows no subscript of it
 
 
 def validate_types(
-    hints: Mapping[str, object],
-    values: Mapping[str, object],
-    spelled: Callable[[str], str] = str,
+    hints: Mapping[str, object], values: Mapping[str, object], spelled: Callable[[str], str] = str
 ) -> dict[str, object]:
     """Check values against their types: numbers and their bounds, texts, choices, tuples of these.
 

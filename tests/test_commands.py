@@ -18,9 +18,8 @@ from command_reference import command_text, commands, flags_of, settings_of
 from support.command_line import leaves_of, run_command
 
 from nope_probe import __main__ as umbrella
-from nope_probe import ablate
+from nope_probe import ablate, load
 from nope_probe.cli import parse
-from nope_probe.models.load import load
 from nope_probe.run.flags import hints_of
 from nope_probe.studies.commands import COMMANDS
 
@@ -119,10 +118,7 @@ def test_the_umbrella_runs_the_command_with_the_arguments_after_its_name(
 def test_help_and_the_reference_page_have_the_same_flags_and_two_examples(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as output,
-        pytest.raises(SystemExit, match="0"),
-    ):
+    with contextlib.redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit, match="0"):
         nope_probe(monkeypatch, command, "--help")
     shown, module = output.getvalue(), import_module(f"nope_probe.{command}")
     assert shown.startswith(f"usage: nope-probe {command} [-h]")

@@ -10,18 +10,13 @@ import torch
 from support.command_line import run_command
 from support.tiny_models import tokenizer
 
-from nope_probe import ablate, files
-from nope_probe.data.sequences import sequences
-from nope_probe.errors import UserError
+from nope_probe import UserError, ablate, files, read_run, sequences
 from nope_probe.files import local_path, read_json, reading, validate_nesting
-from nope_probe.run.folder import read_run
 from nope_probe.studies.commands import COMMANDS
 
 SETTINGS = {name: command.settings for name, command in COMMANDS.items()}
 # Flags that a command cannot do without, and further paths.
-GIVEN: dict[str, dict[str, Any]] = {
-    "compare": {"runs": ("~/a", Path("b"))},
-}
+GIVEN: dict[str, dict[str, Any]] = {"compare": {"runs": ("~/a", Path("b"))}}
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from test_choices import Names
 import nope_probe
 from nope_probe import (
     Ablation,
+    UserError,
     ablated,
     attribute,
     capture_attention,
@@ -34,7 +35,6 @@ from nope_probe import (
     row_centred,
     split_attention,
 )
-from nope_probe.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -150,10 +150,7 @@ HEADS = r"expected heads by layer, such as {0: \[1, 3\]}, got "
         ({"heads": {0: ["1"]}}, "heads of L0: expected their numbers"),
         ({"replacement": lambda weight: weight}, PLACE),
         ({"replacement": lambda weight, place, more: weight}, PLACE),
-        (
-            {"replacement": 5},
-            "a replacement is identity, random, .*zero, a tensor, or a .* int",
-        ),
+        ({"replacement": 5}, "a replacement is identity, random, .*zero, a tensor, or a .* int"),
         ({"seed": "3"}, "seed '3': expected a whole number"),
         ({"remove": ["mask"], "prefix": "3"}, "prefix '3': expected a whole number"),
         ({"remove": 5}, "expected the names of components to remove, .*got 5"),

@@ -17,13 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from nope_probe.data.documents import (
-    BYTE_ORDER_MARK,
-    documents,
-    is_data_set,
-    stream_texts,
-    text_of,
-)
+from nope_probe.data.documents import BYTE_ORDER_MARK, documents, is_data_set, stream_texts, text_of
 from nope_probe.errors import UserError, validate_unicode
 from nope_probe.files import reading
 

@@ -12,11 +12,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from huggingface_hub.errors import LocalEntryNotFoundError
-from transformers import (
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN
 from transformers.utils import logging
 

@@ -48,11 +48,7 @@ def has_hooked_transformer() -> bool:
 
 
 def parameter_free(
-    n_layers: int = 4,
-    d_model: int = 64,
-    norm: Norm = "l2",
-    rope: bool = False,
-    causal: bool = True,
+    n_layers: int = 4, d_model: int = 64, norm: Norm = "l2", rope: bool = False, causal: bool = True
 ) -> Configuration:
     """Return the configuration of the parameter-free transformer: softmax(causal(Y Y^T)) Y + X.
 

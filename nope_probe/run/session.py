@@ -34,13 +34,7 @@ from nope_probe.maps.folds import folds_of
 from nope_probe.models.info import LoadedModel
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.flags import CommandSettings, folder_of
-from nope_probe.run.folder import (
-    UNUSED_IN_FILE,
-    Run,
-    is_finished,
-    record_sources,
-    write_run,
-)
+from nope_probe.run.folder import UNUSED_IN_FILE, Run, is_finished, record_sources, write_run
 from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel, versions
 from nope_probe.run.process_group import Processes, device_of_process, process_group
 from nope_probe.run.processes import (
@@ -186,10 +180,7 @@ class Session(Generic[Settings_co]):
         return made_with | self.sources
 
     def sequences(
-        self: Session[RunSettings],
-        key: str = "inputs",
-        *,
-        settings: RunSettings | None = None,
+        self: Session[RunSettings], key: str = "inputs", *, settings: RunSettings | None = None
     ) -> Sequences:
         """Return the run's sequences: made once, in the first process, and then read.
 

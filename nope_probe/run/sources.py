@@ -12,13 +12,7 @@ from nope_probe.data.documents import validate_folds
 from nope_probe.data.sequences import InputKind, Sequences, gaussian, read_tokens, sequences
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import (
-    Given,
-    as_inputs,
-    begins_alike,
-    blocks_of,
-    layers_of,
-)
+from nope_probe.hooks.layers.model import Given, as_inputs, begins_alike, blocks_of, layers_of
 from nope_probe.maps.folds import default_folds
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub
@@ -136,11 +130,7 @@ def as_sequences(model: HookedModel, given: Given) -> Sequences:
     return Sequences(inputs=inputs.cpu(), name="tokens", bos=begins_alike(inputs), kind=kind)
 
 
-def on_inputs(
-    settings: Chosen,
-    data: Sequences,
-    n_folds: int | None,
-) -> Chosen:
+def on_inputs(settings: Chosen, data: Sequences, n_folds: int | None) -> Chosen:
     """Return the settings of a run on given sequences.
 
     Args:

@@ -17,34 +17,20 @@ from support.command_line import refused
 
 LONG = 250 * "a"
 FREE = "--model parameter-free --data gaussian"
-COMPUTED = (
-    "nope_probe.models.load.load",
-    "nope_probe.models.parameter_free.build",
-)
+COMPUTED = ("nope_probe.models.load.load", "nope_probe.models.parameter_free.build")
 NUMBERS = [
-    # What tyro refuses, in its own words: no number, no choice, no flag, nothing at all.
-    ("ablate --seed 1e3", "--seed"),
-    ("ablate --windows middle", "--windows"),
+    # What tyro refuses, in its own words.
     ("ablate --n-seq 5", "did you mean --n-seqs?"),
-    ("ablate extra", "extra"),
     # Beyond the bounds of a flag.
-    (
-        "ablate --seed 18446744073709551616",
-        "--seed 18446744073709551616 should be less",
-    ),
+    ("ablate --seed 18446744073709551616", "--seed 18446744073709551616 should be less"),
     (f"ablate {FREE} --alpha nan", "--alpha nan should be less than 1"),
     # Numbers that do not fit each other.
     ("ablate --n-seqs 8 --folds 9", "--n-seqs 8: 9 folds take 9 sequences or more, and --folds 4"),
     ("ablate --skip-keys 62", "--skip-keys 62 leaves no keys of 64"),
     ("ablate --query-rows 65", "--query-rows 65 is more than 64 tokens"),
-    ("trace --query-rows 0", "--query-rows 0 should be greater than or equal to 1"),
-    ("trace --reader L١", "--reader L١: expected a layer or head, such as L2 or L2H1"),
     ("trace --reader L01", "--reader L01: expected a layer or head, such as L2 or L2H1"),
     ("ablate --remove position[MLP١]", "unknown component 'position[MLP١]'"),
-    (
-        "ablate --batch-size 0",
-        "--batch-size 0 should be greater than or equal to 1 or ",
-    ),
+    ("ablate --batch-size 0", "--batch-size 0 should be greater than or equal to 1 or "),
     ("trace --folds 4", "--folds 4 should be greater than or equal to 5"),
     ("trace --writers head", "invalid choice 'head'"),
     ("behaviour --prefix 127", "expected a --prefix from 4 to 124 of 128 tokens"),
@@ -58,8 +44,6 @@ NUMBERS = [
     ("ablate --model nope-tiny/", "unknown model 'nope-tiny/'; the nearest names are nope-tiny"),
     ("ablate --model OLMo-2-1b", "allenai/OLMo-2-0425-1B is not in the local cache"),
     ("ablate --device meta", "no device 'meta' on this machine"),
-    ("ablate --device cuda:99", "no device 'cuda:99' on this machine"),
-    ("ablate --dtype int8", "--dtype"),
 ]
 WITHOUT_EFFECT = [
     ("ablate --alpha 0.2", "--alpha has no effect on --data shipped"),
@@ -74,14 +58,12 @@ WITHOUT_EFFECT = [
     ("heads --by nowhere.csv", "there is no such file"),
     ("heads --data random", "tested on text"),
     ("ablate --remove sources --gain norm", "--gain has no effect where no weight is removed"),
-    ("circuit --gain norm", "--gain has no effect where no weight is removed"),
     ("ablate --remove mlp+position[MLP0]", "--remove: mlp and position[MLP0] share the output"),
     ("behaviour --remove position[HEAD0]", "--remove: unknown component 'position[HEAD0]'"),
     (
         "ablate --gain norm",
         "for the replacements identity and random, not mean: take --replacement",
     ),
-    ("ablate --remove w_q --replacement zero --gain norm", "--gain is for the replacements"),
     ("ablate --replacement zero zero", "expected each --replacement once"),
     ("ablate --replacement", "expected each --replacement once, got none"),
     ("ablate --remove mask+mask", "--remove: mask is named twice"),
@@ -91,28 +73,23 @@ WITHOUT_EFFECT = [
     ("behaviour --remove qk w_q+w_k", "--remove names something twice"),
     ("behaviour --measures loss --layers 2", "--layers has no effect without the measure"),
     ("behaviour --measures in-context --remove mlp --prefix 8", "--prefix has no effect where the"),
-    ("behaviour --remove mask mask", "--remove names something twice"),
     ("ablate --remove mask MASK", "--remove names something twice"),
-    ("ablate --remove w_k+w_q qk", "--remove names something twice"),
     ("ablate --remove sources sources", "--remove names something twice"),
     ("ablate --remove w_q@L0H1", "names of components to remove, and heads separately"),
     ("behaviour --data random", "behaviour is measured on text"),
     ("behaviour --model parameter-free", "measured on text, with a language model"),
     ("circuit --remove mask --replacement zero", "no effect where no weight is removed"),
-    ("attention --remove rope --gain norm", "--gain has no effect"),
     ("circuit --remove mlp --in-heads L0H0", "--in-heads: mlp has no heads"),
 ]
 WAYS_OUT = [  # what a line was meant to be is what it says to type
     ("ablate rope-tiny", "unknown: rope-tiny; a value follows its flag, as --model NAME does"),
     ("behaviour --measures=loss,copy", "loss,copy"),
     ("ablate --remove mask,rope", "spaces separate components, a union has none"),
-    ("ablate --remove mask + rope", "spaces separate components, a union has none"),
     ("circuit --layers 2", "did you mean --layer?"),
     ("ablate --layer 2", "did you mean --layers 2:3?"),
     ("trace --layer=L0", "did you mean --layers 0:1?"),
     ("ablate --n-seqs many", "--n-seqs: expected a whole number, got 'many'"),
     ("attention --layers L2", "a range (7:9 is L7 and L8), all or auto"),
-    ("trace --layers 3:3", "a range (7:9 is L7 and L8), all or auto"),
     (
         "ablate --seq-len 9",
         "measures use queries that see 8 keys or more besides the first; take --seq-len 10 or more",
@@ -137,7 +114,6 @@ BEFORE_TORCH = [  # found out from names, a config.json and files
     ("ablate --model nope-tini", "unknown model 'nope-tini'; the nearest names are nope-tiny"),
     ("ablate --model ./no/such/folder", "there is no folder or file ./no/such/folder"),
     ("ablate --layers 9", "rope-tiny has 4 layers, 9 were asked for; try --layers all"),
-    ("heads --layers 9", "rope-tiny has 4 layers, 9 were asked for; try --layers all"),
     ("ablate --layers 1:9", "rope-tiny has 4 layers, 9 were asked for"),
     ("ablate --layers 9 --model short", "short has 2 layers, 9 were asked for"),
     ("circuit --layer 5", "nope-tiny has 4 layers, L0 to L3; there is no --layer 5"),
@@ -146,7 +122,6 @@ BEFORE_TORCH = [  # found out from names, a config.json and files
     ("attention --remove rope --in-heads L9H0", "--in-heads L9H0: the run has the heads H0 to H3"),
     ("circuit --remove mask --in-heads L2H0", "the run has the heads H0 to H3 of L0 to L1"),
     ("ablate --data empty.txt", "empty.txt is empty"),
-    ("ablate --data empty.jsonl", "empty.jsonl is empty"),
     (
         "ablate --data latin.txt",
         "latin.txt (line 2) is not UTF-8 (unexpected end of data): convert",
@@ -164,7 +139,6 @@ BEFORE_TORCH = [  # found out from names, a config.json and files
     ("behaviour --model nope-tiny --remove rope", "the model has no rope; it has mask"),
     ("behaviour --remove weights alibi", "the model has no alibi; it has mask, rope, w_q"),
     ("ablate --seq-len 1801", "--seq-len 1801 is beyond the model's context 256: take --beyond"),
-    ("ablate --n-seqs 1", "--n-seqs 1: 8 folds take 8 sequences or more"),
     ("ablate --remove maks", "--remove: unknown component 'maks'; there are mask, rope"),
 ]
 
@@ -176,14 +150,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def compute(*arguments: Any, **settings: Any) -> None:
         raise AssertionError("this began to compute")
 
-    for name in COMPUTED:
-        module, _, function = name.rpartition(".")
-        monkeypatch.setattr(import_module(module), function, compute)
-    monkeypatch.setattr("nope_probe.cli.validate_kaleido", lambda: None)
-    for name in ("full",):
-        (tmp_path / name).mkdir()
-    for name in ("file", "full/x"):
-        (tmp_path / name).touch()
+    for name in ("load.load", "parameter_free.build"):
+        monkeypatch.setattr(f"nope_probe.models.{name}", compute)
+    (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe.jsonl")
     # A folder that holds a config.json and nothing else: whatever reads weights fails.
@@ -205,8 +174,7 @@ def test_a_mistake_in_names_and_files_is_found_before_torch_is_imported(tmp_path
     (tmp_path / "short").mkdir()
     config = {"text_config": {"n_layer": 2, "num_attention_heads": 3}, "num_hidden_layers": 99}
     (tmp_path / "short" / "config.json").write_text(json.dumps(config))
-    for name in ("empty.txt", "empty.jsonl"):
-        (tmp_path / name).touch()
+    (tmp_path / "empty.txt").touch()
     rows = ["one", "caf\u00e9"]
     (tmp_path / "latin.txt").write_text("\n".join(rows), encoding="latin-1")
     lines = [json.dumps({"text": row}, ensure_ascii=False) for row in rows]

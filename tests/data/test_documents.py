@@ -17,7 +17,7 @@ from datasets import Dataset, DatasetDict, IterableDatasetDict
 from support.tiny_models import tokenizer
 
 import nope_probe.data.documents as data_sets
-from nope_probe import capture_scores, load
+from nope_probe import UserError, capture_scores, load, sequences
 from nope_probe.data.documents import (
     SOURCES,
     documents,
@@ -27,9 +27,7 @@ from nope_probe.data.documents import (
     stdlib_documents,
     stream_texts,
 )
-from nope_probe.data.sequences import sequences
 from nope_probe.data.tokenizing import TextReader, read_documents
-from nope_probe.errors import UserError
 
 PLAIN = tokenizer()
 TEXTS = [f"{i} " + "the quick brown fox " * (1 + i % 7) for i in range(211)]
@@ -133,14 +131,9 @@ def test_of_a_data_set_that_is_packed_the_first_documents_are_read_that_fill_the
         assert found == ids[:n_documents]
 
 
-def test_too_few_long_documents_are_counted(folder: Path) -> None:
-    n_long = sum(len(PLAIN(text, add_special_tokens=False)["input_ids"]) >= 60 for text in TEXTS)
-    assert 0 < n_long < 211
-    options: Any = {"tokenizer": PLAIN, "bos": "never", "n_seqs": 2 * len(TEXTS)}
-    with pytest.raises(UserError, match=rf"{n_long} documents of 60 tokens or more give \d+ seq"):
-        sequences(str(folder), seq_len=60, **options)
+def test_a_data_set_without_a_document_that_is_long_enough_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"none of the 211 documents read from .* has 997 tokens"):
-        sequences(str(folder), seq_len=997, **options)
+        sequences(str(folder), tokenizer=PLAIN, bos="never", seq_len=997)
 
 
 def test_a_folder_of_text_files_is_as_many_documents_as_files(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ import torch
 from support.rounding import assert_same, rounding
 from support.tiny_models import D_VOCAB, tokenizer
 
+from nope_probe import Sequences, UserError, gaussian, sequences
 from nope_probe.data.documents import documents
-from nope_probe.data.sequences import Sequences, gaussian, random_twice, sequences
+from nope_probe.data.sequences import random_twice
 from nope_probe.data.tokenizing import cut, pack_documents, padding_note, separator_of
-from nope_probe.errors import UserError
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)
 PLAIN.add_special_tokens({"eos_token": "<eos>"})  # 263, no text's own token
@@ -150,9 +150,7 @@ def test_prose_is_the_language_reference_of_this_python() -> None:
     assert f"Python {python_version()}" in note
 
 
-def test_sequences_at_the_start_are_the_first_tokens_of_long_enough_documents(
-    text: str,
-) -> None:
+def test_sequences_at_the_start_are_the_first_tokens_of_long_enough_documents(text: str) -> None:
     taken, owners = cut(numbered(40, 12, 13, 99), 3, 13, generator(), "start")
     assert sorted(owners.tolist()) == [0, 2, 3]
     assert torch.equal(taken, 1000 * owners[:, None] + torch.arange(13))

@@ -7,8 +7,7 @@ from support.decoder_errors import map_error, removals_of
 from support.decoders import write_decoder
 from support.rounding import NETWORK
 
-from nope_probe import load
-from nope_probe.errors import UserError
+from nope_probe import UserError, load
 
 # ALiBi, soft cap and window, sinks, fused, learned positions, norms of q and k, hybrid, NoPE.
 KINDS = ("bloom", "gemma2", "gpt_oss", "phi3", "opt", "qwen3", "qwen3_next", "smollm3")

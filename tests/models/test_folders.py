@@ -24,10 +24,8 @@ from support.tiny_models import (
     tokens,
 )
 
-from nope_probe import ablate, capture_scores, sequences
-from nope_probe.errors import UserError
+from nope_probe import UserError, ablate, capture_scores, load, sequences
 from nope_probe.files import read_json
-from nope_probe.models.load import load
 
 WEIGHTS = "model.safetensors"
 RUN = ("--data", "random", "--n-seqs", 8, "--seq-len", 16, "--layers", 1)

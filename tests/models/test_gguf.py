@@ -6,7 +6,7 @@ import pytest
 from ci.test_gguf_keys import LINEAR, error_of, written
 from support.rounding import NETWORK
 
-from nope_probe.errors import UserError
+from nope_probe import UserError
 from nope_probe.models.context import configured_context
 from nope_probe.models.gguf import complete_fields
 

@@ -12,8 +12,7 @@ from support.fake_hub import FolderHub, online, serving
 from support.tiny_models import CONFIGS, randomised, tokenizer
 from transformers import AutoConfig
 
-from nope_probe.errors import UserError
-from nope_probe.models.load import load
+from nope_probe import UserError, load
 from nope_probe.models.weights import INDEX, read_weights
 
 N_LAYERS = 12

@@ -9,20 +9,11 @@ from huggingface_hub import constants
 from support.command_line import refused
 from support.fake_hub import FolderHub, HubHandler, online, serving
 from support.tiny_models import ByName
-from transformers import (
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-    OPTConfig,
-    PretrainedConfig,
-)
+from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, OPTConfig, PretrainedConfig
 
-from nope_probe import ablate
-from nope_probe.errors import UserError, printable
-from nope_probe.models.context import (
-    configured_context,
-    validate_context,
-)
+from nope_probe import UserError, ablate
+from nope_probe.errors import printable
+from nope_probe.models.context import configured_context, validate_context
 from nope_probe.models.huggingface import load_hugging_face
 from nope_probe.models.names import (
     answers,

@@ -11,9 +11,8 @@ from support.fake_hub import HubHandler, online, serving
 from support.tiny_models import ByName
 from transformers import T5Config
 
-from nope_probe.errors import UserError
+from nope_probe import UserError
 from nope_probe.models.huggingface import load_hugging_face
-from nope_probe.models.names import resolve
 
 
 def load(source: Any, **options: Any) -> Any:
@@ -36,12 +35,6 @@ def test_what_is_no_causal_decoder_is_refused(tmp_path: Path) -> None:
     T5Config(d_model=8, num_layers=1, num_heads=2).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="is a t5, not a causal decoder"):
         load(tmp_path)
-
-
-def test_a_folder_resolves_to_itself_if_it_has_a_config(folder: Path, tmp_path: Path) -> None:
-    assert resolve(str(folder)) == str(folder)
-    with pytest.raises(UserError, match="no config"):
-        resolve(str(tmp_path))
 
 
 def test_transformers_messages_are_off_while_loading_and_restored_afterwards(

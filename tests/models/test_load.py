@@ -9,23 +9,14 @@ import torch
 from support.decoders import write_decoder
 from support.edited_model import edited
 from support.rounding import NETWORK
-from support.tiny_models import (
-    ByName,
-    distance,
-    plain,
-    randomised,
-    smollm3_config,
-    tokens,
-)
+from support.tiny_models import ByName, distance, plain, randomised, smollm3_config, tokens
 
-from nope_probe.data.sequences import sequences
-from nope_probe.errors import UserError
+from nope_probe import UserError, capture_scores, load, sequences
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.components import components
 from nope_probe.models.context import WITHOUT_ROPE
 from nope_probe.models.info import stated_info
-from nope_probe.models.load import load, to_hooked
+from nope_probe.models.load import to_hooked
 from nope_probe.models.names import CHECKPOINTS, resolve
 from nope_probe.models.parameter_free import hooked_config
 

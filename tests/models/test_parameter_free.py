@@ -12,12 +12,12 @@ from support.tiny_models import distance
 from torch import Tensor
 from transformers import AutoConfig
 
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe import ablated, build, load, parameter_free
+from nope_probe.hooks.ablation import Ablation
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import run_blocks
-from nope_probe.models.load import load
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.parameter_free import build, hooked_config, parameter_free
+from nope_probe.models.parameter_free import hooked_config
 
 LAYERS, N_POS, D = 3, 13, 22
 

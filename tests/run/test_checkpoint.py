@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from nope_probe.errors import StorageError, UserError
+from nope_probe import ScoreMaps, UserError, build, parameter_free
+from nope_probe.errors import StorageError
 from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
-from nope_probe.models.parameter_free import build, parameter_free
+from nope_probe.maps.maps import packed_tensors, stored_layers
 from nope_probe.run.checkpoint import RunCheckpoint, tensor_writer
 from nope_probe.studies.engine import Engine
 
@@ -65,11 +65,7 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "kept"),
-    [
-        (UserError("nothing"), False),
-        (StorageError("full"), True),
-    ],
+    ("error", "kept"), [(UserError("nothing"), False), (StorageError("full"), True)]
 )
 def test_a_users_mistake_leaves_nothing_and_another_failure_what_was_saved(
     error: Exception, kept: bool, tmp_path: Path

@@ -11,20 +11,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.refused_models import change
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError
-from nope_probe.models.load import load
+from nope_probe import Sequences, UserError, load
 from nope_probe.run.folder import LARGE, record_sources, validate_unchanged
 from nope_probe.run.manifest import RunData
 from nope_probe.run.processes import checkpoint_dir
-from nope_probe.run.session import (
-    Session,
-    fingerprint,
-    input_arrays,
-    numerical_settings,
-)
+from nope_probe.run.session import Session, fingerprint, input_arrays, numerical_settings
 from nope_probe.studies.ablate import Settings
 from nope_probe.studies.ablate_run import Ablate
 
@@ -99,11 +93,6 @@ def settings(tiny: Callable, tmp_path: Path) -> Settings:
     return Settings(model=str(model), data=str(data), out=tmp_path / "run", **small)
 
 
-def edit_config(folder: Path, **changes: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-
-
 def edit_weights(folder: Path) -> None:
     """Zero the last rows of one projection."""
     weights = load_file(folder / "model.safetensors")
@@ -116,18 +105,13 @@ def edit_data(folder: Path) -> None:
     file.write_text(file.read_text().replace("many", "some"))
 
 
-EDITS = {
-    "weights": (edit_weights, "model"),
-    "data": (edit_data, "data"),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_what_changed_between_kill_and_resume_is_refused(edit: str, settings: Settings) -> None:
+@pytest.mark.parametrize(("edit", "what"), [(edit_weights, "model"), (edit_data, "data")])
+def test_what_changed_between_kill_and_resume_is_refused(
+    edit: Callable, what: str, settings: Settings
+) -> None:
     with Session(settings).opened() as session:
         session.sequences()  # the process ends here
-    change, what = EDITS[edit]
-    change(Path(settings.model))
+    edit(Path(settings.model))
     with pytest.raises(UserError, match=f"holds an unfinished run with other .*{what}"):
         Ablate.run(settings)
     assert not settings.out.exists()
@@ -138,29 +122,24 @@ def test_what_changed_since_a_run_was_finished_is_refused_and_what_changes_no_nu
 ) -> None:
     Ablate.run(settings)
     folder = Path(settings.model)
-    edit_config(folder, transformers_version="0.1", _name_or_path="elsewhere")
+    change(folder, transformers_version="0.1", _name_or_path="elsewhere")
     (folder / "README.md").write_text("a model")
+    shown_again(settings, capfd)
+    for edit, what in ((edit_data, "data"), (edit_weights, "model")):  # which is compared first
+        edit(folder)
+        with pytest.raises(UserError, match=f"the {what} has changed since the run in .*choose an"):
+            Ablate.run(settings)
+    shutil.rmtree(settings.model)
+    Path(settings.data).unlink()
+    shown_again(settings, capfd)
+
+
+def shown_again(settings: Settings, capfd: pytest.CaptureFixture[str]) -> None:
+    """Run a finished run again, which may only show it."""
     capfd.readouterr()
     assert Ablate.run(settings) == settings.out
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("finished before, in ")
-    for edit in ("data", "weights"):  # the model is compared first
-        change, what = EDITS[edit]
-        change(folder)
-        with pytest.raises(UserError, match=f"the {what} has changed since the run in .*choose an"):
-            Ablate.run(settings)
-
-
-def test_a_run_whose_sources_are_gone_is_shown_again(
-    settings: Settings, capfd: pytest.CaptureFixture[str]
-) -> None:
-    Ablate.run(settings)
-    shutil.rmtree(settings.model)
-    Path(settings.data).unlink()
-    capfd.readouterr()
-    Ablate.run(settings)
-    (shown,) = capfd.readouterr().err.splitlines()
-    assert shown.startswith("finished before, in ")
 
 
 def test_large_files_are_known_by_size_and_time_of_change(tmp_path: Path) -> None:

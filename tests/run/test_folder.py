@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe.errors import UserError
+from nope_probe import Run, UserError, read_run
 from nope_probe.files import json_checksum
 from nope_probe.run.flags import folder_of
-from nope_probe.run.folder import Run, is_finished, read_run, write_run
+from nope_probe.run.folder import is_finished, write_run
 from nope_probe.run.manifest import Manifest, read_manifest
 from nope_probe.run.settings import FORMAT
 from nope_probe.studies.ablate import Settings as Ablate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nope_probe.errors import UserError
+from nope_probe import UserError
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.processes import free_memory, locked, output_folder, validate_memory
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from support.command_line import refused
 
-from nope_probe import ablate, circuit, heads
-from nope_probe.errors import UserError
+from nope_probe import UserError, ablate, circuit, heads
 from nope_probe.hooks.reading.streaming import batches_of
 from nope_probe.run import process_group
 from nope_probe.run.checkpoint import RunCheckpoint
@@ -35,9 +34,7 @@ def test_a_process_without_a_batch_is_an_error():
 
 
 def test_a_command_for_one_process_is_refused_to_several(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     torchrun = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
     for name, value in torchrun.items():

@@ -8,7 +8,7 @@ from shutil import copytree
 import pytest
 import torch
 
-from nope_probe.errors import UserError
+from nope_probe import UserError
 from nope_probe.run.processes import Interrupted, checkpoint_dir, locked
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
@@ -101,8 +101,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_shown(
     settings = Settings(**SMALL, out=tmp_path / "run")
     # Between the two looks at the folder: before it is locked.
     monkeypatch.setattr(
-        "nope_probe.run.session.validate_reach",
-        lambda settings: copytree(finished, settings.out),
+        "nope_probe.run.session.validate_reach", lambda settings: copytree(finished, settings.out)
     )
     monkeypatch.setattr("nope_probe.run.session.load_model", not_reached)
     assert Ablate.run(settings) == settings.out
