@@ -98,32 +98,22 @@ def about(manifest: Manifest) -> dict[str, str]:
         >>> about(Manifest(settings=settings))
         {'Data': '64 sequences of 128 tokens of shipped Python source'}
     """
-    facts = {}
-    if (model := manifest.model) is not None:
+    facts, model, settings, data = {}, manifest.model, manifest.settings, manifest.data
+    if model is not None:
         weights = f" ({model.gguf.file})" if model.gguf else ""
-        layers = f", {layers_of_run(manifest)}" if manifest.layers else ""
+        is_all = {*range(model.depth)} <= {*manifest.layers, *model.not_attending}
+        of = "" if is_all else f" of {model.depth}"
+        layers = f", {words.layer_names(manifest.layers)}{of}" if manifest.layers else ""
         facts["Model"] = f"{manifest.model_name}{weights}{layers}"
-    if "data" in manifest.settings:
-        facts["Data"] = _texts_of(manifest)
+    if "data" in settings:
+        name = str(settings["data"])
+        name = Path(name).name if Path(name).is_absolute() else name
+        facts["Data"] = captions("data").get(name, name)
+        if manifest.seq_len:
+            unit = "positions" if name == "gaussian" else "tokens"
+            of = "" if name.startswith("given") else "of "
+            shuffled = ", shuffled" * bool(settings.get("shuffle"))
+            begin = f", each after {data.bos_token or 'BOS'}" if data.bos else ""
+            sequences = f"{settings['n_seqs']:,} sequences of {manifest.seq_len:,} {unit}"
+            facts["Data"] = f"{sequences} {of}{facts['Data']}{shuffled}{begin}"
     return facts
-
-
-def _texts_of(manifest: Manifest) -> str:
-    settings, data = manifest.settings, str(manifest.settings["data"])
-    name = captions("data").get(data, Path(data).name if Path(data).is_absolute() else data)
-    if not manifest.seq_len:
-        return name
-    unit = "positions" if data == "gaussian" else "tokens"
-    of_data = f" {name}" if data.startswith("given") else f" of {name}"
-    shuffled = ", shuffled" * bool(settings.get("shuffle"))
-    begin = f", each after {manifest.data.bos_token or 'BOS'}" if manifest.data.bos else ""
-    sequences = f"{settings['n_seqs']:,} sequences of {manifest.seq_len:,} {unit}"
-    return f"{sequences}{of_data}{shuffled}{begin}"
-
-
-def layers_of_run(manifest: Manifest) -> str:
-    """Return which layers of a model a run looked at, such as `L0 to L3 of 30`."""
-    layers, depth = manifest.layers, 0 if manifest.model is None else manifest.model.depth
-    silent = () if manifest.model is None else manifest.model.not_attending
-    is_all = {*layers, *silent} == {*range(depth)}
-    return words.layer_names(layers) + ("" if is_all or not depth else f" of {depth}")

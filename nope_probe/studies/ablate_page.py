@@ -190,11 +190,8 @@ def headline_of_intact(run: Run) -> Headline:
     if above.empty:
         return Headline(sentence=SAID["nothing"])
     shown = above.nlargest(MOST_ROWS, "amplitude").sort_values("layer")
-    return Headline(
-        sentence="",
-        table=brief(shown, "layer", SHOWN, MEASURES),
-        caption=SAID["intact"],
-    )
+    table = brief(shown, "layer", SHOWN, MEASURES)
+    return Headline(sentence="", table=table, caption=SAID["intact"])
 
 
 def pooled(

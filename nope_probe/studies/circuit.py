@@ -143,16 +143,13 @@ def headline(run: Run) -> Headline:
     texts = stages.assign(prefers=[preference(row) for row in stages.to_dict("records")])
     table = texts.pivot(index="stage", columns="model", values="prefers")
     table = table.reindex([*STAGE_WORDS], columns=stages["model"].unique())
-    model = table.columns[-1]  # the ablated one, if there is one
+    *_, model = table  # the ablated one, if there is one
     for letter, why in results["absent"].items():
         table.loc[letter, model] = f"none: {why}"
     first: Letter = "b" if "f" in results["absent"] else "f"
-    sentence = SAID["first"].format(
-        layer=results["layer"],
-        first=f"{STAGE_WORDS[first].name} ({first})",
-        before=table[model][first],
-        after=table[model]["g"],
-    )
+    before, after = table[model][first], table[model]["g"]
+    of = {"layer": results["layer"], "first": f"{STAGE_WORDS[first].name} ({first})"}
+    sentence = SAID["first"].format(before=before, after=after, **of)
     names = [f"({x}) {words.name}, {words.formula}" for x, words in STAGE_WORDS.items()]
     table = table.fillna("").rename(columns="{} prefers".format)
     table.insert(0, "stage", names)
@@ -161,9 +158,7 @@ def headline(run: Run) -> Headline:
 
 def preference(row: Mapping[Any, Any]) -> str:
     """Return the keys that have larger values at a stage, with the number that shows it."""
-    text, (_, low, high) = (
-        column_text(row, "locality", COLUMNS["locality"], "±+.2f"),
-        interval_of(row, "locality"),
-    )
+    text = column_text(row, "locality", COLUMNS["locality"], "±+.2f")
+    _, low, high = interval_of(row, "locality")
     keys = "near" if low > 0 else "far" if high < 0 else "neither"
     return f"{keys} ({text})" if text else "no order"
