@@ -64,35 +64,30 @@ class AttentionMask:
     @classmethod
     def causal(cls, n_queries: int, n_keys: int, device: torch.device) -> AttentionMask:
         """Return the mask under which a query attends to itself and all earlier keys."""
-        before = n_keys - n_queries  # of a cache
-        return cls(
-            n_queries=n_queries,
-            n_keys=n_keys,
-            device=device,
-            sees=lambda query, key: (key <= query + before)[None, None],
-            known="causal",
-        )
+
+        def sees(query: Tensor, key: Tensor) -> Visible:
+            return (key <= query + n_keys - n_queries)[None, None]  # with a cache, keys are more
+
+        return cls(n_queries=n_queries, n_keys=n_keys, device=device, sees=sees, known="causal")
 
     @classmethod
     def full(cls, n_queries: int, n_keys: int, device: torch.device) -> AttentionMask:
         """Return the mask that hides nothing."""
-        return cls(
-            n_queries=n_queries,
-            n_keys=n_keys,
-            device=device,
-            sees=lambda query, key: (key >= 0).expand(1, 1, len(query), -1),
-            known="full",
-        )
+
+        def sees(query: Tensor, key: Tensor) -> Visible:
+            return (key >= 0).expand(1, 1, len(query), -1)
+
+        return cls(n_queries=n_queries, n_keys=n_keys, device=device, sees=sees, known="full")
 
     @classmethod
     def of(cls, visible: Visible) -> AttentionMask:
         """Return the mask of the visible cells that a model has computed."""
-        return cls(
-            n_queries=visible.shape[-2],
-            n_keys=visible.shape[-1],
-            device=visible.device,
-            sees=lambda query, key: visible[..., query, key],
-        )
+        n_queries, n_keys = visible.shape[-2:]
+
+        def sees(query: Tensor, key: Tensor) -> Visible:
+            return visible[..., query, key]
+
+        return cls(n_queries=n_queries, n_keys=n_keys, device=visible.device, sees=sees)
 
     def of_queries(self, rows: slice) -> AttentionMask:
         """Return the mask of some queries."""

@@ -84,6 +84,9 @@ class Layer(ABC):
         d_value: the width of a head's values, d_head except in multi-head latent attention.
         kind: the kind of model that the block belongs to.
         attn_out_point: the hook point at which the output of W_O is replaced.
+        shares_keys: whether other blocks attend to the same keys and values (Gemma 4 E2B).
+        source_of_keys: the number of the block whose keys and values this block attends to; None
+            for its own.
         attention_only: whether the block has no MLP.
         parallel: whether attention and MLP both read the block's input.
         tap: computes the block's attention.
@@ -98,7 +101,8 @@ class Layer(ABC):
         self.attn: Any = block.attn
         self.attending: Any = self.attn
         self.n_heads, self.d_head, self.d_model = cfg.n_heads, cfg.d_head, cfg.d_model
-        self.d_value = cfg.d_head
+        self.d_value, self.shares_keys = cfg.d_head, False
+        self.source_of_keys: int | None = None
         self.n_kv_heads = getattr(cfg, "n_key_value_heads", None) or cfg.n_heads
         self.attention_only = bool(getattr(cfg, "attn_only", False))
         self.parallel = bool(getattr(cfg, "parallel_attn_mlp", False))
@@ -160,16 +164,6 @@ class Layer(ABC):
     ) -> Float[Tensor, "batch pos head d_value"]:
         """Return z split into heads; a bridge splits it by the width of queries, or not at all."""
         return z.flatten(2).unflatten(-1, (self.n_heads, self.d_value))
-
-    @property
-    def shares_keys(self) -> bool:
-        """Whether other blocks attend to the same keys and values (Gemma 3n, Gemma 4 E2B)."""
-        return False
-
-    @property
-    def source_of_keys(self) -> int | None:
-        """The number of the block whose keys and values this block attends to; None for its own."""
-        return None
 
     def output_point(self, name: Projection) -> str:
         """Return the name of the hook point that carries a projection's output."""

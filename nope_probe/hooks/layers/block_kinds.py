@@ -236,6 +236,17 @@ class BridgeLayer(Layer):
         super().__init__(block, index, cfg)
         self.whole_attn: Any = self.attn.original_component
         self.attending = self.whole_attn._modules.get("self", self.whole_attn)  # BERT's is within
+        code = sys.modules[type(self.attending).__module__]
+        # Whether transformers looks up this block's attention function by name.
+        self.uses_interface = hasattr(code, "ALL_ATTENTION_FUNCTIONS")
+        config = getattr(self.attending, "config", None)
+        # Whether each block stores keys for others, or reuses those of the last of its type.
+        modes = getattr(config, "kv_sharing_modes", None) or [None] * cfg.n_layers
+        self.shares_keys = modes[index] is not None
+        if modes[index] == "reuse":
+            types = self.attending.config.layer_types
+            stored = [number for number in range(index) if modes[number] == "store"]
+            self.source_of_keys = max(n for n in stored if types[n] == types[index])
         d_head = getattr(self.attending, "head_dim", None)
         width = getattr(getattr(self.attn, "k", None), "out_features", None)
         n_groups = getattr(self.attending, "num_key_value_groups", None)
@@ -249,29 +260,6 @@ class BridgeLayer(Layer):
             self.d_value = n_rows // self.n_heads
         # BLOOM's attention adds the residual stream itself, after W_O.
         self.attn_out_point = "attn.o.hook_out" if self.has("attn.o.hook_out") else "attn.hook_out"
-
-    @property
-    def uses_interface(self) -> bool:
-        """Whether transformers looks up this block's attention function by name."""
-        return hasattr(sys.modules[type(self.attending).__module__], "ALL_ATTENTION_FUNCTIONS")
-
-    @property
-    def _sharing(self) -> list[str | None]:
-        """Whether each block stores keys for others, or reuses those of the last of its type."""
-        config = getattr(self.attending, "config", None)
-        return getattr(config, "kv_sharing_modes", None) or [None] * self.cfg.n_layers
-
-    @property
-    def shares_keys(self) -> bool:
-        return self._sharing[self.index] is not None
-
-    @property
-    def source_of_keys(self) -> int | None:
-        if self._sharing[self.index] != "reuse":
-            return None
-        types = self.attending.config.layer_types
-        stored = [index for index, mode in enumerate(self._sharing) if mode == "store"]
-        return max(index for index in stored if types[index] == types[self.index])
 
     def attach_for_good(self, implementation: str) -> None:
         """Let the block attend through its tap from now on, in place of an implementation."""

@@ -13,6 +13,7 @@ passes of other threads are refused meanwhile.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
@@ -178,25 +179,17 @@ def _attached(point: HookPoint, hook: Hook, **options: bool) -> Iterator[LensHan
 @contextmanager
 def hooks_detached(model: HookedModel) -> Iterator[None]:
     """Run without the hooks that are on hook points now, even an ablation's."""
-
-    def without(point: Any) -> Callable[..., Any]:
-        detached = {*point._forward_hooks}
-
-        def run(tensor: Tensor) -> Tensor:
-            for number, hook in [*point._forward_hooks.items()]:
-                if number not in detached:
-                    written = hook(point, (tensor,), tensor)
-                    tensor = tensor if written is None else written
-            return tensor
-
-        return run
-
-    with ExitStack() as stack:
-        for module in cast(nn.Module, model).modules():
-            if isinstance(module, HookPoint) and cast(Any, module)._forward_hooks:
-                # What `__call__` of a module runs: its forward pass and its hooks.
-                stack.enter_context(methods_replaced(module, _call_impl=without(module)))
+    modules = cast(nn.Module, model).modules()
+    points = [vars(module) for module in modules if isinstance(module, HookPoint)]
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    before = [(point, kind, point[kind]) for point in points for kind in kinds if point[kind]]
+    for point, kind, _ in before:
+        point[kind] = OrderedDict()
+    try:
         yield
+    finally:
+        for point, kind, hooks in before:
+            point[kind] = hooks
 
 
 @contextmanager

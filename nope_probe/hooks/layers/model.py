@@ -167,15 +167,6 @@ def begins_alike(inputs: Inputs) -> bool:
     return bool((inputs[:, 0] == inputs[0, 0]).all())
 
 
-def kept_positions_of(inputs: Inputs) -> int:
-    """Return how many first positions keep what is written there when a writer's position goes.
-
-    It is 1 where all sequences begin with the same token: what is written there marks the token,
-    and no position.
-    """
-    return int(begins_alike(inputs))
-
-
 def skip_keys_of(inputs: Inputs) -> int:
     """Return how many keys count as first in patterns: 1 for tokens, 0 for vectors.
 

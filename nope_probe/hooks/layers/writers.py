@@ -299,8 +299,8 @@ def scalar_between(
 
 def blocks_that_write(
     model: HookedModel, writers: Sequence[str], inputs: Inputs | None = None
-) -> dict[BlockWriting, list[Writer]]:
-    """Return the blocks of some writers, and the writers in each block.
+) -> dict[int, BlockWriting]:
+    """Return the blocks of some writers, by their numbers.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
@@ -330,10 +330,7 @@ def blocks_that_write(
             f"{unknown[0]} writes nothing in this model; the components that do are "
             f"{', '.join(has)}"
         )
-    by_writing: dict[BlockWriting, list[Writer]] = {}
-    for writer in map(Writer, dict.fromkeys(writers)):
-        by_writing.setdefault(by_head[writer.block], []).append(writer)
-    return by_writing
+    return {number: by_head[number] for number in (Writer(name).block for name in writers)}
 
 
 @dataclass(eq=False)
@@ -359,9 +356,8 @@ class Residual:
 
     def hooks(self) -> Iterator[Attachment]:
         """Return the hooks that keep the blocks' outputs."""
-        for index, block in enumerate(blocks_of(self.model)[: len(self.blocks) + 1]):
-            point = find_point(block, "hook_resid_pre")
-            assert point is not None
+        for index in range(min(len(self.blocks) + 1, len(blocks_of(self.model)))):
+            point = block_point(self.model, index, "hook_resid_pre")
             yield point, partial(self.keep, (index, "x"))
         for writing in self.blocks:
             layer = writing.layer

@@ -33,7 +33,6 @@ from nope_probe.hooks.layers.model import (
     as_inputs,
     begins_alike,
     documents_of,
-    kept_positions_of,
     numbered_layers,
     skip_keys_of,
 )
@@ -111,7 +110,8 @@ def capture_positions(
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    kept = kept_positions_of(inputs) if kept_positions is None else kept_positions
+    # What is written where all sequences begin with the same token marks the token, no position.
+    kept = int(begins_alike(inputs)) if kept_positions is None else kept_positions
     queries = chosen_rows(inputs.shape[1], query_rows)
     cut = Cut(counts=fold_of.bincount(), queries=queries, kept_positions=kept)
     blocks = written_by_blocks(model, inputs[:1], readers[-1].index)

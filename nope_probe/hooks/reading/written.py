@@ -20,9 +20,9 @@ from nope_probe.hooks.layers.hook_points import (
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
+    begins_alike,
     block_point,
     blocks_of,
-    kept_positions_of,
     layers_of,
     tapped,
 )
@@ -90,7 +90,8 @@ def capture_written(
     """
     halves = halves_of(torch.arange(len(inputs)) if fold_of is None else fold_of)
     n, of_tokens = inputs.shape[1], not inputs.is_floating_point()
-    kept = kept_positions_of(inputs) if kept_positions is None else kept_positions
+    # What is written where all sequences begin with the same token marks the token, no position.
+    kept = int(begins_alike(inputs)) if kept_positions is None else kept_positions
     outlets = _outlets(model, inputs, writers, of_tokens=of_tokens)
     missing = 2 - min((halves == half).sum() for half in (0, 1))
     if missing > 0:
@@ -136,7 +137,7 @@ def _outlets(
         blocks = {block.index: block.with_whole_attention for block in whole}
         named = [name for block in blocks.values() for name in block.names]
     else:
-        blocks = {block.index: block for block in blocks_that_write(model, writers, inputs[:1])}
+        blocks = blocks_that_write(model, writers, inputs[:1])
         named = [Writer(name) for name in dict.fromkeys(writers)]
     outlets = outlets_of(model, named, blocks, of_tokens=of_tokens)
     return [(outlet, blocks[outlet.index]) for outlet in outlets]

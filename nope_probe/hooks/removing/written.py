@@ -137,7 +137,7 @@ def without_position(
     """
     writers, texts = [*writers], Texts(positions.texts)
     heads = [writer for writer in writers if writer.head is not None]
-    blocks = {block.index: block for block in blocks_that_write(model, heads)}
+    blocks = blocks_that_write(model, heads)
     outlets = outlets_of(model, writers, blocks, of_tokens=positions.of_tokens)
     entry = block_point(model, 0, "hook_resid_pre")
     yield first(entry, texts.recognise)
