@@ -146,7 +146,7 @@ def test_the_links_and_images_of_a_page_exist(page: str):
 
 OF_LIBRARIES = {  # of TransformerLens, datasets and transformers
     *("hook_q", "hook_k", "hook_v", "hook_cos", "hook_sin", "run_with_hooks"),
-    *("from_pretrained_no_processing", "save_to_disk", "pipeline"),
+    *("from_pretrained_no_processing", "save_to_disk", "pipeline", "eager_attention_forward"),
 }
 
 
