@@ -262,6 +262,7 @@ def _calibration(
     calibration: Calibration | None,
     tokens: Inputs | None,
 ) -> Calibration | None:
+    """Return the measurements of the intact model that an ablation needs, given or taken now."""
     if not ablation.needs_calibration:
         return None
     if calibration is not None and tokens is not None:
@@ -271,37 +272,36 @@ def _calibration(
         needs = ablation.needs_intact
         measured = calibrate(model, tokens, seed=seed, heads=heads) if needs else Calibration()
         return _with_written(model, ablation, measured, tokens)
-    if calibration is None:
-        raise UserError(_how_to_calibrate(ablation, heads))
-    if calibration.checksum and calibration.checksum != weights_checksum(model):
+    measured = calibration or Calibration()
+    if measured.checksum and measured.checksum != weights_checksum(model):
         raise UserError(
             "the calibration belongs to another model, or to other weights: pass "
             "calibrate(model, tokens) of this one"
         )
-    if seed is not None and calibration.seed != seed:
-        raise UserError(
-            f"the {ablation.replacement} replacement of seed {seed} is not calibrated: pass "
-            f"calibrate(model, tokens, seed={seed})"
-        )
-    _validate_measured(ablation.condition, calibration, heads)
-    return calibration
+    for what, options in _not_measured(ablation, measured, heads):
+        way = "" if options is None else f" or calibration=calibrate(model, tokens{options})"
+        raise UserError(f"{what} has to be measured first: pass tokens=tokens{way}")
+    return measured
 
 
-def _validate_measured(
-    condition: Condition, calibration: Calibration, heads: Mapping[int, Sequence[int]]
-) -> None:
+def _not_measured(
+    ablation: Ablation, calibration: Calibration, heads: Mapping[int, Sequence[int]]
+) -> Iterator[tuple[str, str | None]]:
+    """Yield what a calibration lacks, and the options of `calibrate` that measure it, if any do."""
+    condition, seed = ablation.condition, ablation.calibration_seed
     for layer, named in heads.items():
         known = calibration.patterns.get(layer)
         if known is None or not {*named} <= {*known.heads.tolist()}:
-            raise UserError(
-                f"the mean attention of L{layer} is not calibrated: pass "
-                f"calibrate(model, tokens, heads={heads})"
-            )
+            yield f"the mean attention of L{layer}", f", heads={heads}"
     if condition.of_written and calibration.positions_for(condition) is None:
-        ways = "pass tokens=tokens, no calibration"
-        if condition.writes_as_intact:
-            ways = f"pass calibrate(model, tokens, writers={[*condition.writers]})"
-        raise UserError(f"{condition.of_written[0]} is not calibrated: {ways}")
+        options = f", writers={[*condition.writers]}" if condition.writes_as_intact else None
+        yield condition.of_written[0], options
+    for name in condition.weights:
+        if ablation.kind == "mean" and not calibration.means:
+            yield f"the mean output of {name}", ""
+        is_drawn = seed in (None, calibration.seed)
+        if ablation.has_measured_gain and not (is_drawn and ablation.kind in calibration.gains):
+            yield f"the gain 'output' of {name}", "" if seed is None else f", seed={seed}"
 
 
 def _with_written(
@@ -317,21 +317,6 @@ def _with_written(
         fold_of = folds_of(len(inputs), None, documents)
         positions = capture_written(model, inputs, **options_of(ablation), fold_of=fold_of)
     return replace(calibration, positions={condition.name: positions})
-
-
-def _how_to_calibrate(ablation: Ablation, heads: Mapping[int, Sequence[int]]) -> str:
-    ways = "pass tokens=tokens or calibration=calibrate(model, tokens)"
-    if removed := ablation.condition.of_written:
-        return f"{removed[0]} has to be measured first: pass tokens=tokens"
-    if heads:
-        return f"mean attention has to be measured first: {ways[:-1]}, heads={dict(heads)})"
-    name = ablation.condition.weights[0]
-    if ablation.kind == "mean":
-        return f"the mean output of {name} has to be measured first: {ways}"
-    return (
-        f"the gain 'output' of {name} has to be measured first: {ways}, or choose the gain 'norm' "
-        "or 'identity' in Ablation"
-    )
 
 
 @contextmanager
@@ -375,16 +360,11 @@ def _without_cache(
         switch: the name of the option that turns the cache off.
         others: further options.
     """
-    parameters = signature(method)
 
     def generate(*args: object, **options: object) -> object:
-        call = parameters.bind(*args, **options)
-        is_named = switch in parameters.parameters
-        taken = call.arguments if is_named else call.arguments.setdefault("kwargs", {})
-        if taken.get(switch, True):
+        if options.get(switch, True):
             warn()
-        taken |= {switch: False, **others}
-        return method(*call.args, **call.kwargs)
+        return method(*args, **options | {switch: False, **others})
 
     return generate
 

@@ -11,7 +11,7 @@ import torch
 from transformers import Trainer
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.reading.streaming import BatchRunner
+from nope_probe.hooks.reading import streaming
 
 
 def fail_in_second_batch(failure: str) -> None:
@@ -21,7 +21,7 @@ def fail_in_second_batch(failure: str) -> None:
         failure: `memory`, `mistake`, `disk`, `bug`, `SIGKILL`, `SIGTERM`; `slow` takes a second
             for each batch instead.
     """
-    for owner, name in ((BatchRunner, "run"), (Trainer, "training_step")):
+    for owner, name in ((streaming, "run_batch"), (Trainer, "training_step")):
         setattr(owner, name, _failing(getattr(owner, name), failure))
 
 

@@ -85,7 +85,7 @@ def with_drawn_weights(hf: PreTrainedModel, names: Collection[str], model: Any) 
         for name in names:
             projection = getattr(blocks_of(copied)[layer.index].self_attn, f"{name[-1]}_proj", None)
             if projection is not None:
-                place = Place(layer=layer, name=name, replacement="random")  # type: ignore[arg-type]
+                place = Place(layer=layer, name=name, ablation=Ablation())  # type: ignore[arg-type]
                 new = drawn(layer.weight_per_head(name), place)  # type: ignore[arg-type]
                 rows = new if name == "w_o" else new.mT
                 projection.weight.copy_(

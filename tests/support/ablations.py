@@ -176,7 +176,7 @@ def replaced_weights(kind: Any, gain: str | None, seed: int, model: Any, tiny: T
 
 def random_matrix(model: Any, name: Any, layer: int, seed: int = 0) -> Tensor:
     """Return R as [out, in]."""
-    place = Place(layer=layers_of(model)[layer], name=name, replacement="random", seed=seed)
+    place = Place(layer=layers_of(model)[layer], name=name, ablation=Ablation(seed=seed))
     rows = rearrange(place.random_rows(), "head h m -> (head h) m")
     return rows.T if name == "w_o" else rows
 
@@ -184,9 +184,8 @@ def random_matrix(model: Any, name: Any, layer: int, seed: int = 0) -> Tensor:
 def own_matrix(model: Any, name: Any, layer: int, seed: int = 0) -> Tensor:
     """Return `own_weight` as [out, in], with one key and value head per query head."""
     block = layers_of(model)[layer]
-    new = own_weight(
-        block.weight_per_head(name), Place(layer=block, name=name, replacement="random", seed=seed)
-    )
+    place = Place(layer=block, name=name, ablation=Ablation(seed=seed))
+    new = own_weight(block.weight_per_head(name), place)
     if name == "w_o":
         return rearrange(new, "head h m -> m (head h)")
     new = new.repeat_interleave(block.n_heads // len(new), 0)

@@ -186,6 +186,7 @@ class Accumulator(ABC):
     def start_batch(self, fold_of: Int[Tensor, " batch"], upto: int) -> None:
         """Set the folds of the next batch, and how many sequences are counted with it."""
         self.fold_of, self.upto = fold_of, upto
+        self.reset()
 
     @property
     def already_counted(self) -> bool:
@@ -317,10 +318,11 @@ class MapAccumulator(Accumulator):
         """Return the mean map of each fold, NaN where the model masks, and forget the sums."""
         return self.joined(self.means(self.total))
 
-    def means(self, name: str) -> Iterator[Float[Tensor, "fold *head row key_pos"]]:
+    def means(self, name: str) -> Iterator[Float[Tensor, "fold *head_row_key"]]:
         """Yield the fold means of a total by groups of rows, and forget the sums of each group."""
         for group in self.groups:
-            yield self.totals.pop(name + group.name).cpu() / self.cut.counts[:, None, None]
+            total = self.totals.pop(name + group.name).cpu()
+            yield total / self.cut.counts.view(-1, *[1] * (total.ndim - 1))
 
 
 class GramAccumulator(MapAccumulator):
@@ -331,36 +333,21 @@ class GramAccumulator(MapAccumulator):
     def __init__(self, stage: Stage, layer: Layer, cut: Cut) -> None:
         super().__init__(layer, cut)
         self.stage = stage
-        self.latest: Tensor | None = None
         self.reads_attention = stage.norm == "ln1"  # so that a pass can end there
 
     def hooks(self) -> Iterator[Attachment]:
-        yield self.layer.point(hook_name(self.stage, self.layer)), self.keep
-        if not self.reads_attention:
-            yield self.layer.point("hook_resid_post"), self.update
+        yield self.layer.point(hook_name(self.stage, self.layer)), self.update
 
     def read(self, attention: Attention) -> None:
-        """Add the inner products of attention's input."""
-        self._add_latest()
-
-    def keep(self, tensor: Tensor, hook: HookPoint) -> None:
-        """Keep the stage's tensor of this pass."""
-        # HookedTransformer fires ln1.hook_normalized three times a pass: keep, add once.
-        self.latest = tensor
+        """Add nothing: the hook at attention's input has added it."""
 
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
-        """Add the inner products of the tensor that was kept."""
-        self._add_latest()
-
-    def _add_latest(self) -> None:
-        if self.latest is not None:
-            x = vectors(self.stage, self.layer, self.latest)
-            self.see(AttentionMask.full(x.shape[1], x.shape[1], x.device))
-            self.add(**self.products(self.total, x, x))
-        self.reset()
-
-    def reset(self) -> None:
-        self.latest = None
+        """Add the inner products of the stage's vectors, once a pass."""
+        if self.already_counted:  # HookedTransformer fires ln1.hook_normalized three times a pass
+            return
+        x = vectors(self.stage, self.layer, tensor)
+        self.see(AttentionMask.full(x.shape[1], x.shape[1], x.device))
+        self.add(**self.products(self.total, x, x))
 
 
 class ScoreAccumulator(MapAccumulator):

@@ -219,24 +219,15 @@ class AttentionAccumulator(MapAccumulator):
 
     def all_means(self) -> dict[str, Float[Tensor, "fold head *map"]]:
         """Return the fold means of weights, information and any scores, and forget the sums."""
-        n = self.cut.counts.view(-1, 1, 1)
         has_sinks = any(name.startswith("sinks") for name in self.totals)
-
-        def rows(name: str) -> Float[Tensor, "fold head row"]:
-            totals = [self.totals.pop(name + group.name).cpu() for group in self.groups]
-            return torch.cat(totals, -1) / n
-
-        def maps(name: str) -> Float[Tensor, "fold head row key_pos"]:
-            totals = (self.totals.pop(name + group.name).cpu() for group in self.groups)
-            return self.joined(total / n[..., None] for total in totals)
-
-        return {
-            "weights": maps("weights").nan_to_num_(),
-            "information": rows("information"),
-            "others": rows("others"),
-            **({"scores": maps("scores")} if self.keeps_scores else {}),
-            **({"sinks": rows("sinks").mean(-1)} if has_sinks else {}),
-        }
+        means = {"weights": self.joined(self.means("weights")).nan_to_num_()}
+        if self.keeps_scores:
+            means["scores"] = self.joined(self.means("scores"))
+        for name in ("information", "others", *["sinks"] * has_sinks):
+            means[name] = torch.cat([*self.means(name)], -1)
+        if has_sinks:
+            means["sinks"] = means["sinks"].mean(-1)
+        return means
 
 
 class HeadSums(Accumulator):

@@ -28,7 +28,7 @@ from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.hooks.reading.written import capture_written
-from nope_probe.hooks.removing.settings import WITH_GAIN, Replacement
+from nope_probe.hooks.removing.settings import WITH_GAIN, Ablation, Replacement
 from nope_probe.hooks.removing.weights import AS_INTACT, MEANS, Calibration, NewWeight, Place
 from nope_probe.hooks.removing.written import ABLATED
 from nope_probe.maps.folds import State, folds_of
@@ -86,15 +86,14 @@ def calibrate(
     documents, inputs = documents_of(inputs, None), as_inputs(model, inputs)
     if model in ABLATED:
         raise UserError("the model is ablated: calibrate it before `ablated`, while it is intact")
-    accumulators = [_OutputAccumulator(layer, seed) for layer in layers_of(model)]
     if fold_of is None:
         fold_of = folds_of(len(inputs), None, documents)
-    layers = {layer.index: layer for layer in layers_of(model)}
+    outputs = {layer.index: _OutputAccumulator(layer, seed) for layer in layers_of(model)}
     patterns = {
-        number: _PatternAccumulator(layers[number], torch.tensor(of_layer), inputs.shape[1])
-        for number, of_layer in (heads or {}).items()
+        number: _PatternAccumulator(outputs[number].layer, torch.tensor(named), inputs.shape[1])
+        for number, named in (heads or {}).items()
     }
-    read = [*accumulators, *patterns.values()]
+    read = [*outputs.values(), *patterns.values()]
     stream(model, inputs, read, fold_of, batch_size, checkpoint)
     positions = {}
     if writers:
@@ -107,20 +106,17 @@ def calibrate(
             kept_positions=kept_positions,
             batch_size=batch_size,
         )
-    measured = {accumulator.layer.index: accumulator for accumulator in accumulators}
-    blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
-    means = {
-        name: [torch.zeros(0).double() if block is None else block.mean(name) for block in blocks]
-        for name in MEANS
-    }
+    blocks = [outputs.get(number) for number in range(len(blocks_of(model)))]
+    nothing = torch.zeros(0).double()
+    means = {name: [block.mean(name) if block else nothing for block in blocks] for name in MEANS}
     return Calibration(
         checksum=weights_checksum(model),
         gains={
             kind: {
-                name: tuple(nan if block is None else block.gain(name, kind) for block in blocks)
+                name: tuple(block.gain(name, kind) if block else nan for block in blocks)
                 for name in WEIGHTS
             }
-            for kind in accumulators[0].units
+            for kind in next(iter(outputs.values())).units
         },
         seed=seed,
         means={name: pad_sequence(rows, True, nan) for name, rows in means.items()},
@@ -214,7 +210,8 @@ class _OutputAccumulator(Accumulator):
         self.units: dict[Replacement, dict[Projection, NewWeight]] = {}
         for kind in WITH_GAIN:
             if seed is not None or kind != "random":
-                place = partial(Place, layer=layer, replacement=kind, seed=seed or 0)
+                unit = Ablation(replacement=kind, gain="identity", seed=seed or 0)
+                place = partial(Place, layer=layer, ablation=unit)
                 self.units[kind] = {name: place(name=name).made() for name in self.projections}
 
     def hooks(self) -> Iterator[Attachment]:
@@ -222,7 +219,7 @@ class _OutputAccumulator(Accumulator):
         yield layer.point(layer.norm_point("ln1")), self.read_input
         for name in self.projections:
             if name != "w_o":
-                yield layer.point(layer.output_point(name)), partial(self._read_output, name)
+                yield layer.point(layer.output_point(name)), partial(self._read, name)
         if "w_o" in self.projections:
             yield layer.point("attn.hook_z"), self.read_z
         yield layer.point(layer.attn_out_point), self.update
@@ -230,41 +227,40 @@ class _OutputAccumulator(Accumulator):
     def reset(self) -> None:
         self.parts.clear()
 
-    def _read_output(self, key: str, tensor: Tensor, hook: HookPoint) -> None:
-        self._sum(key, tensor)
-        self._square(key, tensor)
+    def _read(
+        self,
+        name: str,
+        tensor: Float[Tensor, "batch pos *heads width"],
+        hook: HookPoint | None = None,
+    ) -> None:
+        """Keep the sums over tokens, the sum of all squares, and the number of tokens."""
+        total = tensor.sum((0, 1), dtype=torch.float64).flatten()
+        n_tokens = total.new_tensor(tensor.shape[0] * tensor.shape[1])
+        square = tensor.double().square().sum()
+        self.parts[name] = torch.cat((total, torch.stack((square, n_tokens))))
 
     def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
         y = self.layer.norm_output("ln1", tensor)
         for kind, units in self.units.items():
             for name, unit in units.items():
                 if name != "w_o":
-                    self._square(f"{kind}({name})", unit.outputs(y))
+                    self._read(f"{kind}({name})", unit.outputs(y))
 
     def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
         z = self.layer.by_head(tensor)
-        self._sum("z", z)
+        self._read("z", z)
         for kind, units in self.units.items():
-            self._square(f"{kind}(w_o)", units["w_o"].summed(z, range(self.layer.n_heads)))
+            self._read(f"{kind}(w_o)", units["w_o"].summed(z, range(self.layer.n_heads)))
 
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
         """Add the sums of this pass, after its last output, that of W_O."""
-        self._read_output("w_o", tensor, hook)
+        self._read("w_o", tensor)
         self.add(**{name: [(0, part)] for name, part in self.parts.items()})
         self.reset()
 
-    def _square(self, key: str, tensor: Tensor) -> None:
-        square = tensor.double().square().sum()
-        self.parts[f"square/{key}"] = torch.stack((square, square.new_tensor(tensor.numel())))
-
-    def _sum(self, key: str, tensor: Float[Tensor, "batch pos *heads width"]) -> None:
-        total = tensor.sum((0, 1), dtype=torch.float64).flatten()
-        n_tokens = total.new_tensor([tensor.shape[0] * tensor.shape[1]])
-        self.parts[f"sum/{key}"] = torch.cat((total, n_tokens))
-
-    def _rms(self, key: str) -> float:
-        square, size = self.totals[f"square/{key}"][0].tolist()
-        return (square / size) ** 0.5
+    def _rms(self, name: str) -> float:
+        *sums, square, n_tokens = self.totals[name][0].tolist()
+        return (square / (n_tokens * len(sums))) ** 0.5
 
     def gain(self, name: Projection, kind: Replacement) -> float:
         """Return c = RMS of the projection's output / RMS of the replacement's, at a gain of 1.
@@ -279,7 +275,7 @@ class _OutputAccumulator(Accumulator):
 
     def mean(self, name: str) -> Float[Tensor, " width"]:
         """Return the mean over tokens and positions of a projection's output, or of z."""
-        if f"sum/{name}" not in self.totals:
+        if name not in self.totals:
             return torch.zeros(0).double()
-        total = self.totals[f"sum/{name}"][0].cpu()
-        return total[:-1] / total[-1]
+        total = self.totals[name][0].cpu()
+        return total[:-2] / total[-1]

@@ -42,8 +42,6 @@ from nope_probe.hooks.reading.accumulators import (
 from nope_probe.hooks.reading.calibration import tensor_checksum
 from nope_probe.hooks.reading.streaming import (
     Stream,
-    restore,
-    state_of,
     stream,
 )
 from nope_probe.hooks.removing.written import estimated_on_halves
@@ -255,15 +253,13 @@ class ScoreSums:
 
     def __init__(self, model: HookedModel, n_folds: int) -> None:
         self.model, self.n_folds, self.n_seqs = model, n_folds, 0
-        self.accumulators = self._accumulators(torch.zeros(n_folds, dtype=torch.long))
-
-    def _accumulators(self, counts: Int[Tensor, " fold"]) -> list[ScoreAccumulator]:
-        return [ScoreAccumulator(layer, Cut(counts=counts)) for layer in layers_of(self.model)]
+        cut = Cut(counts=torch.zeros(n_folds, dtype=torch.long))  # which `means` counts
+        self.sums = [ScoreAccumulator(layer, cut) for layer in layers_of(model)]
 
     def add(self, batch: Inputs) -> None:
         """Run one batch through the model and add its scores."""
         fold_of = interleaved_folds(len(batch), self.n_folds, first=self.n_seqs)
-        stream(self.model, batch, self.accumulators, fold_of, len(batch))
+        stream(self.model, batch, self.sums, fold_of, len(batch))
         self.n_seqs += len(batch)
 
     @property
@@ -273,9 +269,9 @@ class ScoreSums:
 
     def means(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
         """Return the fold means so far, in nats; NaN where the model masks."""
-        accumulators = self._accumulators(self.counts)  # copies, since means overwrite the sums
-        restore(accumulators, state_of(self.accumulators))
-        return torch.stack([accumulator.fold_means() for accumulator in accumulators], 1)
+        means = torch.stack([of_layer.totals["scores"].cpu() for of_layer in self.sums], 1)
+        visible = torch.stack([of_layer.flags["visible"].cpu() for of_layer in self.sums])
+        return (means / self.counts[:, None, None, None]).masked_fill(~visible, torch.nan)
 
 
 def token_losses(

@@ -186,10 +186,6 @@ class ReaderAccumulator(Accumulator):
         }
         self.owns_hooks = layer.index == len(residual.blocks)  # one reader's hooks serve all
 
-    def start_batch(self, fold_of: Int[Tensor, " batch"], upto: int) -> None:
-        super().start_batch(fold_of, upto)
-        self.residual.clear()
-
     def hooks(self) -> Iterator[Attachment]:
         if self.owns_hooks:
             yield from self.residual.hooks()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -82,14 +81,27 @@ def stream(
     """
     checkpoint = checkpoint or Stream()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
-    done = 0
+    done, size = 0, batch_size
     for accumulator in accumulators:
         accumulator.n_seen = 0  # which counts the sequences of one stream
     with torch.inference_mode(), _reading(model, accumulators):
-        runner = BatchRunner(model, accumulators, checkpoint, batch_size)
         for start, stop in batches:
-            runner.run(inputs[start:stop], fold_of[start:stop], done)
-            done += stop - start
+            behind = start  # the sequences that were run
+            while behind < stop:
+                rows = slice(behind, min(behind + size, stop))
+                n_seqs = rows.stop - behind
+                for accumulator in accumulators:
+                    accumulator.start_batch(fold_of[rows], done + n_seqs)
+                if run_batch(model, inputs[rows], accumulators):
+                    behind, done = rows.stop, done + n_seqs
+                    continue
+                # The error, whose frames hold tensors, is gone. The blocks that came before it have
+                # counted the batch already; their accumulators skip its pieces.
+                for accumulator in accumulators:
+                    accumulator.reset()
+                torch.cuda.empty_cache()
+                size = n_seqs // 2
+                checkpoint.batch_halved(size)
             checkpoint.advance(stop - start)
         # Sorted by name: an order that all processes share.
         totals = [entry.totals[name] for entry in accumulators for name in sorted(entry.totals)]
@@ -134,50 +146,24 @@ def restore(accumulators: Sequence[Accumulator], state: State) -> None:
         accumulator.n_seen = int(state["n_seen"])
 
 
-@dataclass
-class BatchRunner:
-    """Runs batches. If a batch does not fit into GPU memory, it and later batches are halved."""
+def run_batch(model: HookedModel, batch: Inputs, accumulators: Sequence[Accumulator]) -> bool:
+    """Run a batch; return whether it fits into GPU memory.
 
-    model: HookedModel
-    accumulators: Sequence[Accumulator]
-    checkpoint: Stream
-    batch_size: int
-
-    def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
-        """Run a batch before which `done` sequences of this process were run."""
-        if len(batch) > self.batch_size:
-            size = self.batch_size
-            for piece, folds in zip(batch.split(size), fold_of.split(size), strict=True):
-                self.run(piece, folds, done)
-                done += len(piece)
-            return
-        for accumulator in self.accumulators:
-            accumulator.start_batch(fold_of, done + len(batch))
-        try:
-            self._run_once(batch)
-            return
-        except torch.OutOfMemoryError:
-            if len(batch) == 1:
-                raise
-        self._halve(len(batch))
-        self.run(batch, fold_of, done)
-
-    def _run_once(self, batch: Inputs) -> None:
-        if any(accumulator.reads_logits for accumulator in self.accumulators):
-            logits = logits_of(self.model, batch)
-            for accumulator in self.accumulators:
-                accumulator.read_logits(logits, batch)
-            return
-        run_forward(self.model, batch)
-
-    def _halve(self, size: int) -> None:
-        # Called when the error, whose frames hold tensors, is gone. The blocks that came before
-        # the error have counted the batch already; their accumulators skip its pieces.
-        for accumulator in self.accumulators:
-            accumulator.reset()
-        torch.cuda.empty_cache()
-        self.batch_size = size // 2
-        self.checkpoint.batch_halved(self.batch_size)
+    Raises:
+        torch.OutOfMemoryError: if a single sequence does not fit.
+    """
+    try:
+        if not any(accumulator.reads_logits for accumulator in accumulators):
+            run_forward(model, batch)
+            return True
+        logits = logits_of(model, batch)
+        for accumulator in accumulators:
+            accumulator.read_logits(logits, batch)
+    except torch.OutOfMemoryError:
+        if len(batch) == 1:
+            raise
+        return False
+    return True
 
 
 @contextmanager

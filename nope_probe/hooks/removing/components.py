@@ -246,17 +246,8 @@ class Weight(Removal):
     def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
         if self.source is not None:  # that block makes the keys and values
             return
-        ablation, point = self.ablation, self.layer.point
-        place = Place(
-            layer=self.layer,
-            name=self.kind,
-            replacement=ablation.replacement,
-            gain=ablation.scaling,
-            seed=ablation.seed,
-            calibration=calibration,
-            heads=self.heads,
-        )
-        self.replaced = place.made()
+        place = Place(layer=self.layer, name=self.kind, ablation=self.ablation, heads=self.heads)
+        self.replaced, point = replace(place, calibration=calibration).made(), self.layer.point
         yield first(point("hook_resid_pre"), self.drop)  # tensors of a pass that ended early
         yield last(point(self.input_point), self.keep)
         yield first(point(self.layer.output_point(self.kind)), self.write)

@@ -249,9 +249,13 @@ class Ablation:
     @property
     def needs_intact(self) -> bool:
         """Whether the intact model has to be measured first."""
-        has_gain = self.kind in WITH_GAIN and self.scaling == "output"
-        of_weights = has_gain or self.kind == "mean"
+        of_weights = self.has_measured_gain or self.kind == "mean"
         return "content" in self.condition or (bool(self.condition.weights) and of_weights)
+
+    @property
+    def has_measured_gain(self) -> bool:
+        """Whether replacements have the size of the weights' outputs."""
+        return self.kind in WITH_GAIN and self.scaling == "output"
 
     @property
     def calibration_seed(self) -> int | None:

@@ -25,10 +25,10 @@ from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import kept_to_this_thread
 from nope_probe.hooks.layers.objects import Model, model_of, refused
-from nope_probe.hooks.removing.settings import GivenReplacement, Replacement
+from nope_probe.hooks.removing.settings import Ablation, GivenReplacement
 from nope_probe.hooks.removing.written import WrittenPositions
 from nope_probe.maps.folds import State, TensorRecord, tensors_of
-from nope_probe.removal import WEIGHTS, Condition, Gain, Projection
+from nope_probe.removal import WEIGHTS, Condition, Projection
 
 AS_INTACT = "as_intact"
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
@@ -90,32 +90,29 @@ class Place:
     Attributes:
         layer: the block.
         name: the projection.
-        replacement: what the projection becomes; see `Ablation`.
-        gain: its size; see `Ablation`.
-        seed: of what is drawn.
+        ablation: says what the projection becomes, and its size.
         calibration: the result of `calibrate`, if the replacement needs it.
         heads: the query heads that lose the weight; None for all.
     """
 
     layer: Layer
     name: Projection
-    replacement: Replacement | GivenReplacement
-    gain: Gain = "identity"
-    seed: int = 0
+    ablation: Ablation
     calibration: Calibration | None = None
     heads: list[int] | None = None
 
     @property
     def c(self) -> float:
         """The factor of a replacement that has a gain; `norm` is ||W||_F / sqrt(rows of heads)."""
-        if self.gain == "norm":
+        gain = self.ablation.scaling
+        if gain == "norm":
             n_heads, n_rows, n_cols = self.layer.weight_per_head(self.name).shape
             n = n_heads * (n_rows if self.name == "w_o" else n_cols)
             return float(self.layer.weight(self.name).detach().float().norm() / n**0.5)
-        if self.gain == "identity":
+        if gain == "identity":
             return 1.0
         assert self.calibration is not None, "the gain `output` is measured first"
-        return self.calibration.gains[str(self.replacement)][self.name][self.layer.index]
+        return self.calibration.gains[self.ablation.kind][self.name][self.layer.index]
 
     def made(self) -> NewWeight:
         """Return the weight and bias that take the place of the projection's.
@@ -123,16 +120,18 @@ class Place:
         Raises:
             UserError: for a weight that the user gives, of another shape than the projection's.
         """
-        layer, in_o = self.layer, self.name == "w_o"
-        if not isinstance(self.replacement, str):
-            return self._given(self.replacement)
-        if self.replacement == "identity":
+        layer, replacement = self.layer, self.ablation.replacement
+        if not isinstance(replacement, str):
+            return self._given(replacement)
+        if replacement == "identity":
             rows = torch.arange(layer.n_heads * self.width).view(-1, self.width)
             return NewWeight(rows=rows % layer.d_model, d_model=layer.d_model, c=self.c)
-        if self.replacement == "random":
+        if replacement == "random":
             return NewWeight(rows=self.random_rows(), c=self.c)
-        zero = torch.zeros(layer.n_heads, layer.d_model if in_o else layer.d_head)
-        return NewWeight(bias=zero if self.replacement == "zero" else self._mean_output())
+        if replacement == "mean":
+            return NewWeight(bias=self._mean_output())
+        width = layer.d_model if self.name == "w_o" else layer.d_head
+        return NewWeight(bias=torch.zeros(layer.n_heads, width))
 
     @property
     def width(self) -> int:
@@ -160,7 +159,7 @@ class Place:
             self.layer.n_heads // len(new), dim=0
         )
         c = 1.0
-        if self.gain == "norm":
+        if self.ablation.scaling == "norm":
             size = float(rows.float().norm()) / (rows.shape[0] * rows.shape[1]) ** 0.5
             c = self.c / size if size > 0 else 0.0
         return NewWeight(rows=rows, c=c)
@@ -168,7 +167,7 @@ class Place:
     @property
     def generator(self) -> torch.Generator:
         """A new generator of random numbers, which depends on seed, layer and projection alone."""
-        entropy = SeedSequence([self.seed, self.layer.index, WEIGHTS.index(self.name)])
+        entropy = SeedSequence([self.ablation.seed, self.layer.index, WEIGHTS.index(self.name)])
         return torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
 
     def random_rows(self) -> Float[Tensor, "head d_head d_model"]:

@@ -24,7 +24,9 @@ def test_projections_are_products_with_the_rectangular_identity_and_its_transpos
     p = rectangular_identity("w_q", (n_heads * d_head, d_model))
     y, z = torch.randn(2, 13, d_model), torch.randn(2, 13, n_heads * d_head)
     sizes = SimpleNamespace(n_heads=n_heads, d_head=d_head, d_model=d_model)
-    identity = Place(layer=sizes, name="w_q", replacement="identity").made()
+    identity = Place(
+        layer=sizes, name="w_q", ablation=Ablation(replacement="identity", gain="identity")
+    ).made()
     heads = z.view(2, 13, n_heads, d_head)
     assert torch.equal(identity.outputs(y).flatten(2), y @ p.T)
     by_head = [identity.summed(heads, [head]) for head in range(n_heads)]

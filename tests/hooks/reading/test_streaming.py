@@ -64,7 +64,7 @@ def test_a_token_that_the_model_lacks_is_refused_before_anything_is_run(
     for call in calls:
         call()
     inputs[-1, -1] = wrong
-    monkeypatch.setattr("nope_probe.hooks.reading.streaming.BatchRunner.run", None)
+    monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_batch", None)
     for call in calls:
         with pytest.raises(
             UserError, match=f"^token {wrong}: the model's tokens are from 0 to 262"

@@ -139,9 +139,9 @@ def test_a_head_that_is_not_calibrated_and_padding_are_refused(
     model, name = model_of("bridge:llama")
     inputs = tiny(name).tokens
     calibration = calibrate(model, inputs, heads={0: [1]})
-    with pytest.raises(ValueError, match=r"L0 is not calibrated: .*heads=\{0: \[1, 3\]"):
+    with pytest.raises(ValueError, match=r"of L0 has to be measured first: .*heads=\{0: \[1, 3\]"):
         without_content(model, inputs, calibration)
-    missing = pytest.raises(ValueError, match="mean attention has to be measured first")
+    missing = pytest.raises(ValueError, match="the mean attention of L0 has to be measured first")
     with missing, ablated(model, Ablation(remove="content", heads=HEADS)):
         pass
     real = torch.ones_like(inputs)
