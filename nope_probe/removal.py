@@ -138,11 +138,6 @@ class Writer(str):
         return Component(f"position[{self}]")
 
     @property
-    def short(self) -> str:
-        """The name within its block: `H0`, `MLP`."""
-        return self.kind if self.head is None else f"H{self.head}"
-
-    @property
     def whole(self) -> Writer:
         """The attention that a head is a part of; any other writer itself.
 

@@ -21,22 +21,22 @@ from nope_probe.removal import (
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "block", "head", "short"),
+    ("name", "kind", "block", "head"),
     [
-        ("L2H11", "HEAD", 2, 11, "H11"),
-        ("ATTN3", "ATTN", 3, None, "ATTN"),
-        ("MLP10", "MLP", 10, None, "MLP"),
-        ("BLOCK0", "BLOCK", 0, None, "BLOCK"),
-        ("embed", "embed", 0, None, "embed"),
-        ("pos_embed", "pos_embed", 0, None, "pos_embed"),
+        ("L2H11", "HEAD", 2, 11),
+        ("ATTN3", "ATTN", 3, None),
+        ("MLP10", "MLP", 10, None),
+        ("BLOCK0", "BLOCK", 0, None),
+        ("embed", "embed", 0, None),
+        ("pos_embed", "pos_embed", 0, None),
     ],
 )
 def test_a_writer_knows_its_place_and_its_removal_names_it(
-    name: str, kind: str, block: int, head: int | None, short: str
+    name: str, kind: str, block: int, head: int | None
 ) -> None:
     writer = Writer(name)
     assert writer == name
-    assert (writer.kind, writer.block, writer.head, writer.short) == (kind, block, head, short)
+    assert (writer.kind, writer.block, writer.head) == (kind, block, head)
     assert writer.removal == f"position[{name}]"
     removed = Component(f"position[{name}]").writer
     assert removed is not None

@@ -43,7 +43,7 @@ from nope_probe.hooks.layers.objects import Model, model_of, refused
 from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.reading.written import capture_written, options_of
-from nope_probe.hooks.removing.components import components, lone_mlps, removals_of
+from nope_probe.hooks.removing.components import components, mlp_outputs, removals_of
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import Calibration
 from nope_probe.hooks.removing.written import (
@@ -203,12 +203,12 @@ def ablations_of(model: HookedModel, ablation: Ablation) -> list[BlockAblation]:
         raise UserError(
             f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
         )
-    heads, numbers, lone = ablation.heads, ablation.layers, lone_mlps(model, ablation)
+    heads, numbers = ablation.heads, ablation.layers
     if heads is not None:
         numbers = [index for index, named in heads.items() if len(named)]
-    elif lone:
-        known = [layer.index for layer in layers_of(model)] if numbers is None else numbers
-        numbers = [number for number in known if number not in lone]
+    elif numbers is not None and "mlp" in ablation.condition:  # which other blocks may lose too
+        others = {*mlp_outputs(model)} - {layer.index for layer in layers_of(model)}
+        numbers = [number for number in numbers if number not in others]
     layers = [] if numbers is not None and not len(numbers) else numbered_layers(model, numbers)
     lost = [None if heads is None else _heads(layer, heads[layer.index]) for layer in layers]
     return [BlockAblation(model, *block, ablation) for block in zip(layers, lost, strict=True)]
@@ -257,10 +257,7 @@ def check_sequences(attention: Attention, remove: Condition) -> None:
 
 
 def _calibration(
-    model: HookedModel,
-    ablation: Ablation,
-    calibration: Calibration | None,
-    tokens: Inputs | None,
+    model: HookedModel, ablation: Ablation, calibration: Calibration | None, tokens: Inputs | None
 ) -> Calibration | None:
     """Return the measurements of the intact model that an ablation needs, given or taken now."""
     if not ablation.needs_calibration:

@@ -158,11 +158,7 @@ def _validate(model: HookedModel, ablation: Ablation) -> None:
 
 
 def _edits(
-    model: HookedModel,
-    inputs: Inputs,
-    ablation: Ablation,
-    layers: Sequence[Layer],
-    batch_size: int,
+    model: HookedModel, inputs: Inputs, ablation: Ablation, layers: Sequence[Layer], batch_size: int
 ) -> dict[int, Edit]:
     """Return by block the function that removes the components from each of its heads."""
     # In heads by name: only then are q and k edited where they are multiplied.

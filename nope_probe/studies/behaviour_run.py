@@ -31,7 +31,7 @@ from nope_probe.data.sequences import random_twice
 from nope_probe.data.tokenizing import permuted
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import Given, positions_of
-from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
+from nope_probe.hooks.reading.capture import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.settings import Ablation

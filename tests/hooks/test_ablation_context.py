@@ -124,10 +124,7 @@ def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
         ({"remove": ["rope_low", "rope"]}, "rope_low and rope share rotary pairs"),
         ({"remove": ["rope[0:9]", "rope[7:16]"]}, r"rope\[0:9\] and rope\[7:16\] share rotary"),
         ({"remove": ["mask"], "heads": {True: [0]}}, "expected the numbers of layers"),
-        (
-            {"replacement": "median"},
-            "'median' should be 'identity', 'random', .*'zero'",
-        ),
+        ({"replacement": "median"}, "'median' should be 'identity', 'random', .*'zero'"),
         (
             {"remove": ["w_q", "mlp"], "heads": {0: [1]}},
             "^mlp has no heads; mask, rope, w_q, w_k, w_o, w_v, alibi, .*content have",

@@ -162,11 +162,6 @@ class Accumulator(ABC):
         self.n_seen = self.upto = 0
         self.fold_of: Tensor
 
-    @property
-    def depth(self) -> int:
-        """The number of the block that the sums are of."""
-        return self.layer.index
-
     def hooks(self) -> Iterable[Attachment]:
         """Return the hooks that read a forward pass; the last hook adds it to the totals."""
         return ()
@@ -290,10 +285,7 @@ class MapAccumulator(Accumulator):
         self.flags["visible"] = visible.clone()
 
     def products(
-        self,
-        name: str,
-        x: Float[Tensor, "batch pos width"],
-        y: Float[Tensor, "batch pos width"],
+        self, name: str, x: Float[Tensor, "batch pos width"], y: Float[Tensor, "batch pos width"]
     ) -> dict[str, list[FoldSum]]:
         """Return the sums of x_i.y_j over a batch, by groups of rows i."""
         return {

@@ -17,13 +17,7 @@ from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.attention import Attention, MeanPattern, upcast, whole
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
-from nope_probe.hooks.layers.model import (
-    Given,
-    as_inputs,
-    blocks_of,
-    documents_of,
-    layers_of,
-)
+from nope_probe.hooks.layers.model import Given, as_inputs, blocks_of, documents_of, layers_of
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import Stream, stream

@@ -1,4 +1,4 @@
-"""Stream batches through a model and keep running means of maps and losses, without a cache.
+"""Stream batches through a model for means of maps, losses, and sums of its residual streams.
 
 A map is updated inside the hook that reads its tensor, in float64 and one fold at a time. Folds
 are fixed before the first batch, so results do not depend on the batch size or on how many
@@ -7,9 +7,11 @@ processes share the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -17,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from nope_probe.errors import UserError, as_tuple, validate_types
 from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.base_layer import Layer, RemovedPairs
-from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
     Given,
     Inputs,
@@ -40,12 +42,9 @@ from nope_probe.hooks.reading.accumulators import (
     available,
 )
 from nope_probe.hooks.reading.calibration import tensor_checksum
-from nope_probe.hooks.reading.streaming import (
-    Stream,
-    stream,
-)
+from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.hooks.removing.written import estimated_on_halves
-from nope_probe.maps.folds import fold_counts, folds_of, interleaved_folds
+from nope_probe.maps.folds import FoldSum, fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows
 from nope_probe.removal import Component
@@ -291,11 +290,7 @@ def token_losses(
 
 
 def capture_losses(
-    model: Model,
-    tokens: Given,
-    *,
-    batch_size: int = 32,
-    checkpoint: Stream | None = None,
+    model: Model, tokens: Given, *, batch_size: int = 32, checkpoint: Stream | None = None
 ) -> Float[Tensor, "seq target"]:
     """Return the loss of every token but the first of each sequence, in nats, float64 on the CPU.
 
@@ -341,3 +336,111 @@ class LossAccumulator(Accumulator):
         """Add the losses of a batch."""
         losses = token_losses(logits, tokens[:, self.first :])
         self.add(losses=list(zip(self.fold_of.tolist(), losses, strict=True)))
+
+
+Targets = Float[Tensor, "seq pos target"]
+Residuals = Float[Tensor, "batch pos row"]
+FoldSums = dict[str, list[FoldSum]]
+
+
+def capture_moments(
+    model: HookedModel,
+    tokens: Int[Tensor, "seq pos"],
+    targets: Targets,
+    *,
+    n_layers: int | None = None,
+    skip: int = 0,
+    batch_size: int = 32,
+    checkpoint: Stream | None = None,
+) -> tuple[Float[Tensor, "layer row col"], Float[Tensor, "layer row target"]]:
+    """Return X'X and X'y of the residual stream after each block, summed in float64 on the CPU.
+
+    X is the residual stream with a last column of ones, so d_model + 1 columns; a row is a position
+    of a sequence.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, ablated or not.
+        tokens: sequences of equal length.
+        targets: y, one or several numbers per position.
+        n_layers: how many first blocks; all by default.
+        skip: first positions to leave out.
+        batch_size: sequences per forward pass.
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+    """
+    kept = targets[:, skip:].double()
+
+    def products(x: Residuals, numbers: Int[Tensor, " batch"]) -> FoldSums:
+        y = rearrange(kept[numbers], "seq pos target -> (seq pos) target")
+        rows = rearrange(x, "seq pos row -> (seq pos) row")
+        return {"xx": [(0, rows.T @ rows)], "xy": [(0, rows.T @ y.to(rows.device))]}
+
+    blocks = layers_of(model)[:n_layers]
+    sums = [ResidualAccumulator(layer, 1, skip, products) for layer in blocks]
+    stream(model, tokens, sums, torch.arange(len(tokens)), batch_size, checkpoint)
+    xx, xy = (torch.cat([moments.totals[name].cpu() for moments in sums]) for name in ("xx", "xy"))
+    return xx, xy
+
+
+def capture_distances(
+    model: HookedModel,
+    tokens: Int[Tensor, "seq pos"],
+    weights: Float[Tensor, "layer row fit"],
+    *,
+    skip: int = 0,
+    batch_size: int = 32,
+    checkpoint: Stream | None = None,
+) -> Float[Tensor, "seq layer fit"]:
+    """Return how far, in positions, each fit's prediction is from the index, on average.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, ablated or not.
+        tokens: sequences of equal length.
+        weights: weights of each block's fits; the last row is the constant.
+        skip: first positions to leave out.
+        batch_size: sequences per forward pass.
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+    """
+
+    def distances(fits: Tensor, x: Residuals, numbers: Int[Tensor, " batch"]) -> FoldSums:
+        predicted = x @ fits.double().to(x.device)
+        index = torch.arange(skip, skip + x.shape[1], device=x.device)
+        errors = (predicted - index[:, None]).abs().mean(1)
+        return {"distances": list(zip(numbers.tolist(), errors, strict=True))}
+
+    sums = [
+        ResidualAccumulator(layer, len(tokens), skip, partial(distances, fits))
+        for layer, fits in zip(layers_of(model), weights, strict=False)
+    ]
+    stream(model, tokens, sums, torch.arange(len(tokens)), batch_size, checkpoint)
+    return torch.stack([accumulator.totals["distances"].cpu() for accumulator in sums], 1)
+
+
+class ResidualAccumulator(Accumulator):
+    """Sums over positions of one block's output.
+
+    Args:
+        layer: the block.
+        n_folds: how many folds.
+        skip: how many first positions are left out.
+        parts: returns a batch's parts of the totals, from its residuals in float64 with a last
+            column of ones, and the numbers of its sequences, by which their targets are known.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        n_folds: int,
+        skip: int,
+        parts: Callable[[Residuals, Int[Tensor, " batch"]], FoldSums],
+    ) -> None:
+        super().__init__(n_folds)
+        self.layer, self.skip, self.parts = layer, skip, parts
+
+    def hooks(self) -> Iterator[Attachment]:
+        yield self.layer.point("hook_resid_post"), self.update
+
+    def update(self, tensor: Float[Tensor, "batch pos d_model"], hook: HookPoint) -> None:
+        """Add a batch."""
+        kept = tensor[:, self.skip :].double()
+        x = torch.cat([kept, kept.new_ones(*kept.shape[:2], 1)], -1)
+        self.add(**self.parts(x, self.fold_of))

@@ -384,12 +384,10 @@ class ReaderAccumulator(Accumulator):
             for kind, written in (("heads", brought), ("first", first)):
                 vectors = self._through(means.pop(f"{kind}{index}"), weight)
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
-        norm = self._of_norm(means)
         brought["bias"] = brought["bias"] + self._constants(means["gains"])
-        n_kv = mean_k.shape[2]
-        n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
-        queries = {name: self._queries(x[:, :, :n], n_kv) for name, x in brought.items()}
-        keys = {name: x[:, :, n:] for name, x in brought.items()}
+        queries, keys = self._sides(brought)
+        first_queries, first_keys = self._sides(first)
+        norm_queries, norm_keys = self._sides({"norm": self._of_norm(means)})
         for whole, written in ((mean_q, queries), (mean_k, keys)):
             error = relative_error(sum(written.values(), torch.zeros_like(whole)), whole)
             if not error <= self.tolerance:
@@ -407,14 +405,19 @@ class ReaderAccumulator(Accumulator):
             query_positions=rows.clone(),  # every reader is saved by itself
             queries=queries,
             keys=keys,
-            first_queries={name: self._queries(x[:, :, :n], n_kv) for name, x in first.items()},
-            first_keys={name: x[:, :, n:] for name, x in first.items()},
-            norm_queries=self._queries(norm[:, :, :n], n_kv),
-            norm_keys=norm[:, :, n:],
+            first_queries=first_queries,
+            first_keys=first_keys,
+            norm_queries=norm_queries["norm"],
+            norm_keys=norm_keys["norm"],
         )
 
-    def _queries(self, x: Float[Tensor, "fold pos head d_head"], n_kv_heads: int) -> Tensor:
-        return x if self.per_head else sum_query_groups(x, n_kv_heads)
+    def _sides(self, vectors: State) -> tuple[State, State]:
+        """Return vectors as queries and as keys, from the heads of both in one row."""
+        n_kv = self.projection.n_kv_heads
+        queries = {name: x[:, :, :-n_kv] for name, x in vectors.items()}
+        if not self.per_head:
+            queries = {name: sum_query_groups(x, n_kv) for name, x in queries.items()}
+        return queries, {name: x[:, :, -n_kv:] for name, x in vectors.items()}
 
     def _of_norm(self, means: State) -> Float[Tensor, "fold pos head d_head"]:
         """Return the queries and keys that norms make of vectors that know nothing of position.

@@ -15,12 +15,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.hook_points import (
-    Attachment,
-    HookedModel,
-    HookPoint,
-    hooks_attached,
-)
+from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import Inputs, block_point, tapped
 from nope_probe.hooks.layers.parity import validate_weights
 from nope_probe.hooks.layers.passes import logits_of, run_forward
@@ -172,7 +167,8 @@ def _reading(model: HookedModel, accumulators: Sequence[Accumulator]) -> Iterato
     end = None
     if not any(accumulator.reads_logits for accumulator in accumulators):
         depth, past_attention = max(
-            (accumulator.depth, not accumulator.reads_attention) for accumulator in accumulators
+            (accumulator.layer.index, not accumulator.reads_attention)
+            for accumulator in accumulators
         )
         name = "hook_resid_post" if past_attention else "attn.hook_attn_scores"
         end = block_point(model, depth, name)

@@ -13,11 +13,7 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Vectors
-from nope_probe.hooks.layers.hook_points import (
-    HookedModel,
-    HookPoint,
-    hooks_attached,
-)
+from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import (
     Inputs,
     begins_alike,

@@ -18,28 +18,12 @@ from torch import Tensor
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, AttentionMask, Visible, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, NormName, RemovedPairs, find_point
-from nope_probe.hooks.layers.hook_points import (
-    HookedModel,
-    HookPoint,
-    PlacedHook,
-    first,
-    last,
-)
-from nope_probe.hooks.layers.model import (
-    blocks_of,
-    layers_of,
-    position_point,
-)
+from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint, PlacedHook, first, last
+from nope_probe.hooks.layers.model import blocks_of, layers_of, position_point
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import Calibration, Place
-from nope_probe.removal import (
-    COMPONENTS,
-    REMOVABLE,
-    Component,
-    Condition,
-    Projection,
-)
+from nope_probe.removal import COMPONENTS, REMOVABLE, Component, Condition, Projection
 
 REMOVALS: dict[str, type[Removal]] = {}  # by the names of the rows
 
@@ -311,17 +295,13 @@ class Mlp(Removal):
 
     @classmethod
     def is_in(cls, model: HookedModel) -> bool:
-        has_output = (find_point(block, "hook_mlp_out") is not None for block in blocks_of(model))
-        return not layers_of(model)[0].attention_only and any(has_output)
+        return not layers_of(model)[0].attention_only and bool(mlp_outputs(model))
 
     @classmethod
     def hooks_outside(cls, model: HookedModel, ablation: Ablation) -> Iterator[PlacedHook]:
-        for point in lone_mlps(model, ablation).values():
-            yield first(point, zeros)
-
-    def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
-        if self.layer.has("hook_mlp_out"):
-            yield first(self.layer.point("hook_mlp_out"), zeros)
+        for number, point in mlp_outputs(model).items():
+            if ablation.layers is None or number in ablation.layers:
+                yield first(point, zeros)
 
 
 class Norms(Removal):
@@ -378,16 +358,10 @@ def removals_of(condition: Condition) -> list[type[Removal]]:
     return [REMOVALS[kind] for kind in REMOVABLE if kind in kinds & {*REMOVALS}]
 
 
-def lone_mlps(model: HookedModel, ablation: Ablation) -> dict[int, HookPoint]:
-    """Return the outputs of the MLPs to remove in blocks that do not attend, by block number."""
-    if "mlp" not in ablation.condition:
-        return {}
-    attending = {layer.index for layer in layers_of(model)}
-    points = {
-        number: find_point(block, "hook_mlp_out")
-        for number, block in enumerate(blocks_of(model))
-        if number not in attending and (ablation.layers is None or number in ablation.layers)
-    }
+def mlp_outputs(model: HookedModel) -> dict[int, HookPoint]:
+    """Return the hook points of MLPs' outputs by block number, in blocks that do not attend too."""
+    blocks = enumerate(blocks_of(model))
+    points = {number: find_point(block, "hook_mlp_out") for number, block in blocks}
     return {number: point for number, point in points.items() if point is not None}
 
 

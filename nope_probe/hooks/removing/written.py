@@ -20,13 +20,7 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Vectors
-from nope_probe.hooks.layers.hook_points import (
-    HookedModel,
-    HookPoint,
-    PlacedHook,
-    first,
-    last,
-)
+from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint, PlacedHook, first, last
 from nope_probe.hooks.layers.model import block_point
 from nope_probe.hooks.layers.writers import Outlet, blocks_that_write, outlets_of
 from nope_probe.hooks.removing.settings import Ablation
@@ -217,9 +211,7 @@ class Texts:
         self.numbers = torch.where(is_same.any(1), found, -1)
 
 
-def fingerprints(
-    residual: Float[Tensor, "batch pos d_model"],
-) -> Int[Tensor, " batch"]:
+def fingerprints(residual: Float[Tensor, "batch pos d_model"]) -> Int[Tensor, " batch"]:
     """Return a number for each text, which its residual stream before the first block decides.
 
     Example:

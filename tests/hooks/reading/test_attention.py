@@ -11,12 +11,7 @@ from support.plain_attention import assert_attention, plain_attention
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, ModelOf, Tiny
 
-from nope_probe import (
-    ablated,
-    capture_attention,
-    head_scores,
-    load,
-)
+from nope_probe import ablated, capture_attention, head_scores, load
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.maps.folds import pooled

@@ -14,8 +14,12 @@ from torch.nn.functional import cross_entropy
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.capture import capture_scores, token_losses
-from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
+from nope_probe.hooks.reading.capture import (
+    capture_distances,
+    capture_moments,
+    capture_scores,
+    token_losses,
+)
 
 N_SEQS, N_FOLDS = 37, 5
 CAUSAL = torch.ones(N_POS, N_POS).tril().bool()

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.ablations import (
-    calibration_of,
-    edited_as,
-    own_weight,
-)
+from support.ablations import calibration_of, edited_as, own_weight
 from support.decoders import write_decoder
 from support.edited_model import WEIGHTS, plain_run, rectangular_identity
 from support.hooked_runs import hooked_run, hooks_left, largest_error
