@@ -40,6 +40,7 @@ def test_keys_are_preferred_where_the_interval_says_so(locality: Estimate, said:
 def costs(measure: str, **differences: tuple[float, float, float]) -> list[dict[str, Any]]:
     """Return rows of `behaviour.csv`, given the differences by what is removed."""
     whole = {"replacement": "none", "value": 2.5, "value_low": 2.0, "value_high": 3.0, "note": ""}
+    whole |= cells("beyond_null", NONE)
     return [
         {"measure": measure, "removed": name, **whole, **cells("difference", estimate)}
         for name, estimate in {"intact": NONE, **differences}.items()
