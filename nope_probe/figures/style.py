@@ -70,7 +70,7 @@ NOISE_ERRORS, NOISE_NATS, WIDER = 8, 1e-5, 10
 PALE = 3  # standard errors of a cell that signed colours span at least
 FLOOR = 0.01  # nats, or a share: attention weights change by 1% per hundredth of a nat
 MARGIN = 3.0  # half an axis, in units of the largest noise
-FLAT = "flat: within noise"
+FLAT = "<br>flat: within noise"  # under a panel's title
 FLAT_WORDS = ": flat, within noise"  # after a panel's title
 Numbers = Float[np.ndarray, "..."] | Sequence[float]
 

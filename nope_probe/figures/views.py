@@ -53,7 +53,6 @@ CELL, MOST = 26, 1400  # px: a row of cells at most, and all rows of a panel
 BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
 PERCENT = BOUNDS.replace(".3g", ".1%")  # where the axis is in percent
 NOTE = {"bgcolor": BLANK, "showarrow": False, "font": {"size": 11}}
-FLAT_NOTE = {**NOTE, "text": FLAT, "x": 0.5, "y": 0.98, "yanchor": "top"}
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x", "cross", "star")
 
@@ -132,7 +131,11 @@ def draw(
             for series in _series(view, panel)
             for trace in _traces(view, panel, series, looks)
         ]
-        traces[panel.title] = [*of_panel, *_marks(panel, table[view.x], marks or {})]
+        is_flat = view.kind in ("dots", "rows") and is_noise(*panel.ends)
+        traces[panel.title + FLAT * is_flat] = [
+            *of_panel,
+            *_marks(panel, table[view.x], marks or {}),
+        ]
     n_names = len({trace["name"] for of in traces.values() for trace in of if "name" in trace})
     n_x, is_down = table[view.x].nunique(), view.kind == "rows"
     wide = n_x > MOST_TICKS and view.kind in ("dots", "lines")
@@ -359,12 +362,10 @@ def _scale_numbers(figure: go.Figure, view: View, panels: Sequence[Panel]) -> No
 
 
 def _fit_axes(figure: go.Figure, view: View, panels: Sequence[Panel], along: str) -> None:
-    """Match the axes of panels that share a scale, and keep noise flat, with a note."""
+    """Match the axes of panels that share a scale, and keep noise flat."""
     alike: dict[str, list[int]] = {}
     for place, panel in enumerate(panels):
         alike.setdefault(panel.about.unit if view.same_scale else str(place), []).append(place)
-        if is_noise(*panel.ends):
-            figure.add_annotation(**inside(place), **FLAT_NOTE)
     for first, *others in alike.values():
         estimates = np.concatenate([panels[place].ends for place in (first, *others)], axis=1)
         limits = axis_range(*estimates)

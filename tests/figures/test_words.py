@@ -48,8 +48,7 @@ def test_a_panel_of_noise_is_flat_and_noted_and_its_neighbour_is_not() -> None:
     figure = draw(View(table="t", title="t", y=tuple(numbers), by=()), rows, numbers)
     assert figure.layout.yaxis.range == (-0.01, 0.01)
     assert figure.layout.yaxis2.range is None
-    [note] = [annotation for annotation in figure.layout.annotations if annotation.text == FLAT]
-    assert note.xref == "x domain"
+    assert [title.text for title in figure.layout.annotations] == [f"a{FLAT}", "b"]
     assert figure.layout.xaxis2.matches == "x"
 
 
