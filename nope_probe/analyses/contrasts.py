@@ -88,11 +88,6 @@ class ContrastGram(Generic[Name]):
     across_halves: Collection[Name] = ()
     across: Float[Tensor, "one_plus_folds condition condition"] | None = None
 
-    @classmethod
-    def of(cls, patterns: Mapping[Name, Pattern]) -> ContrastGram[Name]:
-        """Return the inner products of patterns on shared cells."""
-        return contrast_grams(patterns)["pattern"]
-
     def product(self, one: Mapping[Name, float], other: Mapping[Name, float]) -> Estimates:
         """Return <one, other>, in squared nats.
 

@@ -78,13 +78,13 @@ def position_terms(reader: Reader) -> dict[str, PositionTerm]:
 
 
 def _term(reader: Reader, product: Estimates, size: Size) -> PositionTerm:
-    size, exceeds_rounding = _beyond_rounding(reader, size)
+    size, part = _sized(reader, product, size)
     relative_r2 = not_by_distance = UNDEFINED
     if size.rest is not None:
         relative_r2, not_by_distance = share(size.square - size.rest, size.square), rms(size.rest)
     return PositionTerm(
         size=size.nats,
-        part=_part(reader, product * exceeds_rounding, size),
+        part=part,
         relative_r2=relative_r2,
         not_by_distance=not_by_distance,
     )
@@ -104,11 +104,12 @@ def _part(reader: Reader, product: Estimates, size: Size) -> Interval:
     return jackknife(part) if reader.question == "pattern" else size.nats
 
 
-def _beyond_rounding(reader: Reader, size: Size) -> tuple[Size, float]:
-    """Return a size whose squares within rounding are 0, and 0 or 1 as the square is."""
+def _sized(reader: Reader, product: Estimates, size: Size) -> tuple[Size, Interval]:
+    """Return a term's size, 0 within rounding, and how much of the whole the term has, nats."""
     square = beyond_rounding(size.square, reader.score_square)
     rest = None if size.rest is None else beyond_rounding(size.rest, reader.score_square)
-    return replace(size, square=square, rest=rest), float(square.values.any())
+    size = replace(size, square=square, rest=rest)
+    return size, _part(reader, product * float(square.values.any()), size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +144,9 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
     def written_part(x: FoldVectors) -> tuple[Interval, Interval]:
         written = reader.part(x, "written")
         pair = (sums.q, written) if side == "key" else (written, reader.mean(sums.k))
-        size, exceeds_rounding = _beyond_rounding(reader, reader.pair_size(*pair))
-        product = reader.written_products(readings, x) * exceeds_rounding
-        return size.nats, _part(reader, product, size)
+        product = reader.written_products(readings, x)
+        size, part = _sized(reader, product, reader.pair_size(*pair))
+        return size.nats, part
 
     for writer, x in brought.items():
         size, part = written_part(x)

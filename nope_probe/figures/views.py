@@ -94,8 +94,7 @@ def panels_of(view: View, table: pd.DataFrame, columns: Columns) -> list[Panel]:
             if not ys:
                 continue
             number = known.get(ys[0], Column(ys[0]))
-            is_named = view.panels == "" or str(value) in view.names
-            about = number if is_named else columns.get(str(value), number)
+            about = number if str(value) in view.names else columns.get(str(value), number)
             title = about.title
             if view.panels and about is number:
                 name = named(view.names, view.panels, value)
@@ -128,8 +127,8 @@ def draw(
     for panel in panels:
         of_panel = [
             trace
-            for series in _series(view, panel)
-            for trace in _traces(view, panel, series, looks)
+            for series in _series(view, panel, looks)
+            for trace in _traces(view, panel, series)
         ]
         is_flat = view.kind in ("dots", "rows") and is_noise(*panel.ends)
         traces[panel.title + FLAT * is_flat] = [
@@ -174,37 +173,41 @@ class Series:
     """Rows of a panel that share colour, dash and name.
 
     Attributes:
-        values: of the view's `by`.
+        label: its name.
         y: the column that is drawn.
         rows: of the table.
-        is_other: whether y is not the panel's first.
+        look: its colour and symbol.
+        nth: its dash, and whether its markers are open: above 0.
         offset: the place of its dots among those of the same x, from -1/2 to 1/2.
     """
 
-    values: tuple[Any, ...]
+    label: str
     y: str
     rows: pd.DataFrame
-    is_other: bool
+    look: Layout
+    nth: int
     offset: float
 
 
-def _series(view: View, panel: Panel) -> list[Series]:
+def _series(view: View, panel: Panel, looks: Mapping[str, Layout]) -> Iterator[Series]:
     groups = (
         panel.rows.groupby([*view.by], sort=False, dropna=False) if view.by else [((), panel.rows)]
     )
     found = [
         (values, y, rows) for values, rows in groups for y in panel.ys if rows[y].notna().any()
     ]
-    return [
-        Series(
-            values=values,
+    # What replaces weights is dashed, and its markers are open.
+    last = [*dict.fromkeys(panel.rows[view.by[-1]])] if len(view.by) > 1 else []
+    last.sort(key=lambda value: value != NO_REPLACEMENT)
+    for place, (values, y, rows) in enumerate(found):
+        yield Series(
+            label=_label(view, panel, values, y),
             y=y,
             rows=rows,
-            is_other=y != panel.ys[0],
+            look=looks[str(values[0]) if values else ""],
+            nth=int(y != panel.ys[0]) + (last.index(values[-1]) if last else 0),
             offset=(place + 0.5) / len(found) - 0.5,
         )
-        for place, (values, y, rows) in enumerate(found)
-    ]
 
 
 def _looks(view: View, table: pd.DataFrame) -> dict[str, Layout]:
@@ -224,30 +227,28 @@ def _looks(view: View, table: pd.DataFrame) -> dict[str, Layout]:
     return looks
 
 
-def _traces(
-    view: View, panel: Panel, series: Series, looks: Mapping[str, Layout]
-) -> list[PlotlyTrace]:
+def _traces(view: View, panel: Panel, series: Series) -> list[PlotlyTrace]:
     """Return the traces of a series."""
-    look = looks[str(series.values[0]) if series.values else ""]
-    label, rows = _label(view, panel, series), series.rows
-    nth = int(series.is_other) + _nth(panel, view, series)
+    look, rows, nth = series.look, series.rows, series.nth
     at, share = rows[view.x], panel.about.is_share
     shown = f"%{{{'x' if view.kind == 'rows' else 'y'}:{'.1%' if share else '.3g'}}}"
     hover = f"{shown} {panel.about.shown_unit} {PERCENT if share else BOUNDS}".replace("  ", " ")
-    where = "" if view.kind == "rows" else "%{text}: "
+    hover = hover if view.kind == "rows" else f"%{{text}}: {hover}"
     texts = [named(view.names, view.x, value) for value in at]
     ends = estimates_of(rows, series.y)
     marker = look | {"symbol": f"{look['symbol']}{'-open' * (nth > 0)}", "size": 8}
     line = {"color": look["color"], "width": 2, "dash": DASHES[nth % len(DASHES)]}
-    hover = where + hover
     if view.kind == "curves" and len(rows) > 1:  # a curve of one place is a dot
-        x = _middles(rows, view.x)
-        return curve_in_band(x, ends, label=label, hover=hover, line=line, text=texts)
+        last = f"last_{view.x}"  # of each bin
+        x = (at + rows[last]) / 2 if last in rows else at
+        return curve_in_band(
+            x.to_numpy(), ends, label=series.label, hover=hover, line=line, text=texts
+        )
     keys = {"customdata": ends[1:].T, "text": texts, "mode": "markers", "cliponaxis": False}
     if view.kind == "lines":
         hollow = (ends[1] <= 0) & (ends[2] >= 0)
         symbols = [f"{look['symbol']}{'-open' * is_hollow}" for is_hollow in hollow.tolist()]
-        marker |= {"size": 8, "symbol": symbols}
+        marker["symbol"] = symbols
         keys |= {"x": at.tolist(), "y": ends[0], "mode": "lines+markers", "line": line}
         keys |= {"error_y": error_bars(*ends) | {"thickness": 1, "width": 0}}
         if view.later and len(rows.query(view.later)):
@@ -259,38 +260,20 @@ def _traces(
         is_layer = view.x == "layer"
         places = at.to_numpy(float) + SPREAD * series.offset if is_layer else at.tolist()
         keys |= {"x": places, "y": ends[0], "error_y": error_bars(*ends)}
-    return [scatter(label, hover, marker=marker, **keys)]
+    return [scatter(series.label, hover, marker=marker, **keys)]
 
 
-def _nth(panel: Panel, view: View, series: Series) -> int:
-    """Return the place of a series' last value among those of its panel; `none` is first.
-
-    So what replaces weights is dashed, and its markers are open.
-    """
-    if len(view.by) < 2:
-        return 0
-    values = list(dict.fromkeys(panel.rows[view.by[-1]]))
-    values.sort(key=lambda value: value != NO_REPLACEMENT)
-    return values.index(series.values[-1])
-
-
-def _label(view: View, panel: Panel, series: Series) -> str:
+def _label(view: View, panel: Panel, values: Sequence[Any], y: str) -> str:
     """Return the name of a series in the legend; what rows are of has one name everywhere."""
-    values = dict(zip(view.by, map(str, series.values), strict=True))
-    parts, replacement = [], values.pop("replacement", NO_REPLACEMENT)
-    for name, value in values.items():
-        if name == "removed" and value not in view.names:
-            parts.append(row_name(value, replacement))
+    by = dict(zip(view.by, values, strict=True))
+    parts, replacement = [], str(by.pop("replacement", NO_REPLACEMENT))
+    for name, value in by.items():
+        if name == "removed" and str(value) not in view.names:
+            parts.append(row_name(str(value), replacement))
         else:
-            parts.append(named(view.names, name, series.values[view.by.index(name)]))
-    parts += [series.y.replace("_", " ")] if len(panel.ys) > 1 else []
+            parts.append(named(view.names, name, value))
+    parts += [y.replace("_", " ")] if len(panel.ys) > 1 else []
     return ", ".join(filter(None, parts)) or panel.about.label
-
-
-def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Return the places on x; the middle of each bin where a column has the last of each."""
-    first, last = rows[name].to_numpy(), f"last_{name}"
-    return (first + rows[last].to_numpy(int)) / 2 if last in rows else first
 
 
 def _marks(panel: Panel, x: pd.Series, marks: Mapping[str, int]) -> list[PlotlyTrace]:
@@ -405,45 +388,33 @@ def _draw_cells(view: View, panels: Sequence[Panel]) -> go.Figure:
 
 def _cells(view: View, panel: Panel) -> list[PlotlyTrace]:
     """Return the heat map of a panel, with dots on marked cells."""
-    [by], [y] = view.by, panel.ys
-    order = {name: _in_order(panel.rows[name]) for name in (by, view.x)}
-    numbers = [
-        panel.rows.pivot(index=by, columns=view.x, values=name).reindex(
-            index=order[by], columns=order[view.x]
-        )
-        for name in (y, *bound_columns(y))
-    ]
+    [by], [y], rows = view.by, panel.ys, panel.rows
+    for name in (by, view.x):  # numbers are in order, and names as they come
+        if not pd.api.types.is_numeric_dtype(rows[name]):
+            names = [named(view.names, name, value) for value in rows[name]]
+            rows = rows.assign(**{name: pd.Categorical(names, [*dict.fromkeys(names)])})
+    numbers, *bounds = (
+        rows.pivot(index=by, columns=view.x, values=name) for name in (y, *bound_columns(y))
+    )
     where = "L%{y}H%{x}" if (by, view.x) == ("layer", "head") else "%{y}, %{x}"
     share = panel.about.is_share
     number = f"%{{z:{'.1%' if share else '.3g'}}} {panel.about.shown_unit}".strip()
-    names = {
-        name: values
-        if pd.api.types.is_numeric_dtype(panel.rows[name])
-        else [named(view.names, name, value) for value in values]
-        for name, values in order.items()
-    }
     cells = {
         "type": "heatmap",
-        "z": numbers[0].to_numpy(float),
-        "customdata": np.stack([bound.to_numpy(float) for bound in numbers[1:]], -1),
+        "z": numbers.to_numpy(float),
+        "customdata": np.stack([bound.to_numpy(float) for bound in bounds], -1),
         "coloraxis": "coloraxis",
         "hoverongaps": False,
         "hovertemplate": f"{where}<br>{number} {PERCENT if share else BOUNDS}<extra></extra>",
-        "x": names[view.x],
-        "y": names[by],
+        "x": numbers.columns.tolist(),
+        "y": numbers.index.tolist(),
     }
     if not view.marked:
         return [cells]
-    marked = panel.rows[panel.rows[view.marked].astype(bool)]
+    marked = rows[rows[view.marked].astype(bool)]
     dots = {"x": marked[view.x].tolist(), "y": marked[by].tolist(), "hoverinfo": "skip"}
     marker = {"color": INK, "size": 5}
     return [cells, {"type": "scatter", "mode": "markers", **dots, "marker": marker}]
-
-
-def _in_order(values: pd.Series) -> list[Any]:
-    """Return the values of a column once each: numbers by size, names as they come."""
-    found = list(dict.fromkeys(values))
-    return sorted(found) if pd.api.types.is_numeric_dtype(values) else found
 
 
 def _flat(y: Sequence[str | tuple[str, ...]]) -> Iterator[str]:

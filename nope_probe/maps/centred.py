@@ -33,7 +33,8 @@ class KeptCells:
         sees_first: whether a query has a row and sees all keys from key 0 on.
 
     Example:
-        >>> KeptCells.of(torch.tensor([0, 0, 0, 1, 2]), 1).n_keys.tolist()
+        >>> rows = MapRows(torch.arange(5), 5)
+        >>> KeptCells.of(torch.tensor([0, 0, 0, 1, 2]), 1, rows).n_keys.tolist()
         [0, 0, 1, 2, 2]
         >>> rows = MapRows(torch.tensor([2, 4]), 5)
         >>> KeptCells.of(torch.tensor([0, 0]), 0, rows).n_keys.tolist()
@@ -46,24 +47,17 @@ class KeptCells:
     sees_first: Bool[Tensor, " pos"]
 
     @classmethod
-    def of(
-        cls,
-        first_visible: Int[Tensor, " row"],
-        skip_keys: int,
-        where: MapRows | None = None,
-    ) -> KeptCells:
+    def of(cls, first_visible: Int[Tensor, " row"], skip_keys: int, where: MapRows) -> KeptCells:
         """Return the cells of a layer, from each row's first visible key.
 
         Args:
             first_visible: the first key that a row's query sees.
             skip_keys: how many first keys to leave out.
-            where: the rows; of all queries by default.
+            where: the rows.
 
         Raises:
             UserError: if no row has two such cells.
         """
-        if where is None:
-            where = MapRows(torch.arange(len(first_visible)), len(first_visible))
         n = where.n
         if skip_keys in (0, 1) and n < 3 + skip_keys:
             raise UserError(f"expected sequences of {3 + skip_keys} positions or more, got {n}")
@@ -81,11 +75,6 @@ class KeptCells:
     def n(self) -> int:
         """How many positions."""
         return len(self.first)
-
-    @property
-    def query_positions(self) -> Int[Tensor, " row"]:
-        """The queries of the rows."""
-        return self.where.queries
 
     @cached_property
     def n_keys(self) -> Int[Tensor, " pos"]:
@@ -112,7 +101,7 @@ class KeptCells:
     @cached_property
     def mask(self) -> Bool[Tensor, "row key_pos"]:
         """The kept cells of all rows."""
-        return self.of_queries(self.query_positions, self.n)
+        return self.of_queries(self.where.queries, self.n)
 
     def of_queries(self, queries: Int[Tensor, " row"], stop: int) -> Bool[Tensor, "row key_pos"]:
         """Return the kept cells of some queries and the keys before stop."""
@@ -162,7 +151,8 @@ def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:
     Raises:
         UserError: if no row has two such cells.
     """
-    return KeptCells.of(torch.zeros(n, dtype=torch.long), skip_keys).mask
+    where = MapRows(torch.arange(n), n)
+    return KeptCells.of(torch.zeros_like(where.queries), skip_keys, where).mask
 
 
 def row_centred(

@@ -94,24 +94,6 @@ def fold_weights(
     return sizes.double() / sizes.sum()
 
 
-def pair_weights(
-    weights: Float[Tensor, " fold"], across_halves: bool = False
-) -> Float[Tensor, "fold fold2"]:
-    """Return the weight of each pair of folds in a product: 0 where their noise is shared.
-
-    Args:
-        weights: the share of all sequences that each fold holds.
-        across_halves: whether only an even and an odd fold are independent, not any two folds.
-
-    Example:
-        >>> pair_weights(torch.tensor([0.5, 0.25, 0.25]), across_halves=True)[0]
-        tensor([0.0000, 0.1250, 0.0000])
-    """
-    fold = torch.arange(len(weights))
-    group = halves_of(fold) if across_halves else fold
-    return weights[:, None] * weights * (group[:, None] != group)
-
-
 def leave_one_out(
     folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"]
 ) -> Float[Tensor, "one_plus_folds *map"]:
@@ -156,7 +138,7 @@ class ProductSums:
     Example:
         >>> maps, sums = torch.randn(2, 4, 7), ProductSums()
         >>> for block in maps.double().split(3, dim=2):
-        ...     sums.add(block, block)
+        ...     sums.add(block)
         >>> sums.products(7, fold_weights(4)).shape  # on all folds, then without each
         torch.Size([5, 2, 2])
     """
@@ -164,18 +146,10 @@ class ProductSums:
     def __init__(self, sums: Float[Tensor, "x fold y fold2"] | None = None) -> None:
         self.sums = sums
 
-    def add(
-        self, x: Float[Tensor, "x fold *cell"], y: Float[Tensor, "y fold *cell"] | None = None
-    ) -> None:
-        """Add a block of cells.
-
-        Args:
-            x: fold means of maps.
-            y: the maps that x is multiplied with; x itself by default.
-        """
-        left = x.flatten(0, 1).flatten(1)
-        right = left if y is None else y.flatten(0, 1).flatten(1)
-        sums = (left @ right.T).view(*x.shape[:2], -1, x.shape[1])
+    def add(self, x: Float[Tensor, "x fold *cell"]) -> None:
+        """Add a block of cells of fold means of maps."""
+        flat = x.flatten(0, 1).flatten(1)
+        sums = (flat @ flat.T).view(*x.shape[:2], *x.shape[:2])
         self.sums = sums if self.sums is None else self.sums.add_(sums)
 
     def products(
@@ -190,7 +164,7 @@ class ProductSums:
         Args:
             n_cells: the number of cells in a product's mean.
             weights: the share of all sequences that each fold holds.
-            across_halves: whether pairs are of an even and an odd fold; see `pair_weights`.
+            across_halves: whether only an even and an odd fold are independent, not any two folds.
 
         Raises:
             UserError: for too few folds to leave one out.
@@ -199,7 +173,9 @@ class ProductSums:
         n_folds, least = self.sums.shape[1], 4 if across_halves else 3
         if n_folds < least:
             raise UserError(f"expected at least {least} folds to leave one out, got {n_folds}")
-        pairs = pair_weights(weights, across_halves)
+        fold = torch.arange(n_folds)
+        group = halves_of(fold) if across_halves else fold
+        pairs = weights[:, None] * weights * (group[:, None] != group)  # 0 where noise is shared
         products = self.sums * pairs[:, None] / n_cells
         # Without a fold, its row and its column are left out; they share no cell.
         of_fold = products.sum(3).transpose(0, 1) + products.sum(1).permute(2, 0, 1)

@@ -148,11 +148,6 @@ class LayerMaps:
         return self.folds.where.n
 
     @property
-    def n_offsets(self) -> int:
-        """The largest distance of a query from a key that does not count as first."""
-        return self.n - 1 - self.skip_keys
-
-    @property
     def queries(self) -> Int[Tensor, " row"]:
         """The queries of the rows."""
         return self.folds.where.queries
@@ -312,7 +307,7 @@ class Lead:
     @cached_property
     def queries(self) -> Int[Tensor, " query"]:
         """The queries that have a lead."""
-        queries = self.cells.query_positions
+        queries = self.cells.where.queries
         return queries[(self.cells.sees_first & (self.cells.n_keys >= MIN_KEYS))[queries]]
 
     @cached_property
@@ -324,7 +319,7 @@ class Lead:
         others = self.cells.mask.double()
         weights = -others / others.sum(1, keepdim=True).clamp_min(1)
         weights[:, : self.cells.skip_keys] = 1 / self.cells.skip_keys
-        return weights * torch.isin(self.cells.query_positions, self.queries)[:, None]
+        return weights * torch.isin(self.cells.where.queries, self.queries)[:, None]
 
     def rows(self, scores: RowsOfFolds, start: int) -> Float[Tensor, "fold query"]:
         """Return the leads of the queries in rows of scores from the query `start` on.

@@ -255,13 +255,13 @@ def offsets_table(sources: Sequence[str], maps: Maps, layer: int) -> pd.DataFram
     beyond the layer's window have no row. Where some distances share a row, `offset` is the first
     and `last_offset` the last of them.
     """
-    terms, n_offsets = source_terms(sources), maps[INTACT_ROW][layer].n_offsets
+    terms, pattern = source_terms(sources), maps[INTACT_ROW][layer].pattern
+    n_offsets = pattern.maps.n - 1 - pattern.maps.skip_keys
     bins, parts = offset_bins(n_offsets), list[pd.DataFrame]()
     offsets = {"offset": bins.tolist()}
     if len(bins) < n_offsets:
         offsets["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
-    pattern = maps[INTACT_ROW][layer].pattern  # on the cells that the intact model sees
-    of_conditions = {
+    of_conditions = {  # on the cells that the intact model sees
         condition: bin_means(
             replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer]), "pattern", bins
         )

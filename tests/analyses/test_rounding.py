@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nope_probe import capture_scores, load
 from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_rows import ROUNDING, beyond_rounding
@@ -100,7 +100,7 @@ def test_what_float32_attention_does_not_see_is_no_pattern_however_small_the_sco
 def test_a_positional_part_within_rounding_is_none(times: float) -> None:
     amplitude = times * RMS * ROUNDING * 2**0.5  # of two score maps
     scores, content = (LayerMaps.of(x[:, 0]).pattern for x in (maps(ripple(amplitude)), maps()))
-    size = ContrastGram.of({"v": scores, "u": content}).size({"v": 1.0, "u": -1.0})
+    size = contrast_grams({"v": scores, "u": content})["pattern"].size({"v": 1.0, "u": -1.0})
     if times < 1:
         assert is_zero(size)
     else:

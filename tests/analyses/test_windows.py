@@ -11,7 +11,7 @@ from support.dense_patterns import fold_products, leads, patterns
 from torch import Tensor
 
 from nope_probe import measure, row_centred
-from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_rows import bin_means, offset_bins
@@ -156,7 +156,7 @@ def test_conditions_are_compared_on_the_keys_that_all_of_them_see() -> None:
     intact, without = folds("narrow"), folds("window", seed=3)  # without the window: more keys
     v, u = patterns(without, kept), patterns(intact, kept)
     both = shared_patterns([LayerMaps.of(without), LayerMaps.of(intact)])
-    gram = ContrastGram.of(dict(zip("vu", both, strict=True)))
+    gram = contrast_grams(dict(zip("vu", both, strict=True)))["pattern"]
     assert float(gram.product({"v": 1.0}, {"u": 1.0}).values[0]) == pytest.approx(
         between_folds(v, u)
     )

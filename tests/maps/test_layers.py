@@ -8,7 +8,7 @@ from support.dense_patterns import estimates, fold_products, leads, other_keys, 
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.analyses.contrasts import ContrastGram, contrast_grams
+from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.errors import UserError
 from nope_probe.maps.estimates import fold_weights, leave_one_out
@@ -55,7 +55,7 @@ def test_a_row_is_its_lead_and_its_pattern_up_to_a_constant(
     torch.testing.assert_close(dense(one)[:, kept], expected)
     assert not dense(one)[:, ~kept].any()
     product = fold_products(expected[None], of_other[None], WEIGHTS)[:, 0, 0]
-    gram = ContrastGram.of({"one": one, "other": other})
+    gram = contrast_grams({"one": one, "other": other})["pattern"]
     result = gram.product({"one": 1.0}, {"other": 1.0}).values
     torch.testing.assert_close(result, product, rtol=1e-12, atol=1e-12)
     if skip == 0:

@@ -14,7 +14,7 @@ from support.written import of_all, of_others
 from torch import Tensor
 
 from nope_probe import capture_scores, load, measure
-from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
@@ -261,7 +261,7 @@ def test_products_of_a_row_with_means_of_its_texts_take_an_even_and_an_odd_fold(
     pairs = of_intact @ of_intact.T / len(row)
     all_pairs = (pairs.sum() - pairs.trace()) / 12
     patterns = [of.by_layer[1].pattern for of in (intact, written)]
-    gram = ContrastGram.of(dict(zip(("intact", "written"), patterns, strict=True)))
+    gram = contrast_grams(dict(zip(("intact", "written"), patterns, strict=True)))["pattern"]
     for one, expected in (("written", crossed / 2), ("intact", all_pairs)):
         product = gram.product({one: 1.0}, {"intact": 1.0}).values[0]
         assert float(product) == pytest.approx(float(expected), rel=1e-6)
