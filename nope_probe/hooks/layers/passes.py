@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -126,60 +126,40 @@ def evaluated(model: HookedModel | nn.Module) -> Iterator[None]:
             stack.callback(vars(module).update, training=True)
         for module in modules:
             if _ORIGINAL in vars(module):
-                forward = _as_first_pass(module, module.forward)
-                stack.enter_context(methods_replaced(module, forward=forward))
-        if tokenizer is not None and tokenizer.padding_side == "left":
-            embed = _unpadded(cast(Any, model).input_to_embed)
-            stack.enter_context(methods_replaced(model, input_to_embed=embed))
+                stack.enter_context(_as_first_pass(module))
+        if tokenizer is not None:
+            # On the left, TransformerLens takes leading pad tokens for padding, BOS too.
+            stack.callback(setattr, tokenizer, "padding_side", tokenizer.padding_side)
+            tokenizer.padding_side = "right"
         yield
-
-
-def _unpadded(embed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the embedding of a HookedTransformer on whole sequences, for a tokenizer that pads.
-
-    TransformerLens takes every leading pad token for padding where the tokenizer pads on the left,
-    BOS too where both are the same.
-    """
-
-    def embed_all(
-        tokens: Int[Tensor, "batch pos"], attention_mask: Tensor | None = None, **options: object
-    ) -> tuple[Any, ...]:
-        seen = torch.ones_like(tokens) if attention_mask is None else attention_mask
-        *embedded, _ = embed(tokens, attention_mask=seen, **options)
-        return *embedded, attention_mask
-
-    return embed_all
 
 
 # The longest sequence that dynamic RoPE has met, and the length for which it was made.
 _LONGEST, _ORIGINAL = "max_seq_len_cached", "original_max_seq_len"
 
 
-def _as_first_pass(module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward pass of RoPE with the frequencies of its sequences alone.
+@contextmanager
+def _as_first_pass(module: nn.Module) -> Iterator[None]:
+    """Run a module of RoPE with the frequencies of a pass's sequences alone.
 
     transformers keeps those of the longest sequence so far on the module. It forgets them for
     sequences shorter than the original context, not for equally long ones. It
     writes those of LongRoPE into the buffer.
     """
-
-    def forward(*args: object, **options: object) -> object:
-        attributes, buffers = vars(module), module._buffers
-        longest = {name: attributes[name] for name in attributes if name.endswith(_LONGEST)}
-        before = {**buffers}
-        buffers |= {name: x.clone() for name, x in before.items() if x is not None}
-        for name in longest:
-            prefix = name.removesuffix(_LONGEST)  # the type of a layer, or nothing
-            if attributes[name] > attributes[_ORIGINAL]:
-                buffers[f"{prefix}inv_freq"] = buffers[f"{prefix}original_inv_freq"]
-                attributes[name] = attributes[_ORIGINAL]
-        try:
-            return run(*args, **options)
-        finally:
-            attributes.update(longest)
-            buffers.update(before)
-
-    return forward
+    attributes, buffers = vars(module), module._buffers
+    longest = {name: attributes[name] for name in attributes if name.endswith(_LONGEST)}
+    before = {**buffers}
+    buffers |= {name: x.clone() for name, x in before.items() if x is not None}
+    for name in longest:
+        prefix = name.removesuffix(_LONGEST)  # the type of a layer, or nothing
+        if attributes[name] > attributes[_ORIGINAL]:
+            buffers[f"{prefix}inv_freq"] = buffers[f"{prefix}original_inv_freq"]
+            attributes[name] = attributes[_ORIGINAL]
+    try:
+        yield
+    finally:
+        attributes.update(longest)
+        buffers.update(before)
 
 
 def run_forward(model: HookedModel, inputs: Inputs) -> None:
