@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
+from shutil import copy
 from types import MethodType
 from typing import Any
 
@@ -95,21 +96,19 @@ def test_a_method_on_the_object_is_run_and_attention_past_the_interface_refused_
 
 
 def test_attention_and_masks_of_the_users_are_refused_by_their_names(llama: Any) -> None:
-    def mine(*args: Any, **options: Any) -> Any:
-        return eager_attention_forward(*args, **options)
-
-    def hiding(*args: Any, **options: Any) -> Any:
-        return eager_mask(*args, **options)
-
-    AttentionInterface.register("mine_of_a_test", mine)
-    AttentionMaskInterface.register("mine_of_a_test", sdpa_mask)
-    llama.set_attn_implementation("mine_of_a_test")
-    with pytest.raises(UserError, match="attention function 'mine_of_a_test'"):
-        load(llama)
-    AttentionInterface.register("mine_of_a_test", eager_attention_forward)
-    AttentionMaskInterface.register("mine_of_a_test", hiding)
-    with pytest.raises(UserError, match="mask function 'mine_of_a_test'"):
-        load(llama)
+    for kind, attend, hide in (
+        (
+            "attention",
+            lambda *args, **options: eager_attention_forward(*args, **options),
+            sdpa_mask,
+        ),
+        ("mask", eager_attention_forward, lambda *args, **options: eager_mask(*args, **options)),
+    ):
+        AttentionInterface.register("mine_of_a_test", attend)
+        AttentionMaskInterface.register("mine_of_a_test", hide)
+        llama.set_attn_implementation("mine_of_a_test")
+        with pytest.raises(UserError, match=f"{kind} function 'mine_of_a_test'"):
+            load(llama)
     llama.set_attn_implementation("sdpa")
     assert load(llama).info.parity["logits"] <= NETWORK
 
@@ -126,47 +125,37 @@ def hidden(mask: torch.Tensor | None, n: int) -> torch.Tensor | None:
     return mask.masked_fill(far(n), torch.finfo(mask.dtype).min)
 
 
-def hidden_in_place(mask: torch.Tensor, n: int) -> torch.Tensor:
-    return mask.masked_fill_(far(n), -1e9)
-
-
-def biased(mask: torch.Tensor, n: int) -> torch.Tensor:
-    return mask + torch.where(far(n), -2.0, 0.0)
-
-
-def absent(mask: torch.Tensor, n: int) -> None:
-    assert mask.isfinite().all()
-
-
 def boolean(mask: torch.Tensor | None, n: int) -> torch.Tensor:
     assert mask is None or mask.dtype == torch.bool
     return ~far(n) & torch.ones(n, n).tril().bool()
 
 
+MASKS: dict[str, Any] = {
+    "hidden": hidden,
+    "hidden in place": lambda mask, n: mask.masked_fill_(far(n), -1e9),
+    "biased": lambda mask, n: mask + torch.where(far(n), -2.0, 0.0),
+    "absent": lambda mask, n: None,
+    "boolean": boolean,
+}
+
+
 @pytest.mark.parametrize(
     ("implementation", "change"),
-    [
-        *(("eager", change) for change in (hidden, hidden_in_place, biased, absent)),
-        *(("sdpa", change) for change in (hidden, boolean)),
-    ],
+    [*(("eager", name) for name in [*MASKS][:4]), ("sdpa", "hidden"), ("sdpa", "boolean")],
 )
 @pytest.mark.parametrize("place", ["layers", "layers.self_attn", "create_causal_mask"])
 def test_masks_that_a_users_code_changes_hide_what_they_hide_in_transformers(
-    implementation: str,
-    change: Any,
-    place: str,
-    llama: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    implementation: str, change: str, place: str, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def before(module: Any, args: Any, options: Any) -> Any:
         n = (args or [options["hidden_states"]])[0].shape[1]
-        return args, {**options, "attention_mask": change(options["attention_mask"], n)}
+        return args, {**options, "attention_mask": MASKS[change](options["attention_mask"], n)}
 
     if place == "create_causal_mask":
         make = modeling_llama.create_causal_mask
 
         def made(**options: Any) -> Any:
-            return change(make(**options), options["inputs_embeds"].shape[1])
+            return MASKS[change](make(**options), options["inputs_embeds"].shape[1])
 
         monkeypatch.setattr(modeling_llama, place, made)
     else:
@@ -297,34 +286,32 @@ def test_contexts_that_change_what_models_compute_are_named(llama: Any) -> None:
 
 def test_files_that_are_none_are_named_with_what_they_are(tmp_path: Path) -> None:
     folder = write_tiny("llama", tmp_path).folder
-    file = folder / "model.safetensors"
-    with pytest.raises(UserError, match=f"is a file, and a model is the folder .*: name {folder}"):
-        load(file)
+    file, adapter, packed = folder / "model.safetensors", tmp_path / "adapter", tmp_path / "packed"
+
+    def refused(match: str, given: Path | str = folder, **options: Any) -> None:
+        with pytest.raises(UserError, match=match):
+            load(given, **options)
+
+    refused(f"is a file, and a model is the folder .*: name {folder}", file)
     (tmp_path / "README.md").write_text("of no model")
-    with pytest.raises(UserError, match=r"README\.md is no model: name a folder with a config"):
-        load(tmp_path / "README.md")
+    refused(r"README\.md is no model: name a folder with a config", tmp_path / "README.md")
     pointer = folder / "tokenizer.json"
     saved = pointer.read_bytes()
     pointer.write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n")
-    with pytest.raises(UserError, match=r"tokenizer\.json is a pointer of Git LFS.*git lfs pull"):
-        load(folder)
+    refused(r"tokenizer\.json is a pointer of Git LFS.*git lfs pull")
+    packed.mkdir()
     for name in ("a.gguf", "b.gguf"):  # the only one of its folder, then one of two
-        packed = tmp_path / "packed" / name
-        packed.parent.mkdir(exist_ok=True)
-        packed.write_bytes(pointer.read_bytes())
-        for given in (packed, str(packed), packed.parent):
-            with pytest.raises(UserError, match=r"[ab]\.gguf is a pointer of Git LFS"):
-                load(given)
+        copy(pointer, packed / name)
+        for given in (packed / name, str(packed / name), packed):
+            refused(r"[ab]\.gguf is a pointer of Git LFS", given)
+    adapter.mkdir()
+    copy(pointer, adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text("{}")
     pointer.write_bytes(saved)
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(packed.read_bytes())
-    with pytest.raises(UserError, match=r"adapter_model\.safetensors is a pointer of Git LFS"):
-        load(folder, adapter=tmp_path / "adapter")
+    refused(r"adapter_model\.safetensors is a pointer of Git LFS", adapter=adapter)
     file.unlink()
     file.symlink_to("../blobs/0123")
-    with pytest.raises(UserError, match=r"leads to \.\./blobs/0123, which is not there"):
-        load(folder)
+    refused(r"leads to \.\./blobs/0123, which is not there")
 
 
 def test_a_path_is_never_the_name_of_a_shipped_model(

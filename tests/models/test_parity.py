@@ -3,10 +3,10 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+import transformer_lens
 from support.decoders import write_decoder
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf
@@ -21,29 +21,11 @@ from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.load import load
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.parameter_free import (
-    build,
-    has_hooked_transformer,
-    hooked_config,
-    parameter_free,
-)
-from nope_probe.models.parity import (
-    describe,
-    error_of_tap,
-    position_dependence,
-)
+from nope_probe.models.parameter_free import build, hooked_config, parameter_free
+from nope_probe.models.parity import describe, error_of_tap, position_dependence
 
-ALL = (
-    "bridge:llama",
-    "bridge:phi3",
-    "bridge:qwen3",
-    "bridge:smollm3",
-    "bridge:gemma2",
-    "bridge:mistral",
-    "bridge:gpt2",
-    "hooked:smollm3-rope",
-    "hooked:smollm3-nope",
-)
+BRIDGES = ("llama", "phi3", "qwen3", "smollm3", "gemma2", "mistral", "gpt2")
+ALL = (*map("bridge:{}".format, BRIDGES), "hooked:smollm3-rope", "hooked:smollm3-nope")
 
 
 @pytest.mark.parametrize("spec", ALL)
@@ -56,51 +38,34 @@ def test_a_faithful_model_passes_with_its_parity_measured(
     assert max(info.parity.values()) <= NETWORK
 
 
-def flip(tensor: torch.Tensor, hook: object) -> torch.Tensor:
-    return tensor.flip(1)
-
-
-def stretch(tensor: torch.Tensor, hook: object) -> torch.Tensor:
-    return 1.01 * tensor
-
-
-def spoil(tensor: torch.Tensor, hook: object) -> torch.Tensor:
-    return tensor * torch.nan
-
-
-def spoil_one(tensor: torch.Tensor, hook: object) -> torch.Tensor:
-    spoilt = tensor.clone()
-    spoilt[0, 0, 0, 0] = torch.nan
-    return spoilt
+CHANGES = {
+    "flip": lambda tensor, hook: tensor.flip(1),
+    "stretch": lambda tensor, hook: 1.01 * tensor,
+    "spoil": lambda tensor, hook: tensor * torch.nan,
+    "spoil one": lambda tensor, hook: tensor.index_fill(0, torch.tensor(0), torch.nan),
+}
 
 
 @pytest.mark.parametrize(
     ("point", "change", "what"),
     [
-        ("attn.hook_attn_scores", stretch, "logits|pattern"),
-        ("attn.hook_attn_scores", spoil, "logits|pattern"),
-        ("attn.hook_attn_scores", spoil_one, "logits|pattern"),
-        ("attn.hook_pattern", stretch, "logits"),
-        ("attn.hook_k", flip, "logits|pattern"),
-        ("hook_resid_post", flip, "logits"),
-        ("hook_mlp_out", stretch, "logits"),
+        *(("attn.hook_attn_scores", change, "logits|pattern") for change in [*CHANGES][1:]),
+        ("attn.hook_pattern", "stretch", "logits"),
+        ("attn.hook_k", "flip", "logits|pattern"),
+        ("hook_resid_post", "flip", "logits"),
+        ("hook_mlp_out", "stretch", "logits"),
     ],
 )
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_a_model_with_a_changed_hook_point_fails_with_the_measured_error(
-    spec: str,
-    point: str,
-    change: Any,
-    what: str,
-    model_of: ModelOf,
-    tiny: ByName,
+    spec: str, point: str, change: str, what: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     reference = probed(tiny(name).hf, with_patterns=True)
     changed = layers_of(model)[1].point(point)
     of_layers = "" if point in ("attn.hook_pattern", "hook_mlp_out", "hook_resid_post") else "L1"
     message = rf"fails parity: ({what}) off by [\d.na].*{of_layers}"
-    with hooks_attached([(changed, change)]), pytest.raises(UserError, match=message):
+    with hooks_attached([(changed, CHANGES[change])]), pytest.raises(UserError, match=message):
         errors_of(model, reference)
 
 
@@ -116,9 +81,7 @@ def test_a_bridge_fails_if_its_rope_is_overlooked(
     bridge: ByName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = bridge("llama")
-    overlooked = {
-        number: replace(traits, rotary=None) for number, traits in traits_of(model).items()
-    }
+    overlooked = {layer: replace(of, rotary=None) for layer, of in traits_of(model).items()}
     monkeypatch.setitem(TRAITS, model, overlooked)
     with pytest.raises(UserError, match="rotated fails parity: positions off by"):
         describe(model, "rotated", error_of_tap(model))
@@ -131,19 +94,10 @@ def test_the_probe_stays_within_the_vocabulary_and_is_always_the_same() -> None:
 
 def test_an_info_has_the_sizes_of_the_model_and_is_json(bridge: ByName) -> None:
     info = describe(bridge("smollm3"), "mine")
+    sizes = {"n_layers": 3, "depth": 3, "n_heads": 6, "n_kv_heads": 2, "d_head": 10, "d_model": 34}
     assert info == ModelInfo(
-        name="mine",
-        source="configuration",
-        architecture="SmolLM3ForCausalLM",
-        kind="TransformerBridge",
-        n_layers=3,
-        depth=3,
-        n_heads=6,
-        n_kv_heads=2,
-        d_head=10,
-        d_model=34,
-        n_ctx=64,
-        d_vocab=263,
+        **{"name": "mine", "source": "configuration", "architecture": "SmolLM3ForCausalLM"},
+        **{"kind": "TransformerBridge", "n_ctx": 64, "d_vocab": 263} | sizes,
         rope_layers=(True, False, True),
     )
     assert json.loads(json.dumps(asdict(info)))["rope_layers"] == [True, False, True]
@@ -182,14 +136,9 @@ def test_a_tap_that_computes_something_else_fails_parity() -> None:
         describe(model, "bare", error_of_tap(model))
 
 
-def test_models_are_of_the_kind_that_transformer_lens_has(kind: str) -> None:
-    try:
-        from transformer_lens import HookedTransformer
-    except ImportError:
-        HookedTransformer = None
-    assert has_hooked_transformer() == (HookedTransformer is not None)
-    for config in (
-        parameter_free(1, 6),
-        hooked_config(AutoConfig.from_pretrained(CHECKPOINTS["rope-tiny"])),
-    ):
+def test_models_are_of_the_kind_that_transformer_lens_has() -> None:
+    is_hooked = hasattr(transformer_lens, "HookedTransformer")
+    shipped = hooked_config(AutoConfig.from_pretrained(CHECKPOINTS["rope-tiny"]))
+    for config in (parameter_free(1, 6), shipped):
+        kind = "HookedTransformer" if is_hooked else "TransformerBridge"
         assert type(build(config)).__name__ == kind

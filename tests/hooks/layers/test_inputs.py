@@ -72,10 +72,7 @@ def test_documents_of_another_type_are_an_error_that_says_what_to_pass(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            [TEXT, "x"],
-            r"have 2 to \d+ tokens.* sequences\(texts, tokenizer=.* cuts them",
-        ),
+        ([TEXT, "x"], r"have 2 to \d+ tokens.* sequences\(texts, tokenizer=.* cuts them"),
         ([[1, 2, 3], [1, 2]], "have 2 to 3 tokens"),
         (torch.randn(2, 5, 7), "7 dimensions, .* d_model is 128"),
         (torch.ones(0, 5, dtype=torch.long), r"1 sequence of 1 token or more, .*\[0, 5"),

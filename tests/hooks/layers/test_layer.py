@@ -23,11 +23,11 @@ from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import Attention, repeat_heads
+from nope_probe.hooks.layers.attention import repeat_heads
 from nope_probe.hooks.layers.base_layer import RemovedPairs, fit_rotary
 from nope_probe.hooks.layers.hook_points import hooks_attached, methods_replaced
 from nope_probe.hooks.layers.model import as_inputs, layers_of
-from nope_probe.hooks.layers.passes import attention_read
+from nope_probe.hooks.layers.passes import read_attention
 from nope_probe.models.load import load
 from nope_probe.removal import Component
 
@@ -37,17 +37,6 @@ def test_the_type_checks_of_shapes_are_on(request: pytest.FixtureRequest) -> Non
         pytest.skip("make shapes checks them")
     with pytest.raises(TypeCheckError):
         repeat_heads(torch.zeros(2, 3, 5), 6)
-
-
-def attentions(model: Any, inputs: torch.Tensor) -> list[Attention]:
-    """Return what each block's attention is computed from."""
-    shown: list[Attention] = []
-    with (
-        torch.inference_mode(),
-        attention_read(model, lambda layer, attention: shown.append(attention)),
-    ):
-        model(inputs)
-    return shown
 
 
 @pytest.mark.parametrize("d_rotary", [6, 10])
@@ -83,8 +72,7 @@ def test_a_rotation_is_recognised_and_turned_back(layout: str, d_rotary: int) ->
 
 
 @pytest.mark.parametrize(
-    "spec",
-    ["bridge:llama", "bridge:phi3", "bridge:gpt2", "hooked:smollm3-rope"],
+    "spec", ["bridge:llama", "bridge:phi3", "bridge:gpt2", "hooked:smollm3-rope"]
 )
 def test_weights_per_head_are_views_that_multiply_as_transformers_projections(
     spec: str, model_of: ModelOf, tiny: ByName
@@ -94,10 +82,8 @@ def test_weights_per_head_are_views_that_multiply_as_transformers_projections(
         for projection, (weight, _) in projections(tiny(name).hf, layer.index).items():
             actual = layer.weight_per_head(projection)
             assert actual.data_ptr() == layer.weight(projection).data_ptr()
-            if projection == "w_o":
-                assert torch.equal(actual.flatten(0, 1), weight.T)
-                continue
-            assert torch.equal(actual.transpose(0, 1).flatten(1), weight.T)
+            joined = actual if projection == "w_o" else actual.transpose(0, 1)
+            assert torch.equal(joined.reshape(weight.T.shape), weight.T)
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
@@ -152,9 +138,7 @@ def test_a_method_replaced_within_a_replacement_is_the_outer_ones_again() -> Non
     assert module(0) == 0
 
 
-def test_hooks_are_removed_when_a_later_one_cannot_be_attached(
-    hooked: ByName,
-) -> None:
+def test_hooks_are_removed_when_a_later_one_cannot_be_attached(hooked: ByName) -> None:
     layer = layers_of(hooked("smollm3-rope"))[0]
     names = ("attn.hook_q", "attn.hook_typo")
     with (
@@ -173,7 +157,8 @@ def test_the_scale_of_gpt2_can_fall_with_the_layers_index(tmp_path: Path) -> Non
     tokenizer().save_pretrained(tmp_path)
     model, inputs = load(str(tmp_path)).model, tokens(5)
     weights = plain(tmp_path)(inputs, output_attentions=True).attentions
-    for index, (layer, expected) in enumerate(zip(attentions(model, inputs), weights, strict=True)):
+    attentions = read_attention(model, inputs, lambda layer, attention: attention)
+    for index, (layer, expected) in enumerate(zip(attentions, weights, strict=True)):
         assert layer.scale == pytest.approx(7**-0.5 / (index + 1))
         causal = layer.scores().masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
         assert distance(causal.softmax(-1), expected) <= NETWORK

@@ -12,7 +12,7 @@ from support.tiny_models import tokens
 from nope_probe import load
 from nope_probe.hooks.layers import attention as module
 from nope_probe.hooks.layers.attention import AttentionMask
-from nope_probe.hooks.layers.passes import attention_read, run_blocks, run_forward
+from nope_probe.hooks.layers.passes import read_attention, run_blocks
 
 N = 61
 
@@ -36,10 +36,8 @@ def test_rows_of_a_mask_are_those_of_all_its_cells(
     changed: Callable[[AttentionMask], AttentionMask], sees: int, tmp_path: Path
 ) -> None:
     model = load(str(write_decoder("mistral", tmp_path).folder)).model  # a window of 5
-    masks: list[AttentionMask] = []
-    with attention_read(model, lambda layer, attention: masks.append(attention.mask)):
-        run_forward(model, tokens(1, N))
-    mask, rows = changed(masks[0]), torch.tensor([30, 7, 60])
+    first, *_ = read_attention(model, tokens(1, N), lambda layer, attention: attention.mask)
+    mask, rows = changed(first), torch.tensor([30, 7, 60])
     assert torch.equal(mask.rows(rows), mask.rows()[..., rows, :])
     assert int(mask.rows(rows)[0, 0, 0].sum()) == sees
     assert torch.equal(mask.of_queries(slice(7, 19)).rows(), mask.rows()[..., 7:19, :])

@@ -1,5 +1,6 @@
 """Every kind of model is of the protocols, and takes vectors and tokens through its blocks."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,20 +74,13 @@ def test_no_hook_is_left_after_vectors_also_when_a_hook_raises(
     tokens = tiny("gpt2").tokens
     before = model(tokens)
 
-    def stop(error: type[Exception]) -> Any:
-        def hook(tensor: torch.Tensor, hook: object) -> None:
-            raise error
-
-        return hook
+    def stop(tensor: torch.Tensor, hook: object) -> None:
+        raise StopForward
 
     point = layers_of(model)[0].point("attn.hook_pattern")
-    for error in (StopForward, ZeroDivisionError):
-        with hooks_attached([(point, stop(error))]):
-            if error is StopForward:
-                run_forward(model, x)
-            else:
-                with pytest.raises(ZeroDivisionError):
-                    run_forward(model, x)
+    for hook, ends in ((stop, nullcontext()), (fails, pytest.raises(ZeroDivisionError))):
+        with hooks_attached([(point, hook)]), ends:
+            run_forward(model, x)
         assert not layers_of(model)[0].point("hook_resid_pre").fwd_hooks
     assert model(tokens).equal(before)
 
@@ -112,12 +106,8 @@ def test_only_the_homes_of_the_kinds_ask_which_kind_a_model_is() -> None:
     root = Path(nope_probe.__file__).parent
     files = {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*.py")}
     assert {name for name in files if name.startswith(HOMES)} > {*BLOCKS, "hooks/layers/model.py"}
-    asking = [
-        name
-        for name, text in files.items()
-        if not name.startswith(HOMES) and any(kind in text for kind in KINDS)
-    ]
-    assert not asking
+    others = {name: text for name, text in files.items() if not name.startswith(HOMES)}
+    assert not [name for name, text in others.items() if any(kind in text for kind in KINDS)]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama"])

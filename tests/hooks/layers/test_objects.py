@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from support.decoders import write_decoder
 from support.edited_model import edited
@@ -43,14 +45,7 @@ def in_training(hf: Any) -> Any:
     return hf.train()
 
 
-def flash(hf: Any) -> Any:
-    hf.set_attn_implementation("sdpa")
-    return hf
-
-
 def dispatched(hf: Any) -> Any:
-    from accelerate import dispatch_model
-
     device_map = {"model": "cpu", "lm_head": "cpu"}
     return dispatch_model(hf, device_map, main_device="cpu", force_hooks=True)
 
@@ -73,7 +68,7 @@ def of_nnsight(hf: Any) -> Any:
 OBJECTS: dict[str, Callable[[Any], Any]] = {
     "a model": lambda hf: hf,
     "in training": in_training,
-    "another attention": flash,
+    "another attention": lambda hf: hf.set_attn_implementation("sdpa") or hf,
     "bfloat16": lambda hf: hf.bfloat16(),
     "on devices by accelerate": dispatched,
     "compiled": lambda hf: torch.compile(hf, backend="eager"),
@@ -240,10 +235,10 @@ def test_a_gradient_that_would_reach_an_adapter_is_refused(tiny: ByName) -> None
     assert model.get_base_model().lm_head.weight.grad.any()
 
 
-def test_the_yielded_model_is_in_the_mode_of_the_callers(tiny: ByName) -> None:
-    for is_training in (True, False):
-        with ablated(deepcopy(tiny("llama").hf).train(is_training), "mask") as model:
-            assert {part.training for part in model.original_model.modules()} == {is_training}
+@pytest.mark.parametrize("is_training", [True, False])
+def test_the_yielded_model_is_in_the_mode_of_the_callers(is_training: bool, tiny: ByName) -> None:
+    with ablated(deepcopy(tiny("llama").hf).train(is_training), "mask") as model:
+        assert {part.training for part in model.original_model.modules()} == {is_training}
 
 
 def test_transformers_generates_from_whole_sequences_of_the_yielded_model(tiny: ByName) -> None:
@@ -261,25 +256,16 @@ def test_transformers_generates_from_whole_sequences_of_the_yielded_model(tiny: 
             model.original_model(TOKENS[:, 5:6], past_key_values=cache)
 
 
-def test_weights_are_shared_and_a_change_of_them_is_seen(tiny: ByName) -> None:
-    hf = deepcopy(tiny("llama").hf)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "phi3"])
+def test_weights_are_shared_and_a_change_of_them_is_seen(name: str, tiny: ByName) -> None:
+    """Of joint projections too, which TransformerLens splits."""
+    hf = deepcopy(tiny(name).hf)
     loaded = load(hf, tokenizer())
     shared = {weight.data_ptr() for weight in hf.parameters()}
     bridge: Any = loaded.model
     new = [w for w in bridge.original_model.parameters() if w.data_ptr() not in shared]
     assert {weight.numel() for weight in new} <= {D_VOCAB}  # TransformerLens's bias of W_U
     assert loaded.info.parity.keys() == {"logits", "pattern"}
-    before = capture_losses(loaded, TOKENS)
-    with torch.no_grad():
-        hf.model.layers[0].mlp.up_proj.weight.mul_(1.5)
-    assert distance(before, losses(hf)) > 1e-3
-    assert distance(capture_losses(loaded, TOKENS), losses(hf)) <= NETWORK
-
-
-@pytest.mark.parametrize("name", ["gpt2", "phi3"])
-def test_a_change_of_a_joint_projection_is_seen(name: str, tiny: ByName) -> None:
-    hf = deepcopy(tiny(name).hf)
-    loaded = load(hf)
     before = capture_losses(loaded, TOKENS)
     with torch.no_grad():
         for weight in hf.parameters():
@@ -319,11 +305,12 @@ def test_a_model_that_has_changed_since_it_was_loaded_is_refused(change: str, ti
     model(TOKENS)
     model.train().gradient_checkpointing_enable()  # training changes nothing that is measured
     capture_losses(loaded, TOKENS)
+    changed = r"changed since it was loaded .* load it again"
     with ablated(loaded, "mask") as yielded:
         CHANGES[change](model)
-        with pytest.raises(UserError, match=r"changed since it was loaded .* load it again"):
+        with pytest.raises(UserError, match=changed):
             yielded(TOKENS)
-    with pytest.raises(UserError, match=r"changed since it was loaded .* load it again"):
+    with pytest.raises(UserError, match=changed):
         capture_losses(loaded, TOKENS)
     assert capture_losses(load(model), TOKENS).isfinite().all()
 
@@ -334,8 +321,8 @@ def test_hooks_act_as_in_the_model_and_are_seen_when_they_come(tiny: ByName) -> 
     changed = losses(hf)
     assert distance(capture_losses(hf, TOKENS), changed) <= NETWORK
     hook.remove()
-    assert distance(capture_losses(hf, TOKENS), losses(hf)) <= NETWORK
-    assert distance(losses(hf), changed) > 1e-3
+    intact = losses(hf)
+    assert distance(capture_losses(hf, TOKENS), intact) <= NETWORK < distance(intact, changed)
 
 
 def test_every_public_function_takes_a_model_and_texts_with_its_tokenizer(tiny: ByName) -> None:
@@ -365,35 +352,27 @@ def test_an_error_lists_what_is_taken(tiny: ByName) -> None:
         model_of(get_peft_model(deepcopy(tiny("llama").hf), prompts))
 
 
-class Doubled(LlamaMLP):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
-class Growing(LlamaMLP):
-    calls = 0
+class Grown(LlamaMLP):
+    calls, step = 2, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls += self.step
         return self.calls * super().forward(x)
 
 
-def test_the_forward_of_a_users_subclass_is_run(tiny: ByName) -> None:
+def test_the_forward_of_a_users_subclass_is_run_and_refused_where_passes_differ(
+    tiny: ByName,
+) -> None:
     hf = deepcopy(tiny("llama").hf)
-    intact = hf(TOKENS).logits
-    hf.model.layers[0].mlp.__class__ = Doubled
+    intact, mlp = hf(TOKENS).logits, hf.model.layers[0].mlp
+    mlp.__class__ = Grown
     doubled = hf(TOKENS).logits
     assert distance(intact, doubled) > 0.1
     with torch.inference_mode():
         assert distance(model_of(hf)(TOKENS), doubled) <= NETWORK
-
-
-def test_a_bridge_that_computes_something_else_is_refused(tiny: ByName) -> None:
-    hf = deepcopy(tiny("llama").hf)
-    hf.model.layers[0].mlp.__class__ = Growing
-    with pytest.raises(UserError, match="fails parity: logits off by"):
+    mlp.step = 1
+    with pytest.raises(UserError, match=r"fails parity: logits off by .*, from L1 on"):
         model_of(hf)
-    assert hf.config.vocab_size == D_VOCAB
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gptj", "opt", "gpt_oss"])
@@ -427,10 +406,9 @@ def test_an_untrained_model_in_peft_is_the_one_that_is_yielded(tiny: ByName) -> 
     fresh = capture_scores(given, TOKENS)
     with untrained(given, seed=5) as model, ablated(model, "mask") as without:
         redrawn = capture_scores(without, TOKENS)
-        with pytest.raises(UserError, match=r"the model that `ablated` yields.*so does"):
-            capture_scores(given, TOKENS)
-        with pytest.raises(UserError, match=r"the model that `ablated` yields.*so does"):
-            given(TOKENS)
+        for run in (given, partial(capture_scores, given)):
+            with pytest.raises(UserError, match=r"the model that `ablated` yields.*so does"):
+                run(TOKENS)
     with untrained(tiny("llama").hf, seed=5) as model, ablated(model, "mask"):
         expected = capture_scores(model, TOKENS)
     assert distance(redrawn.mean, expected.mean) == 0, "the same numbers, without the adapter"
