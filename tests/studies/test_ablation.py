@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from safetensors.numpy import load_file
 from support.command_line import ended, run_command
 from support.plain_attention import plain_attention
 from support.rounding import MEASURE, assert_same
@@ -25,6 +23,7 @@ from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.folds import folds_of
 from nope_probe.models.names import path_of
+from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import report
 
 N = 13
@@ -32,32 +31,21 @@ SMALL = ["--n-seqs", "16", "--seq-len", str(N), "--folds", "5", "--batch-size", 
 INTACT = "score/intact"
 
 
-@pytest.fixture(scope="module")
-def default_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "default"
-    run_command(ablate, *SMALL, "--layers", "2", "--out", str(out))
-    return out
+def run_of(out: Path, *flags: object) -> Run:
+    run_command(ablate, *SMALL, *flags, "--out", out)
+    return read_run(out)
 
 
 @pytest.fixture(scope="module")
-def maps(default_run: Path) -> dict[str, np.ndarray]:
-    return load_file(default_run / "maps.safetensors")
+def default_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_of(tmp_path_factory.mktemp("runs") / "default", "--layers", "2")
 
 
-def manifest_of(out: Path) -> dict:
-    return json.loads((out / "manifest.json").read_text())
-
-
-def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(default_run: Path):
-    manifest = manifest_of(default_run)
-    names = {path.name for path in default_run.iterdir()} - {"manifest.json"}
-    assert set(manifest["checksums"]) == names
-    assert {"maps.safetensors", "folds.safetensors", "tokens.safetensors"} < names
-    assert {"pattern.csv", "over_layers.csv", "terms.csv"} < names
-    assert manifest["complete"]
-    assert manifest["model"]["rope_layers"] == [True] * 2
-    assert manifest["model"]["parity"]["logits"] < 1e-4
-    table = pd.read_csv(default_run / "pattern.csv")
+def test_a_run_has_a_row_for_each_source_weight_and_control(default_run: Run):
+    model = default_run.manifest.model
+    assert "folds.safetensors" in default_run.manifest.checksums
+    assert (model.rope_layers, model.parity["logits"] < 1e-4) == ((True, True), True)
+    table = default_run.tables["pattern"]
     assert table.groupby("replacement")["removed"].unique().map(list).to_dict() == {
         "none": [
             *("intact", "mask", "written", "rope", "mask+rope"),
@@ -65,18 +53,16 @@ def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(default_run: P
         ],
         "mean": ["w_q", "w_k", "w_q+w_k", "w_o"],
     }
-    assert len((default_run / "report.html").read_text()) < 15e6
 
 
-def test_the_first_column_of_a_pattern_is_the_lead_of_the_first_key(
-    default_run: Path, maps: dict[str, np.ndarray]
-):
+def test_the_first_column_of_a_pattern_is_the_lead_of_the_first_key(default_run: Run):
+    maps = default_run.maps
     scores, column = maps[INTACT].astype(float), maps["pattern/intact"][..., 0]
     for query in range(2, N):
         lead = scores[:, query, 0] - scores[:, query, 1:query].mean(-1)
         assert_same(column[:, query], lead, MEASURE)
     assert np.isnan(column[:, :2]).all(), "without another earlier key there is no lead"
-    table = pd.read_csv(default_run / "pattern.csv").query("removed == 'intact'")
+    table = default_run.tables["pattern"].query("removed == 'intact'")
     assert_same(table["lead"].to_numpy(), column[:, 9:].mean(-1), MEASURE)  # 8 other keys or more
 
 
@@ -85,12 +71,10 @@ def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transform
     tmp_path: Path,
 ):
     hf, n_seqs = plain(path_of("rope-tiny")), 67
-    flags = ["--n-seqs", n_seqs, "--seq-len", N, "--folds", 5, "--layers", 4]
-    run_command(ablate, *flags, "--out", tmp_path / "run")
-    manifest = manifest_of(tmp_path / "run")
-    sizes = torch.tensor(manifest["fold_sizes"]).double()
-    table = pd.read_csv(tmp_path / "run" / "pattern.csv").set_index(["layer", "removed"])
-    stored = load_file(tmp_path / "run" / "tokens.safetensors")
+    run = run_of(tmp_path / "run", "--n-seqs", n_seqs, "--layers", 4)
+    sizes = torch.tensor(run.manifest.fold_sizes).double()
+    table = run.tables["pattern"].set_index(["layer", "removed"])
+    stored = run.arrays["tokens"]
     tokens, documents = (torch.from_numpy(stored[name]) for name in ("tokens", "documents"))
     fold_of = folds_of(n_seqs, 5, documents)
 
@@ -106,7 +90,7 @@ def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transform
     for name in ("w_q", "w_k", "w_q+w_k", "w_o"):
         with constant(hf, tokens, name.split("+")):
             captured[name], losses[name] = folds(), mean_loss(hf, tokens)
-    means = pd.read_csv(tmp_path / "run" / "over_layers.csv").set_index("removed")
+    means = run.tables["over_layers"].set_index("removed")
     for name, loss in losses.items():
         assert means.loc[name, "loss"] == pytest.approx(loss, abs=1e-4), name
         assert means.loc[name, "cost"] == pytest.approx(loss - losses["intact"], abs=1e-4), name
@@ -194,37 +178,34 @@ def test_rows_sentences_and_legends_name_the_heads_that_lose_something(tmp_path:
 
 @pytest.mark.usefixtures("undrawn")
 def test_shuffled_rows_are_the_intact_model_on_the_tokens_of_shuffle(
-    default_run: Path, tmp_path: Path
+    default_run: Run, tmp_path: Path
 ) -> None:
-    chosen = ["--layers", "2", "--remove", "none", "--shuffle", "--out", tmp_path / "run"]
-    run_command(ablate, *SMALL, *chosen)
-    expected = pd.read_csv(tmp_path / "run" / "pattern.csv")
-    rows = pd.read_csv(default_run / "pattern.csv").query("removed == 'shuffled'")
+    run = run_of(tmp_path / "run", "--layers", "2", "--remove", "none", "--shuffle")
+    expected, pattern = run.tables["pattern"], default_run.tables["pattern"]
+    rows = pattern.query("removed == 'shuffled'")
     for name in ("lead", "lead_low", "amplitude", "not_by_distance"):
         assert_same(rows[name].to_numpy(), expected[name].to_numpy(), MEASURE)
-    intact = pd.read_csv(default_run / "pattern.csv").query("removed == 'intact'")
+    intact = pattern.query("removed == 'intact'")
     assert (intact["lead"].to_numpy() != expected["lead"].to_numpy()).all()
 
 
-def test_controls_are_in_their_figure_alone(default_run: Path) -> None:
-    run = read_run(default_run)
-    drawn = figures.of_run(run)
-    names = {
-        title: {trace.name for trace in drawn[title].data if trace.name}
+def test_controls_are_in_their_figure_alone(default_run: Run) -> None:
+    drawn = figures.of_run(default_run)
+    numbers, controls = (
+        {trace.name for trace in drawn[title].data if trace.name}
         for title in (
             "The three numbers in every layer",
             "Controls: shuffled tokens, null of written position",
         )
-    }
-    numbers, controls = names.values()
+    )
     of_controls = {"without the tokens' order", "null of written position"}
     of_controls.add("without mask + tokens' order")
     assert of_controls < controls
     assert {"intact", "without the causal mask", "without written position"} < controls
     assert not of_controls & numbers
-    values = report(run).headline.then
+    values = report(default_run).headline.then
     assert values is not None
-    assert len(values.table) == len(run.manifest.results["conditions"])
+    assert len(values.table) == len(default_run.manifest.results["conditions"])
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -232,10 +213,8 @@ def test_a_files_name_does_not_say_what_its_tokens_are(tmp_path: Path):
     words = np.random.default_rng(0).choice(["def", "return", "while", "x", "="], (11, 200))
     file = tmp_path / "random.jsonl"
     file.write_text("\n".join(json.dumps({"text": " ".join(row)}) for row in words))
-    chosen = ["--remove", "sources", "--layers", "1", "--data", file]
-    run_command(ablate, *SMALL, *chosen, "--out", tmp_path / "run")
-    rows = pd.read_csv(tmp_path / "run" / "pattern.csv")
-    assert rows["removed"].tolist()[-2:] == ["shuffled", "mask+shuffled"]
+    run = run_of(tmp_path / "run", "--remove", "sources", "--layers", "1", "--data", file)
+    assert run.tables["pattern"]["removed"].tolist()[-2:] == ["shuffled", "mask+shuffled"]
 
 
 REMOVED = {
@@ -246,9 +225,7 @@ REMOVED = {
 
 @pytest.mark.parametrize("case", REMOVED)
 def test_the_page_shows_the_pattern_of_the_model_without_each_part(case: str, tmp_path: Path):
-    small = ["--n-seqs", "8", "--seq-len", "11", "--folds", "4", "--layers", "2"]
-    run_command(ablate, *small, "--data", "random", *REMOVED[case], "--out", tmp_path / "run")
-    run = read_run(tmp_path / "run")
+    run = run_of(tmp_path / "run", "--layers", "2", "--data", "random", *REMOVED[case])
     manifest, conditions = run.manifest, run.manifest.results["conditions"]
     assert conditions[:4] == ["intact", "mask", "rope", "mask+rope"]
     figure = figures.of_run(run)["The pattern without each part"]
@@ -266,7 +243,7 @@ def test_the_page_shows_the_pattern_of_the_model_without_each_part(case: str, tm
         names = [] if removed == "intact" else removed.split("+")
         ablation = Ablation(remove=names, replacement=replacement)
         with ablated(model, ablation, gains if ablation.needs_calibration else None):
-            scores = capture_scores(model, tokens, n_folds=4).mean.double()
+            scores = capture_scores(model, tokens, n_folds=5).mean.double()
         expected = row_centred(scores, manifest.skip_keys).numpy()
         for layer in range(2):
             shown = layer * len(conditions) + place
@@ -277,11 +254,10 @@ def test_the_page_shows_the_pattern_of_the_model_without_each_part(case: str, tm
 
 def test_a_parameter_free_model_takes_gaussian_vectors(tmp_path: Path):
     model = ["--model", "parameter-free", "--data", "gaussian", "--alpha", "0.2", "--layers", "3"]
-    run_command(ablate, *SMALL, *model, "--out", str(tmp_path / "run"))
-    pattern = pd.read_csv(tmp_path / "run" / "pattern.csv").query("layer == 2")
+    run = run_of(tmp_path / "run", *model)
+    pattern = run.tables["pattern"].query("layer == 2")
     kept = pattern.set_index("removed")["order"]
     assert kept["intact"] > 0.01
     assert abs(kept["w_k"]) < 1e-6, "without RoPE, constant keys have no order"
     assert pattern["lead"].isna().all(), "vectors have no first key"
-    vectors = load_file(tmp_path / "run" / "tokens.safetensors")["vectors"]
-    assert vectors.shape == (16, N, 64)
+    assert run.arrays["tokens"]["vectors"].shape == (16, N, 64)

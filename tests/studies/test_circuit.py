@@ -1,50 +1,35 @@
 """The circuit command as a user types it: the run's files, its output, its refusals."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from safetensors.numpy import load_file
 from scipy import stats
 from support.command_line import run_command
 from support.first_line import assert_numbers_are_cells
 from support.rounding import NETWORK, assert_same
 
-from nope_probe import circuit, read_run, run_circuit
+from nope_probe import circuit, load, read_run, run_circuit
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.capture import capture_stages
 from nope_probe.maps.estimates import fold_weights
+from nope_probe.run.folder import Run
 from nope_probe.studies.circuit import report
 
 N = 19
 SMALL = ["--n-seqs", "23", "--seq-len", str(N), "--folds", "5", "--batch-size", "7"]
 
 
-@pytest.fixture(scope="module")
-def without_mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "mlp"
-    run_command(circuit, *SMALL, "--remove", "mlp", "--out", str(out))
-    return out
+def run_of(out: Path, *flags: object) -> Run:
+    run_command(circuit, *SMALL, *flags, "--out", out)
+    return read_run(out)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    from nope_probe.models.load import load
-
-    return load("nope-tiny").model
-
-
-def maps_of(out: Path) -> dict[str, np.ndarray]:
-    return load_file(out / "maps.safetensors")
-
-
-def manifest_of(out: Path) -> dict[str, Any]:
-    return json.loads((out / "manifest.json").read_text())
+def without_mlp(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_of(tmp_path_factory.mktemp("runs") / "mlp", "--remove", "mlp")
 
 
 @pytest.mark.parametrize(("layer", "n_layers"), [(1, 3), (3, 4)])
@@ -55,8 +40,8 @@ def test_blocks_after_the_next_one_are_not_loaded(layer: int, n_layers: int) -> 
         assert run.manifest.model.n_layers == n_layers
 
 
-def test_maps_on_disk_are_those_of_capture_stages(without_mlp: Path, model: Any) -> None:
-    maps, saved = maps_of(without_mlp), load_file(without_mlp / "tokens.safetensors")
+def test_maps_on_disk_are_those_of_capture_stages(without_mlp: Run) -> None:
+    maps, saved, model = without_mlp.maps, without_mlp.arrays["tokens"], load("nope-tiny").model
     tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
     intact = capture_stages(model, tokens, n_folds=5, documents=documents)
     with ablated(model, Ablation(remove=["mlp"])):
@@ -74,14 +59,12 @@ def test_maps_on_disk_are_those_of_capture_stages(without_mlp: Path, model: Any)
     assert np.abs(maps["reference/g"] - maps["gram/g"]).max() > 10
 
 
-def test_a_run_holds_the_stages_of_both_models_as_a_table(without_mlp: Path) -> None:
-    names = {path.name for path in without_mlp.iterdir()} - {"manifest.json"}
-    assert names == set(manifest_of(without_mlp)["checksums"])
-    table = pd.read_csv(without_mlp / "stages.csv")
+def test_a_run_holds_the_stages_of_both_models_as_a_table(without_mlp: Run) -> None:
+    table = without_mlp.tables["stages"]
     assert list(table["stage"]) == list("abcdefghi") * 2
     assert list(table["layer"]) == [0, 0, 0, 0, 0, 0, 0, 1, 1] * 2
     assert list(table["model"].unique()) == ["intact", "ablated"]
-    maps, cosines, normalised, section = report(read_run(without_mlp)).sections
+    maps, cosines, normalised, section = report(without_mlp).sections
     counts = [len(of.drawn().data) for of in (maps, cosines, normalised)]
     assert counts == [3 * 9, 3 * 7, 9]
     figure = section.drawn()
@@ -92,9 +75,9 @@ def test_a_run_holds_the_stages_of_both_models_as_a_table(without_mlp: Path) -> 
     assert [line.y0 for line in figure.layout.shapes] == [0.0, 0.5], "no trend is dotted"
 
 
-def test_the_first_line_is_the_order_before_and_after_the_mlp(without_mlp: Path) -> None:
-    run = read_run(without_mlp)
-    lead, table = report(run).headline, run.tables["stages"].set_index(["model", "stage"])
+def test_the_first_line_is_the_order_before_and_after_the_mlp(without_mlp: Run) -> None:
+    lead = report(without_mlp).headline
+    table = without_mlp.tables["stages"].set_index(["model", "stage"])
     assert_numbers_are_cells(lead)
     f, g = lead.table.set_index("stage")["ablated prefers"].iloc[5:7]
     for cell, letter in ((f, "f"), (g, "g")):
@@ -104,10 +87,10 @@ def test_the_first_line_is_the_order_before_and_after_the_mlp(without_mlp: Path)
     )
 
 
-def test_orders_of_stages_are_those_of_their_maps(without_mlp: Path) -> None:
+def test_orders_of_stages_are_those_of_their_maps(without_mlp: Run) -> None:
     """Among the keys after BOS: rows of 8 keys or more, and pairs of keys 8 apart."""
-    maps, table = maps_of(without_mlp), pd.read_csv(without_mlp / "stages.csv")
-    for row in table.itertuples():
+    maps = without_mlp.maps
+    for row in without_mlp.tables["stages"].itertuples():
         kind = {"intact": "reference", "ablated": "gram"}[row.model]
         rows = [maps[f"{kind}/{row.stage}"][i, 1:i].astype(float) for i in range(9, N)]
         ranks = [stats.spearmanr(values, range(len(values))).statistic for values in rows]
@@ -119,11 +102,7 @@ def test_orders_of_stages_are_those_of_their_maps(without_mlp: Path) -> None:
 def test_a_layers_h_and_i_are_the_next_layers_a_and_b_and_the_last_has_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for layer in ("2", "3"):
-        capsys.readouterr()
-        few = ["--layer", layer]
-        run_command(circuit, *SMALL, *few, "--out", str(tmp_path / layer))
-    second, third = (maps_of(tmp_path / layer) for layer in ("2", "3"))
+    second, third = (run_of(tmp_path / layer, "--layer", layer).maps for layer in ("2", "3"))
     for later, first in (("h", "a"), ("i", "b")):
         assert_same(second[f"gram/{later}"], third[f"gram/{first}"])
     assert {name[-1] for name in third if name.startswith("gram/")} == set("abcdefg")
@@ -135,21 +114,19 @@ def test_a_layers_h_and_i_are_the_next_layers_a_and_b_and_the_last_has_none(
 def test_without_the_mask_there_are_scores_of_later_keys_and_circuits_are_their_weights(
     tmp_path: Path,
 ) -> None:
-    few = ["--remove", "qk", "mask"]
-    run_command(circuit, *SMALL, *few, "--out", str(tmp_path / "run"))
-    maps = maps_of(tmp_path / "run")
-    assert np.isfinite(maps["gram/b"]).all()
-    assert np.array_equal(np.isfinite(maps["reference/b"]), np.tri(N, dtype=bool))
-    assert manifest_of(tmp_path / "run")["removed"] == ["mask", "w_q", "w_k"]
+    run = run_of(tmp_path / "run", "--remove", "qk", "mask")
+    assert np.isfinite(run.maps["gram/b"]).all()
+    assert np.array_equal(np.isfinite(run.maps["reference/b"]), np.tri(N, dtype=bool))
+    assert run.manifest.removed == ("mask", "w_q", "w_k")
 
 
 def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(tmp_path: Path) -> None:
     chosen = ["--model", "parameter-free", "--data", "gaussian", "--alpha", "0.2"]
-    run_command(circuit, *SMALL, *chosen, "--out", str(tmp_path / "run"))
-    maps, absent = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")["absent"]
+    run = run_of(tmp_path / "run", *chosen)
+    maps, absent = run.maps, run.manifest.results["absent"]
     assert {name[-1] for name in maps} == set("abcdghi")
     assert absent.keys() == {"e", "f"}
-    lead = report(read_run(tmp_path / "run")).headline
+    lead = report(run).headline
     assert_numbers_are_cells(lead)
     assert "keys preferred by scores (b): " in lead.sentence
     assert [*lead.table] == ["stage", "intact prefers"], "nothing is removed"

@@ -121,24 +121,6 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     assert "other settings" in refused(capfd, tmp_path, compare, *runs, "--out", out)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": "trace"}, "unlike commands: ablate, trace"),
-        (
-            {"kind": "heads"},
-            "is of heads: runs of ablate, attention, behaviour, circuit, trace",
-        ),
-    ],
-)
-def test_runs_that_cannot_be_compared_are_refused(
-    change: dict[str, Any], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    base = write(tmp_path / "a", maps(0), model="a")
-    other = write(tmp_path / "b", **{"folds": maps(1), "model": "b", **change})
-    assert message in refused(capfd, tmp_path, compare, base, other)
-
-
 def test_folders_that_cannot_be_compared_are_refused(
     runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
