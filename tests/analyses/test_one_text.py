@@ -1,6 +1,7 @@
 """Terms of one text's scores: they add up, and a removed writer changes the score by its term."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import ReaderSums
 
-N_POS, QUERY = 11, 9
+N_POS, QUERY, HEAD = 11, 9, 1
 INPUTS, TEXT = tokens(n_seqs=13, n_pos=N_POS), tokens(n_seqs=1, n_pos=N_POS, seed=5)
 SEEN = torch.arange(N_POS) <= QUERY
 
@@ -26,17 +27,16 @@ def centred_over(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     return (x - x[seen].mean()).where(seen, 0.0)
 
 
+def sums_of(model: HookedModel, inputs: torch.Tensor, head: int, **options: Any) -> ReaderSums:
+    """Return the sums of a head of L1, in one fold."""
+    sums = capture_positions(model, inputs, layers=[1], per_head=True, n_folds=1, **options)
+    return dict(sums.readers[1].heads())[head]
+
+
 def terms_of(
     model: HookedModel, text: torch.Tensor, inputs: torch.Tensor, head: int, kept: int = 0
 ) -> dict[str, torch.Tensor]:
-    own, others = (
-        dict(
-            capture_positions(model, x, layers=[1], per_head=True, n_folds=1, kept_positions=kept)
-            .readers[1]
-            .heads()
-        )[head]
-        for x in (text, inputs)
-    )
+    own, others = (sums_of(model, x, head, kept_positions=kept) for x in (text, inputs))
     return query_terms(own, others, QUERY, kept_positions=kept)
 
 
@@ -66,52 +66,58 @@ def test_with_alibi_its_bias_is_a_term(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(steps, steps[:1].expand_as(steps), rtol=1e-6, atol=1e-7)
 
 
+def plain(hf: Any, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return block 0's values, weights and what its MLP writes, and what block 1 reads."""
+    kept, (first, second) = dict[str, torch.Tensor](), hf.model.layers[:2]
+    hooks = [
+        first.self_attn.v_proj.register_forward_hook(lambda m, i, out: kept.update(v=out)),
+        first.mlp.register_forward_hook(lambda m, i, out: kept.update(mlp=out)),
+        second.input_layernorm.register_forward_pre_hook(lambda m, i: kept.update(stream=i[0])),
+    ]
+    with torch.no_grad():
+        kept["weights"] = hf(inputs, output_attentions=True).attentions[0]
+    for hook in hooks:
+        hook.remove()
+    return {name: x.double() for name, x in kept.items()}
+
+
+def scale_of(hf: Any, stream: torch.Tensor) -> torch.Tensor:
+    """Return the scale that block 1's norm has for vectors."""
+    epsilon = hf.model.layers[1].input_layernorm.variance_epsilon
+    return (stream.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+
+
+@torch.no_grad()
+def projected(
+    hf: Any, vectors: torch.Tensor, stream: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the queries and keys of L1H1 of vectors, with the norm's scale for a stream."""
+    norm, own = hf.model.layers[1].input_layernorm, hf.model.layers[1].self_attn
+    q, k = (
+        (vectors * scale_of(hf, stream) * norm.weight.double()) @ w.weight.double().T
+        + w.bias.double()
+        for w in (own.q_proj, own.k_proj)
+    )
+    q, k = (x.unflatten(-1, (-1, own.head_dim)).transpose(1, 2) for x in (q, k))
+    cos, sin = hf.model.rotary_emb(torch.zeros(1), torch.arange(N_POS)[None])
+    q, k = apply_rotary_pos_emb(q, k, cos.double(), sin.double())
+    return q[:, HEAD] * own.scaling, k[:, HEAD * k.shape[1] // q.shape[1]]
+
+
 def test_a_writers_term_is_what_its_removal_changes_with_the_norms_scale_held(
     tiny: ByName, bridge: ByName
 ) -> None:
     """Plain transformers: the MLP's vector at each key, less its mean over other texts."""
-    hf, head = tiny("llama").hf, 1
-    block, kept = hf.model.layers[1], {}
-    hooks = [
-        hf.model.layers[0].mlp.register_forward_hook(
-            lambda module, given, out: kept.__setitem__("mlp", out)
-        ),
-        block.input_layernorm.register_forward_pre_hook(
-            lambda module, given: kept.__setitem__("stream", given[0])
-        ),
-    ]
-
-    def run(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        with torch.no_grad():
-            hf(inputs)
-        square = kept["stream"].double().square().mean(-1, keepdim=True)
-        scale = (square + block.input_layernorm.variance_epsilon).rsqrt()
-        return kept["stream"].double(), kept["mlp"].double(), scale
-
-    stream, out, scale = run(TEXT)
-    _, others, other_scale = run(INPUTS)
-    for hook in hooks:
-        hook.remove()
-    removed = out - (others * other_scale).mean(0) / scale
-
-    def scores(vectors: torch.Tensor) -> torch.Tensor:
-        """Return the query's scores for keys made of these vectors, the query's own as it was."""
-        weight, attention = block.input_layernorm.weight.double(), block.self_attn
-        q, k = (
-            (x * scale * weight) @ projection.weight.double().T + projection.bias.double()
-            for x, projection in ((stream, attention.q_proj), (vectors, attention.k_proj))
-        )
-        q, k = (x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for x in (q, k))
-        cos, sin = hf.model.rotary_emb(stream.float(), torch.arange(N_POS)[None])
-        q, k = apply_rotary_pos_emb(q, k, cos.double(), sin.double())
-        key_head = head * k.shape[1] // q.shape[1]
-        return k[0, key_head] @ q[0, head, QUERY] * attention.scaling
-
-    with torch.no_grad():
-        lost = centred_over(scores(stream) - scores(stream - removed), SEEN)
-        terms = terms_of(bridge("llama"), TEXT, INPUTS, head)
-        largest = scores(stream).abs().max()
-    whole = centred_over(scores(stream), SEEN)
+    hf = tiny("llama").hf
+    text, others = plain(hf, TEXT), plain(hf, INPUTS)
+    mean = (others["mlp"] * scale_of(hf, others["stream"])).mean(0)
+    removed = text["mlp"] - mean / scale_of(hf, text["stream"])
+    q, k = projected(hf, text["stream"], text["stream"])
+    _, without = projected(hf, text["stream"] - removed, text["stream"])
+    scores = k[0] @ q[0, QUERY]
+    lost = centred_over(scores - without[0] @ q[0, QUERY], SEEN)
+    terms, largest = terms_of(bridge("llama"), TEXT, INPUTS, HEAD), scores.abs().max()
+    whole = centred_over(scores, SEEN)
     assert (terms["scores"] - whole)[SEEN].abs().max() <= NETWORK * largest
     assert lost.abs().max() > 0.01 * largest
     assert (terms["key/MLP0"] - lost)[SEEN].abs().max() <= NETWORK * largest
@@ -122,60 +128,29 @@ def test_a_moved_term_is_what_the_score_loses_without_it_with_the_norms_scale_he
     side: Side, tiny: ByName, bridge: ByName
 ) -> None:
     """Plain transformers: A[j, t] v_t W_O of one head of the first block, out of one token."""
-    hf, head, writing, key = tiny("llama").hf, 1, 2, 6
-    to = key if side == "key" else QUERY
-    block, attention = hf.model.layers[1], hf.model.layers[0].self_attn
-    kept: dict[str, torch.Tensor] = {}
-    hooks = [
-        attention.v_proj.register_forward_hook(lambda *args: kept.__setitem__("v", args[-1])),
-        block.input_layernorm.register_forward_pre_hook(
-            lambda module, given: kept.__setitem__("stream", given[0])
-        ),
-    ]
-    cos, sin = hf.model.rotary_emb(torch.zeros(1), torch.arange(N_POS)[None])
-
-    def projected(stream: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the head's queries and keys, with the scale that the norm has for `like`."""
-        norm, own = block.input_layernorm, block.self_attn
-        scale = (like.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
-        q, k = (
-            (stream * scale * norm.weight.double()) @ w.weight.double().T + w.bias.double()
-            for w in (own.q_proj, own.k_proj)
-        )
-        q, k = (x.unflatten(-1, (-1, own.head_dim)).transpose(1, 2) for x in (q, k))
-        q, k = apply_rotary_pos_emb(q, k, cos.double(), sin.double())
-        return q[:, head] * own.scaling, k[:, head * k.shape[1] // q.shape[1]]
-
-    with torch.no_grad():
-        hf(INPUTS)
-        others = kept["stream"].double()
-        weights = hf(TEXT, output_attentions=True).attentions[0][0, writing, to].double()
-    for hook in hooks:
-        hook.remove()
-    stream, d_head = kept["stream"].double(), attention.head_dim
-    v = kept["v"][0].double().unflatten(-1, (-1, d_head))
+    hf, writing, key = tiny("llama").hf, 2, 6
+    to, attention = key if side == "key" else QUERY, hf.model.layers[0].self_attn
+    text, d_head = plain(hf, TEXT), attention.head_dim
+    stream, others = text["stream"], plain(hf, INPUTS)["stream"]
+    v = text["v"][0].unflatten(-1, (-1, d_head))
     value = v[:, writing * v.shape[1] // (attention.o_proj.in_features // d_head)]
     w_o = attention.o_proj.weight.double()[:, writing * d_head : (writing + 1) * d_head]
-    q, k = projected(stream, stream)
-    mean_k = projected(others, others)[1].mean(0)
+    q, k = projected(hf, stream, stream)
+    mean_k = projected(hf, others, others)[1].mean(0)
     expected = torch.zeros(N_POS, dtype=torch.float64)
     for token in range(to + 1):
         without = stream.clone()
-        without[0, to] -= weights[token] * value[token] @ w_o.T
-        changed_q, changed_k = projected(without, stream)
+        without[0, to] -= text["weights"][0, writing, to, token] * value[token] @ w_o.T
+        changed_q, changed_k = projected(hf, without, stream)
         if side == "key":
             expected[token] = q[0, QUERY] @ (k - changed_k)[0, key]
         else:
             expected[token] = (q - changed_q)[0, QUERY] @ mean_k[key]
-
-    def sums(inputs: torch.Tensor, moved_to: int | None = None) -> ReaderSums:
-        options = {"layers": [1], "per_head": True, "n_folds": 1, "moved_to": moved_to}
-        found = capture_positions(bridge("llama"), inputs, **options)
-        return dict(found.readers[1].heads())[head]
-
-    own, moved = sums(TEXT), sums(TEXT, to)
+    model = bridge("llama")
+    own, moved = sums_of(model, TEXT, HEAD), sums_of(model, TEXT, HEAD, moved_to=to)
     parts = moved.first_keys if side == "key" else moved.first_queries
-    terms = moved_terms(own, sums(INPUTS), QUERY, key, parts[f"L0H{writing}"], side)
+    others_sums = sums_of(model, INPUTS, HEAD)
+    terms = moved_terms(own, others_sums, QUERY, key, parts[f"L0H{writing}"], side)
     assert expected.abs().max() > 0
     assert (terms - expected).abs().max() <= NETWORK * expected.abs().max()
 

@@ -19,8 +19,10 @@ from support.tiny_models import plain as plain_model
 from support.written import of_others
 
 from nope_probe import behaviour, read_run, run_behaviour
+from nope_probe.hooks.removing.components import components
 from nope_probe.maps.folds import grouped_folds
 from nope_probe.models.names import CHECKPOINTS
+from nope_probe.studies.behaviour import Settings, make_conditions
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -87,26 +89,23 @@ def per_document(
     plain: Callable[..., np.ndarray], measure: str, condition: str, first: int
 ) -> np.ndarray:
     """Return a measure from the losses of the edited plain model, a number per document."""
-    if measure == "loss":
-        return plain(condition, "tokens").mean(1)
-    if measure == "loss_suffix":
-        return plain(condition, "tokens")[:, PREFIX - 1 :].mean(1)
-    if measure == "in_context":
-        losses = plain(condition, "tokens")
-        return losses[:, 1:3].mean(1) - losses[:, 26:].mean(1)
-    if measure == "copy_text_second":
-        return plain(condition, "copy_text", 15)[:, 15:].mean(1)
-    if measure == "extrapolation":
-        losses = plain(condition, "long")
-        return losses[:, TRAINED - 1 :].mean(1) - losses[:, 11:15].mean(1)
-    if measure == "order":
-        pair = [plain(condition, probe)[:, PREFIX - 1 :] for probe in ("order", "tokens")]
-    elif measure == "other_first":
-        pair = [plain(condition, probe)[:, first - 1 :] for probe in ("other_first", "tokens")]
-    else:
-        without = plain(condition, "without_bos", PREFIX - 1)[:, first - 2 :]
-        pair = [without, plain(condition, "tokens")[:, first - 1 :]]
-    return pair[0].mean(1) - pair[1].mean(1)
+    suffix, tokens = slice(PREFIX - 1, None), ("tokens", slice(first - 1, None))
+    spans = {
+        "loss": [("tokens", slice(None))],
+        "loss_suffix": [("tokens", suffix)],
+        "in_context": [("tokens", slice(1, 3)), ("tokens", slice(26, None))],
+        "copy_text_second": [("copy_text", slice(15, None))],
+        "extrapolation": [("long", slice(TRAINED - 1, None)), ("long", slice(11, 15))],
+        "order": [("order", suffix), ("tokens", suffix)],
+        "other_first": [("other_first", tokens[1]), tokens],
+        "without_bos": [("without_bos", slice(first - 2, None)), tokens],
+    }
+    prefixes = {"copy_text": 15, "without_bos": PREFIX - 1}
+    means = [
+        plain(condition, probe, prefixes.get(probe, PREFIX))[:, span].mean(1)
+        for probe, span in spans[measure]
+    ]
+    return means[0] - means[1] if means[1:] else means[0]
 
 
 @pytest.mark.parametrize(
@@ -141,33 +140,25 @@ def of_position(encoding: str) -> list[str]:
     return [encoding, *(name for pair in pairs for name in pair), "mask"]
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
-    ("model", "chosen", "conditions"),
+    ("model", "remove", "conditions"),
     [
-        ("llama", [], of_position("rope")),
-        ("gpt2", [], of_position("pos_embed")),
+        ("llama", ("position",), of_position("rope")),
+        ("gpt2", ("position",), of_position("pos_embed")),
         (
             "llama",
-            ["--remove", "weights", "mask"],
+            ("weights", "mask"),
             ["w_q", "w_k", "w_q+w_k", "w_o", "w_o+w_v", "mlp", "mask"],
         ),
-        ("llama", ["--remove", "sources"], ["rope", "mask", "mask+rope"]),
+        ("llama", ("sources",), ["rope", "mask", "mask+rope"]),
     ],
 )
 def test_position_is_removed_by_default_and_weights_where_they_are_asked_for(
-    model: str,
-    chosen: list[str],
-    conditions: list[str],
-    tiny: Callable[[str], Any],
-    texts: Path,
-    tmp_path: Path,
+    model: str, remove: tuple[str, ...], conditions: list[str], bridge: Callable[[str], Any]
 ) -> None:
-    small = ["--n-seqs", 8, "--seq-len", 17, "--folds", 4, "--measures", "loss", *chosen]
-    of_model = ["--model", tiny(model).folder, "--data", texts]
-    run_command(behaviour, *of_model, *small, "--out", tmp_path / "run")
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert manifest["conditions"] == ["intact", *conditions]
+    assert Settings().remove == ("position",)
+    made = make_conditions(components(bridge(model)), Settings(remove=remove))
+    assert [*made] == ["intact", *conditions]
 
 
 def test_the_probes_are_made_of_the_text_windows(done: Path) -> None:
@@ -233,24 +224,27 @@ def test_a_model_that_copies_has_the_losses_of_both_copies_in_plain_transformers
                 assert_interval(rows.loc["intact"], "value", intact)
 
 
-def test_losses_beyond_the_context_are_those_of_plain_transformers(
-    done: Path, plain: Callable[..., np.ndarray]
+@pytest.mark.parametrize(
+    ("table", "probe", "condition", "positions"),
+    [
+        ("extrapolation", "long", "", (1, TRAINED, 4 * TRAINED - 1)),
+        ("extrapolation", "long", "rope", (1, TRAINED, 4 * TRAINED - 1)),
+        ("loss_by_position", "tokens", "w_q", (1, 17, N_POS - 1)),
+    ],
+)
+def test_losses_by_position_are_means_over_documents_of_plain_transformers(
+    table: str,
+    probe: str,
+    condition: str,
+    positions: tuple[int, ...],
+    done: Path,
+    plain: Callable[..., np.ndarray],
 ) -> None:
-    table = pd.read_csv(done / "extrapolation.csv").set_index(["removed", "position"])
-    for condition, name in (("", "intact"), ("rope", "rope")):
-        losses = plain(condition, "long")
-        for position in (1, TRAINED, 4 * TRAINED - 1):
-            assert_interval(table.loc[name, position], "loss", losses[:, position - 1])
-
-
-def test_losses_by_position_are_means_over_documents(
-    done: Path, plain: Callable[..., np.ndarray]
-) -> None:
-    table = pd.read_csv(done / "loss_by_position.csv")
-    rows = table[table["removed"] == "w_q"].set_index("position")
-    losses = plain("w_q", "tokens")
-    for position in (1, 17, N_POS - 1):
-        assert_interval(rows.loc[position], "loss", losses[:, position - 1])
+    rows = pd.read_csv(done / f"{table}.csv").set_index(["removed", "position"])
+    losses = plain(condition, probe)
+    for position in positions:
+        row = rows.loc[condition or "intact", position]
+        assert_interval(row, "loss", losses[:, position - 1])
 
 
 def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(
