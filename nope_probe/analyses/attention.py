@@ -240,30 +240,6 @@ def splits_of(
     return ByLayer({head: AttentionSplit.of(of, weights, gap) for head, of, gap in of_heads})
 
 
-def positional_parts(
-    maps: AttentionMaps,
-) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-    """Return `first_position` and `others_position` of every head, nats, without their intervals.
-
-    They are those of `split_attention`, from the means over all folds and without each fold alone:
-    a fourth of its means of 8 folds, an eighth of 16 folds.
-    """
-    n_folds = len(maps.counts)
-    share_of = fold_weights(n_folds, maps.counts)
-    of_means = weights_of_means(share_of)[: n_folds + 1]
-    parts = torch.full((2, *maps.weights.shape[1:3]), torch.nan, dtype=torch.float64)
-    for place, visible in enumerate(maps.visible):
-        kept = visible.sum(-1) >= MIN_KEYS
-        for head in range(parts.shape[2]):
-            weights = maps.weights[:, place, head, kept].double()
-            mean = torch.einsum("mf,frk->mrk", of_means, weights)
-            first, others, _ = information_parts(mean, visible[kept], maps.skip_keys)
-            whole, *without = torch.stack((first, others), 1).mean(-1)
-            bias = torch.einsum("f,fp->p", 1 - share_of, torch.stack(without) - whole)
-            parts[:, place, head] = whole - bias
-    return parts[0], parts[1]
-
-
 def split_parts(maps: AttentionMaps) -> tuple[PartValues, Gaps]:
     """Return the estimates of `PARTS` of every head, and the gaps of their bounds, nats.
 

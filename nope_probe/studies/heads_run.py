@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.attention import positional_parts
+from nope_probe.analyses.attention import PARTS, split_parts
 from nope_probe.analyses.behaviour import by_document, cost_of, mean_interval
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.errors import UserError
@@ -31,7 +31,7 @@ from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import Calibration
 from nope_probe.maps import MIN_KEYS
-from nope_probe.maps.folds import State, pooled
+from nope_probe.maps.folds import State
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session, input_arrays
@@ -333,13 +333,11 @@ def positional_shares(
     maps = replace(engine, query_rows=rows).by_fold(
         capture_attention, checkpoint, layers=layers, skip_keys=engine.skip_keys, keeps_scores=False
     )
-    first, others = positional_parts(maps)
-    position, whole = (
-        (others, maps.others) if name == "others" else (first + others, maps.information)
-    )
-    kept = (maps.visible.sum(-1) >= MIN_KEYS)[:, None].expand(*first.shape, -1)
-    information = pooled(whole, maps.counts).where(kept, 0).sum(-1) / kept.sum(-1)
-    return {"mean": (position / information).flatten()}
+    parts = dict(zip(PARTS, split_parts(maps)[0][..., 0].unbind(-1), strict=True))
+    position, whole = parts["others_position"], parts["others_position"] + parts["others_content"]
+    if name == "positional":
+        position, whole = parts["first_position"] + position, parts["information"]
+    return {"mean": (position / whole).flatten()}
 
 
 def by_layer(heads: Sequence[HeadPlace]) -> dict[int, list[int]]:

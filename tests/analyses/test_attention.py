@@ -10,7 +10,6 @@ from torch import Tensor
 from nope_probe.analyses.attention import (
     AttentionSplit,
     information_parts,
-    positional_parts,
     split_attention,
 )
 from nope_probe.analyses.jackknife import Interval, jackknife, share
@@ -143,7 +142,7 @@ def test_position_is_the_information_of_the_mean_weights_less_its_bias(scores: T
             assert float(estimates(found, name).values[place]) == pytest.approx(float(value))
 
 
-def test_the_positional_parts_of_heads_are_those_of_each_split_head() -> None:
+def test_the_maps_of_a_head_have_its_split() -> None:
     """Two layers of three heads, of uneven folds."""
     generator, fold_of = torch.Generator().manual_seed(4), torch.arange(37) % N_FOLDS
     scores = torch.randn(37, 2, 3, N, N, generator=generator).double()
@@ -160,11 +159,6 @@ def test_the_positional_parts_of_heads_are_those_of_each_split_head() -> None:
         skip_keys=1,
         query_positions=torch.arange(N),
     )
-    first, others = positional_parts(maps)
-    for (layer, head), found in split_attention(maps).items():
-        place = (maps.layers.index(layer), head)
-        assert float(first[place]) == pytest.approx(found.first_position.value)
-        assert float(others[place]) == pytest.approx(found.others_position.value)
     of_head = split_attention(maps.head(7, 1))
     assert [*of_head] == [(7, 1)]
     assert repr(of_head[7, 1]) == repr(split_attention(maps)[7, 1])
