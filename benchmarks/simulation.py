@@ -111,7 +111,7 @@ def peak_mb():
 
 
 def prepare_ours(settings):
-    from nope_probe.analyses.parameter_free.simulation import simulate_scores
+    from nope_probe.analyses.simulation import simulate_scores
     from nope_probe.models.parameter_free import build, parameter_free
 
     model = build(parameter_free(settings.n_layers, settings.d_model, rope=settings.rope))
@@ -120,7 +120,7 @@ def prepare_ours(settings):
 
 
 def ours(settings, model):
-    from nope_probe.analyses.parameter_free.simulation import simulate_scores
+    from nope_probe.analyses.simulation import simulate_scores
 
     found = simulate_scores(
         model, alpha=settings.alpha[0], seq_len=settings.seq_len, target_se=settings.target_se

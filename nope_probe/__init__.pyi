@@ -8,12 +8,12 @@ from nope_probe.analyses.attribution import Values as Values
 from nope_probe.analyses.attribution import attribute as attribute
 from nope_probe.analyses.attribution import attribute_heads as attribute_heads
 from nope_probe.analyses.jackknife import ByLayer as ByLayer
-from nope_probe.analyses.parameter_free.simulation import Simulation as Simulation
-from nope_probe.analyses.parameter_free.simulation import simulate_scores as simulate_scores
-from nope_probe.analyses.parameter_free.theory import theory_scores as theory_scores
 from nope_probe.analyses.pattern import Measures as Measures
 from nope_probe.analyses.pattern import measure as measure
 from nope_probe.analyses.pattern import measure_heads as measure_heads
+from nope_probe.analyses.simulation import Simulation as Simulation
+from nope_probe.analyses.simulation import simulate_scores as simulate_scores
+from nope_probe.analyses.theory import theory_scores as theory_scores
 from nope_probe.data.sequences import Sequences as Sequences
 from nope_probe.data.sequences import gaussian as gaussian
 from nope_probe.data.sequences import sequences as sequences

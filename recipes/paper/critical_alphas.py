@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.parameter_free.theory import INFINITE, Alphas, mean_field
+from nope_probe.analyses.theory import INFINITE, Alphas, mean_field
 from nope_probe.stages import ParameterFreeSpec
 
 HIGHEST_ALPHA = 0.99

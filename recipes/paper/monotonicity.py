@@ -14,8 +14,8 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife
-from nope_probe.analyses.parameter_free.simulation import Estimate
 from nope_probe.analyses.pattern import LAG
+from nope_probe.analyses.simulation import Estimate
 from nope_probe.maps import MIN_FOLDS
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 

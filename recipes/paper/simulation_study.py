@@ -22,8 +22,8 @@ from monotonicity import (
     monotonicity_tests,
     steps_in_j,
 )
-from nope_probe.analyses.parameter_free.simulation import Simulation, simulate_scores, spec_of
-from nope_probe.analyses.parameter_free.theory import theory_scores
+from nope_probe.analyses.simulation import Simulation, simulate_scores, spec_of
+from nope_probe.analyses.theory import theory_scores
 from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.folds import State

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.parameter_free import theory as paper
-from nope_probe.analyses.parameter_free.theory import theory_scores
+from nope_probe.analyses import theory as paper
+from nope_probe.analyses.theory import theory_scores
 from nope_probe.stages import ParameterFreeSpec
 
 ALPHAS = torch.tensor([0.0, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)

@@ -12,7 +12,7 @@ from monotonicity import (
     monotonicity_tests,
     steps_in_j,
 )
-from nope_probe.analyses.parameter_free.simulation import Estimate
+from nope_probe.analyses.simulation import Estimate
 
 N = 11
 

@@ -16,7 +16,7 @@ from ci.forks import forks
 from support.command_line import refused, run_command
 
 import reproduce
-from nope_probe.analyses.parameter_free.theory import theory_scores
+from nope_probe.analyses.theory import theory_scores
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest, read_manifest, record_of

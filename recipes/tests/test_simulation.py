@@ -14,7 +14,7 @@ from support.rounding import assert_same, rounding
 import simulate
 import simulation_study
 import theory
-from nope_probe.analyses.parameter_free.theory import theory_scores
+from nope_probe.analyses.theory import theory_scores
 from nope_probe.errors import UserError
 from nope_probe.stages import ParameterFreeSpec
 from simulated_curves import Curves, simulated_curves

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from critical_alphas import critical_alphas, n_rounds, smallest_step
-from nope_probe.analyses.parameter_free import theory as paper
-from nope_probe.analyses.parameter_free.simulation import simulate_scores, spec_of
-from nope_probe.analyses.parameter_free.theory import theory_scores
+from nope_probe.analyses import theory as paper
+from nope_probe.analyses.simulation import simulate_scores, spec_of
+from nope_probe.analyses.theory import theory_scores
 from nope_probe.models.parameter_free import build, parameter_free
 
 

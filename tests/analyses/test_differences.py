@@ -14,10 +14,7 @@ from torch import Tensor
 from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.analyses.differences import LEVEL, holm
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, rms_difference
-from nope_probe.analyses.pattern import measure, measure_pattern
-from nope_probe.figures.words import MEASURES
 from nope_probe.maps.estimates import Estimates
-from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
 from nope_probe.studies.compare import PARTS
 
 N_FOLDS = 17
@@ -48,13 +45,18 @@ def test_the_difference_of_a_mean_is_tested_as_scipy_tests_it(paired: bool, seed
     assert found.method == ("paired" if paired else "unpaired")
 
 
-def test_an_rms_is_paired_on_its_squares() -> None:
+def test_an_rms_is_paired_on_its_squares_or_has_the_arms_of_both_intervals() -> None:
     x, y = (Estimates.of_means(noise(seed).abs() + seed) for seed in (0, 1))
     found = compare(rms(x), rms(y), paired=True, is_rms=True)
     expected = rms_difference(y, x)
     assert found.interval.ends == pytest.approx(expected.ends)
     test = ttest_rel(noise(1).abs() + 1, noise(0).abs())
     assert found.p == pytest.approx(test.pvalue)
+    found, (less, more) = compare(rms(x), rms(y), paired=False, is_rms=True), (rms(x), rms(y))
+    value = more.value - less.value
+    down = math.hypot(more.value - more.low, less.high - less.value)
+    up = math.hypot(more.high - more.value, less.value - less.low)
+    assert found.interval.ends == pytest.approx((value, value - down, value + up))
 
 
 def test_equal_numbers_have_no_difference_and_no_doubt() -> None:
@@ -110,49 +112,3 @@ def test_holms_rule_multiplies_by_the_tests_left_and_never_falls() -> None:
     assert adjusted[:2] == pytest.approx([0.06, 0.004])
     assert isnan(adjusted[2])
     assert adjusted[3:] == pytest.approx([0.06, 0.06])
-
-
-N, FOLDS = 13, 5
-
-
-def folds(seed: int, slope: float = 0.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    columns = slope * torch.arange(N, dtype=torch.float64)
-    return columns + torch.randn(FOLDS, N, N, generator=generator, dtype=torch.float64)
-
-
-def patterns(one: Tensor, other: Tensor, counts: Tensor | None = None) -> list[Pattern]:
-    return shared_patterns([LayerMaps.of(maps, counts) for maps in (one, other)])
-
-
-def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[str, Interval]:
-    """Return the measures of a model's pattern less those of another's, as `compare` does."""
-    after, before = (vars(measure_pattern(pattern)) for pattern in (one, other))
-    return {
-        name: compare(
-            before[name], after[name], paired=paired, is_rms=bool(MEASURES[name].noise)
-        ).interval
-        for name in after
-    }
-
-
-def test_differences_have_the_value_of_the_measures_difference() -> None:
-    one, other = folds(1, slope=0.5), folds(2, slope=0.1)
-    values = [measure(item[:, None])[0] for item in (one, other)]
-    for paired in (True, False):
-        differences = measure_differences(*patterns(one, other), paired=paired)
-        for name in ("amplitude", "locality", "monotonicity", "relative_r2"):
-            expected = getattr(values[0], name).value - getattr(values[1], name).value
-            assert differences[name].value == pytest.approx(expected), name
-    leads = [
-        measure_differences(
-            *shared_patterns([LayerMaps.of(maps, skip_keys=1) for maps in (one, other)]),
-            paired=pair,
-        )["lead"]
-        for pair in (True, False)
-    ]
-    of_first = [measure(item[:, None], 1)[0].lead.value for item in (one, other)]
-    assert [lead.value for lead in leads] == pytest.approx([of_first[0] - of_first[1]] * 2)
-    undefined = measure_differences(*patterns(one, folds(9)), paired=True)
-    assert math.isnan(undefined["relative_r2"].value), "the other model has no pattern"
-    assert undefined["locality"].low > 0

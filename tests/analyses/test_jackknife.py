@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 from support.dense_patterns import estimates as estimates_of
 from support.dense_patterns import fold_products
@@ -127,29 +125,6 @@ def test_nats_along_a_pattern_are_of_its_unit_and_none_along_noise():
     nats = jackknife(tripled)
     assert nats.low < 3 * root < nats.high
     assert along(whole, square_of(torch.randn(8, 211).double())) is None
-
-
-SEEDS = st.integers(0, 2**32 - 1)
-
-
-def randn(seed: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-@given(SEEDS, st.lists(st.integers(1, 9), min_size=4, max_size=7))
-def test_leaving_a_fold_out_is_the_mean_over_the_sequences_of_the_others(
-    seed: int, sizes: list[int]
-):
-    counts = torch.tensor(sizes)
-    fold_of = torch.arange(len(sizes)).repeat_interleave(counts)
-    values = randn(seed, len(fold_of), 3)
-    folds = torch.stack([values[fold_of == f].mean(0) for f in range(len(sizes))])
-    truth = [values.mean(0), *(values[fold_of != f].mean(0) for f in range(len(sizes)))]
-    torch.testing.assert_close(
-        leave_one_out(folds, fold_weights(len(sizes), counts)), torch.stack(truth)
-    )
-    assert float(fold_weights(len(sizes), counts).sum()) == pytest.approx(1)
 
 
 def test_products_across_halves_leave_out_folds_as_a_product_of_fewer_folds_does():

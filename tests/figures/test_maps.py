@@ -8,7 +8,7 @@ import torch
 from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import ablated, capture_attention, figures, load, sequences
-from nope_probe.analyses.parameter_free.simulation import Estimate
+from nope_probe.analyses.simulation import Estimate
 from nope_probe.figures.maps import score_maps, term_maps, unfold_layers
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages

@@ -1,7 +1,5 @@
 """The leads and patterns of layers, against loops over rows."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from support.dense_patterns import estimates, fold_products, leads, other_keys, patterns
@@ -109,18 +107,6 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
     size = grams["lead"].size({names[1]: 2.0, names[3]: -1.0})
     means = leave_one_out((2 * of_rows[1] - of_rows[3]).mean(1), WEIGHTS)
     assert size.ends == pytest.approx(jackknife(estimates(means, COUNTS)).ends, rel=1e-9)
-
-
-@pytest.mark.parametrize("n_bytes", SIZES)
-def test_any_block_size_gives_the_rows_of_the_pattern_from_memory_or_packed(n_bytes: int) -> None:
-    queries = ROWS["chosen rows"]
-    maps = scores(3)[:, queries]
-    rows = MapRows.of(maps, queries)
-    packed = PackedFolds(rows.pack(maps), rows)
-    in_memory = LayerMaps.of(maps, COUNTS, queries, 2)
-    whole = dense(in_memory.pattern)
-    for kept in (in_memory, replace(in_memory, folds=packed)):
-        torch.testing.assert_close(dense(kept.pattern, n_bytes=n_bytes), whole)
 
 
 def test_patterns_of_unlike_maps_are_refused() -> None:

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nope_probe.analyses.pattern_rows import bin_means, offset_bins
 from nope_probe.maps.centred import diagonal_normalised
@@ -24,19 +22,6 @@ def folds(window: int = N) -> torch.Tensor:
         FOLDS, N, N, generator=generator, dtype=torch.float64
     )
     return scores.masked_fill((distance < 0) | (distance >= window), torch.nan)
-
-
-@given(st.integers(3, 5000), st.data())
-def test_chosen_rows_are_distinct_end_with_a_run_and_leave_no_large_gap(n: int, data) -> None:
-    n_rows = data.draw(st.integers(1, n))
-    queries = choose_rows(n, n_rows)
-    n_last = min(64, (n_rows + 1) // 2)
-    assert len(queries) == n_rows
-    assert (queries.diff() > 0).all()
-    assert queries[-n_last:].tolist() == list(range(n - n_last, n))
-    if n_rows > n_last:
-        gaps = queries[: n_rows - n_last + 1].diff(prepend=torch.tensor([-1]))
-        assert gaps.max() - gaps[:-1].min() <= gaps.max() / 2 + 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.parameter_free.theory import attend, rope_frequencies
+from nope_probe.analyses.theory import attend, rope_frequencies
 from nope_probe.stages import ParameterFreeSpec
 
 

@@ -6,15 +6,9 @@ import pytest
 import torch
 from support.frequency_steps import frequency_steps
 
-from nope_probe.analyses.parameter_free import theory as paper
-from nope_probe.analyses.parameter_free.simulation import spec_of
-from nope_probe.analyses.parameter_free.theory import (
-    expected_gram,
-    mean_field,
-    rope_kernel,
-    steps,
-    theory_scores,
-)
+from nope_probe.analyses import theory as paper
+from nope_probe.analyses.simulation import spec_of
+from nope_probe.analyses.theory import expected_gram, mean_field, rope_kernel, steps, theory_scores
 from nope_probe.models.parameter_free import build, parameter_free
 from nope_probe.stages import ParameterFreeSpec
 
@@ -124,12 +118,7 @@ def test_centring_takes_one_of_d_dimensions_off_a_unit_vectors_squared_length():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"norm": "layernorm-d"},
-        {"d_model": 7, "rope": True},
-        {"d_model": 0},
-    ],
+    "settings", [{"norm": "layernorm-d"}, {"d_model": 7, "rope": True}, {"d_model": 0}]
 )
 def test_an_impossible_spec_is_refused(settings):
     with pytest.raises(ValueError, match=r"d_model|dimensions"):

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import jvp
 
-from nope_probe.analyses.parameter_free.theory import (
+from nope_probe.analyses.theory import (
     attend,
     expected_gram,
     rope_frequencies,
