@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ablations import ablations, calibration_of, edited_as
+from support.ablations import ablations, calibration_of, edited_as, identities
 from support.edited_model import plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK, assert_same
@@ -19,7 +19,6 @@ from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.hooks.removing.components import components
 
 BRIDGES = ("llama", "phi3", "qwen3", "smollm3", "cohere", "mistral", "gemma2", "gpt2")
 SCALED = ("llama-yarn", "phi3-longrope")  # rotated queries and keys grow, at position 0 too
@@ -107,10 +106,7 @@ def test_a_users_hook_changes_what_a_removal_writes(
     for component, written in WRITTEN.items():
         outputs, point = [], layers_of(model)[0].point(written)
         for hook in (ignore, change):
-            contexts = [
-                hooks_attached([(point, hook)]),
-                ablated(model, Ablation(remove=[component], replacement="identity", gain="norm")),
-            ]
+            contexts = [hooks_attached([(point, hook)]), ablated(model, identities(component))]
             outer, inner = contexts if outside else reversed(contexts)
             with torch.no_grad(), outer, inner:
                 outputs.append(model(tiny(name).tokens).clone())
@@ -171,18 +167,7 @@ def test_without_rope_a_hooked_transformer_keeps_the_factor_of_yarn() -> None:
         for angles in (block.attn.rotary_cos, block.attn.rotary_sin):
             angles.copy_(angles[0].clone().expand_as(angles))
     for others in ((), ("w_k",), ("mask",)):
-        with ablated(
-            model, Ablation(remove=["rope", *others], replacement="identity", gain="norm")
-        ):
+        with ablated(model, identities("rope", *others)):
             outputs = hooked_run(model, tokens)
-        with ablated(at_zero, Ablation(remove=others, replacement="identity", gain="norm")):
+        with ablated(at_zero, identities(*others)):
             assert largest_error(outputs, hooked_run(at_zero, tokens)) <= NETWORK
-
-
-@pytest.mark.parametrize("spec", ALL)
-def test_each_removal_changes_the_model(spec: str, model_of: ModelOf, tiny: ByName) -> None:
-    model, name = model_of(spec)
-    intact = hooked_run(model, tiny(name).tokens)
-    for component in components(model):
-        with ablated(model, Ablation(remove=[component], replacement="identity", gain="norm")):
-            assert largest_error(hooked_run(model, tiny(name).tokens), intact) > 1e-2, component

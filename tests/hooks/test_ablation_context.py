@@ -1,10 +1,12 @@
 """An ablation among hooks of the user, and one that cannot be, which is an error."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from support.ablations import identities
 from support.edited_model import SEVEN, edited, output_sizes, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK
@@ -21,10 +23,7 @@ from nope_probe.hooks.removing.components import components
 def test_an_empty_ablation_changes_no_bit(bridge: ByName, tiny: ByName) -> None:
     model, tokens = bridge("llama"), tiny("llama").tokens
     intact = hooked_run(model, tokens).logits
-    for spec in (
-        Ablation(),
-        Ablation(remove=SEVEN, layers=(), replacement="identity", gain="norm"),
-    ):
+    for spec in (Ablation(), replace(identities(*SEVEN), layers=())):
         with ablated(model, spec):
             assert torch.equal(hooked_run(model, tokens).logits, intact)
 
@@ -33,16 +32,13 @@ def test_a_users_hook_on_learned_positions_counts_before_their_mean(
     bridge: ByName, tiny: ByName
 ) -> None:
     model, inputs = bridge("gpt2"), tiny("gpt2").tokens
-    outputs = []
+    square, outputs = (position_point(model), lambda tensor, hook: tensor.square()), []
     for outside in (True, False):
-        contexts = [
-            hooks_attached([(position_point(model), lambda tensor, hook: tensor.square())]),
-            ablated(model, Ablation(remove=["pos_embed"])),
-        ]
+        contexts = [hooks_attached([square]), ablated(model, "pos_embed")]
         outer, inner = contexts if outside else reversed(contexts)
         with torch.no_grad(), outer, inner:
             outputs.append(model(inputs).clone())
-    with ablated(model, Ablation(remove=["pos_embed"])):
+    with ablated(model, "pos_embed"):
         assert not torch.equal(outputs[0], model(inputs))
     assert torch.equal(*outputs)
 
@@ -55,10 +51,7 @@ def test_resetting_hooks_inside_an_ablation_changes_nothing(
     with torch.no_grad():
         intact = model(tiny(name).tokens)
     for removed in SEVEN:
-        with (
-            torch.no_grad(),
-            ablated(model, Ablation(remove=[removed], replacement="identity", gain="norm")),
-        ):
+        with torch.no_grad(), ablated(model, identities(removed)):
             without = model(tiny(name).tokens)
             model.reset_hooks()
             assert torch.equal(model(tiny(name).tokens), without), removed
@@ -73,10 +66,7 @@ def test_running_with_hooks_and_with_a_cache_leaves_the_ablation_as_it_is(
 ) -> None:
     model, name = model_of(spec)
     inputs = tiny(name).tokens
-    with (
-        torch.no_grad(),
-        ablated(model, Ablation(remove=SEVEN, replacement="identity", gain="norm")),
-    ):
+    with torch.no_grad(), ablated(model, identities(*SEVEN)):
         before = model(inputs)
         cached, cache = model.run_with_cache(inputs)
         hooked = model.run_with_hooks(
@@ -95,21 +85,16 @@ def test_nesting_two_ablations_is_an_error_and_the_outer_one_stays(
     model, tokens = bridge("llama"), tiny("llama").tokens
     with ablated(model, Ablation(remove=["mask"])):
         before = hooked_run(model, tokens).logits
-        with (
-            pytest.raises(UserError, match="ablated already"),
-            ablated(model, Ablation(remove=["w_k"], replacement="identity", gain="norm")),
-        ):
+        refused = pytest.raises(UserError, match="ablated already")
+        with refused, ablated(model, identities("w_k")):
             pass
         assert torch.equal(hooked_run(model, tokens).logits, before)
-    with ablated(model, Ablation(remove=["w_k"], replacement="identity", gain="norm")):
+    with ablated(model, identities("w_k")):
         assert not torch.equal(hooked_run(model, tokens).logits, before)
 
 
 def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
-    with (
-        ablated(bridge("llama"), Ablation(remove=["mlp"])),
-        ablated(bridge("qwen3"), Ablation(remove=["mlp"])),
-    ):
+    with ablated(bridge("llama"), "mlp"), ablated(bridge("qwen3"), "mlp"):
         assert hooks_left(bridge("llama"))
         assert hooks_left(bridge("qwen3"))
 
@@ -154,14 +139,8 @@ def test_an_ablation_that_cannot_be_is_an_error(spec: dict[str, Any], message: s
 def test_a_head_or_layer_that_does_not_exist_is_an_error_that_lists_those_that_do(
     heads: dict[int, list[int]], message: str, bridge: ByName
 ) -> None:
-    error = pytest.raises(ValueError, match=f"^{re.escape(message)}$")
-    with error, ablated(bridge("llama"), Ablation(remove=["mask"], heads=heads)):
-        pass
-
-
-def test_one_component_needs_no_list() -> None:
-    assert Ablation(remove="mask") == Ablation(remove=["mask"])
-    assert Ablation(remove="qk").condition.ordered == ["w_q", "w_k"]
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        ablated(bridge("llama"), Ablation(remove=["mask"], heads=heads)).__enter__()
 
 
 def test_an_encoder_has_no_mask_and_an_attention_only_model_no_mlp() -> None:
@@ -190,15 +169,11 @@ def test_tokens_instead_of_gains_are_calibrated_on_before_the_ablation(
 def test_gains_and_tokens_together_are_an_error(bridge: ByName) -> None:
     model, inputs = bridge("llama"), tokens(7)
     gains = calibrate(model, inputs)
-    both = ablated(model, Ablation(remove=["w_q"]), gains, tokens=inputs)
-    with pytest.raises(ValueError, match="not both"), both:
-        pass
+    with pytest.raises(ValueError, match="not both"):
+        ablated(model, "w_q", gains, tokens=inputs).__enter__()
 
 
-@pytest.mark.parametrize(
-    "ablation",
-    [Ablation(remove=["mask"]), Ablation(remove=["w_q"], replacement="identity", gain="norm")],
-)
+@pytest.mark.parametrize("ablation", [Ablation(remove=["mask"]), identities("w_q")])
 def test_tokens_are_not_run_where_no_gain_has_to_be_measured(
     ablation: Ablation, bridge: ByName
 ) -> None:
@@ -222,10 +197,7 @@ def test_tokens_are_generated_as_by_whole_passes_and_padding_stays_hidden_or_is_
     padded, real = torch.nn.functional.pad(texts, (3, 0), value=17), torch.ones(2, 10).long()
     real[:, :3] = 0
     for remove in ("mask", "w_k", "w_q"):  # a cache serves the last alone
-        with (
-            torch.no_grad(),
-            ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")),
-        ):
+        with torch.no_grad(), ablated(model, identities(remove)):
             expected = texts
             for _ in range(3):
                 best = model(expected)[:, -1].argmax(-1, keepdim=True)
@@ -242,9 +214,8 @@ def test_a_prefix_beyond_the_context_or_the_sequence_is_an_error(
     bridge: ByName, tiny: ByName
 ) -> None:
     model = bridge("llama")
-    context = pytest.raises(ValueError, match=r"prefix of 65 positions, but .* context is 64")
-    with context, ablated(model, Ablation(remove=["mask"], prefix=65)):
-        pass
+    with pytest.raises(ValueError, match=r"prefix of 65 positions, but .* context is 64"):
+        ablated(model, Ablation(remove=["mask"], prefix=65)).__enter__()
     sequence = pytest.raises(ValueError, match="prefix of 12 positions, but the sequences have 11")
     with sequence, ablated(model, Ablation(remove=["mask"], prefix=12)):
         model(tiny("llama").tokens)

@@ -63,9 +63,6 @@ def constant(hf: Any, number: int, name: str) -> Iterator[None]:
 def changed(hf: Any, number: int, removed: str, intact: PlainAttention) -> Tensor:
     """Return a layer's scores on the inputs that it has, without a component in it alone."""
     if removed in ("mask", "window"):
-        assert intact.q is not None
-        assert intact.k is not None
-        assert intact.scaling is not None
         scores = intact.q @ intact.k.repeat_interleave(intact.q.shape[1] // intact.k.shape[1], 1).mT
         scores = scores * intact.scaling
         if intact.softcap is not None:

@@ -78,6 +78,11 @@ def ablations(draw: st.DrawFn, model: Any, tiny: Tiny, n_pos: int | None = None)
     )
 
 
+def identities(*names: str) -> Ablation:
+    """Return the removal of components; weights become identities, which need no calibration."""
+    return Ablation(remove=names, replacement="identity", gain="norm")
+
+
 def n_heads(hf: PreTrainedModel) -> int:
     return hf.config.num_attention_heads
 

@@ -20,7 +20,7 @@ from nope_probe.maps.maps import AttentionMaps
 N_SEQS, N_FOLDS = 7, 3
 
 
-def tokens_of(tiny: Tiny, n: int = 19) -> torch.Tensor:
+def tokens_of(n: int = 19) -> torch.Tensor:
     return torch.randint(3, 60, (N_SEQS, n), generator=torch.Generator().manual_seed(0))
 
 
@@ -33,14 +33,11 @@ def assert_plain(maps: AttentionMaps, tiny: Tiny, inputs: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", ["bloom", "gpt_oss"])  # ALiBi; sinks outside the scores
 def test_weights_and_information_are_plain_transformers_own(tmp_path: Path, name: str) -> None:
-    model = write_decoder(name, tmp_path)
-    inputs = tokens_of(model)
-    loaded = load(str(model.folder))
-    maps = capture_attention(loaded.model, inputs, n_folds=N_FOLDS, batch_size=5)
-    assert_plain(maps, model, inputs)
-    alone = capture_attention(
-        loaded.model, inputs, n_folds=N_FOLDS, batch_size=5, keeps_scores=False
-    )
+    tiny, inputs = write_decoder(name, tmp_path), tokens_of()
+    model, options = load(str(tiny.folder)).model, {"n_folds": N_FOLDS, "batch_size": 5}
+    maps = capture_attention(model, inputs, **options)
+    assert_plain(maps, tiny, inputs)
+    alone = capture_attention(model, inputs, **options, keeps_scores=False)
     assert alone.scores is None
     assert alone.weights.equal(maps.weights)
 
@@ -50,7 +47,7 @@ def test_weights_and_their_information_are_those_that_hooks_on_the_pattern_left(
     model_of: ModelOf, spec: str
 ) -> None:
     model, _ = model_of(spec)
-    inputs = torch.randint(3, 60, (N_SEQS, 13), generator=torch.Generator().manual_seed(0))
+    inputs = tokens_of(13)
     intact = capture_attention(model, inputs)
 
     def write(pattern: torch.Tensor, hook: object) -> torch.Tensor:
@@ -79,7 +76,7 @@ def test_weights_and_their_information_are_those_that_hooks_on_the_pattern_left(
 
 def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(tmp_path: Path) -> None:
     tiny = write_decoder("gpt_oss", tmp_path)
-    model, inputs = load(str(tiny.folder)).model, tokens_of(tiny)
+    model, inputs = load(str(tiny.folder)).model, tokens_of()
     intact, heads = capture_attention(model, inputs), head_scores(model, inputs)
     points = [layer.point("attn.hook_pattern") for layer in layers_of(model)]
     with hooks_attached([(point, lambda pattern, hook: pattern.clone()) for point in points]):
@@ -91,7 +88,7 @@ def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(tmp_path
 
 def test_rows_of_many_groups_are_joined(tiny: ByName) -> None:
     """67 positions are two groups of rows; the window of every second layer hides first keys."""
-    inputs = tokens_of(tiny("gemma2"), 67)
+    inputs = tokens_of(67)
     model = load(str(tiny("gemma2").folder)).model
     for query_rows in (None, 23):
         maps = capture_attention(model, inputs, n_folds=N_FOLDS, query_rows=query_rows)
@@ -110,7 +107,6 @@ def test_what_sinks_take_is_what_plain_transformers_keys_do_not_get(tmp_path: Pa
     of_keys = tiny.hf(tiny.tokens, output_attentions=True).attentions
     expected = torch.stack([1 - weights.sum(-1).mean((0, 2)) for weights in of_keys])
     maps = capture_attention(model, tiny.tokens, n_folds=1)
-    assert maps.sinks is not None
     assert_same(maps.sinks[0], expected.double(), NETWORK)
     assert expected.min() > 0.01
     assert_same(maps.weights.sum(-1), torch.ones(maps.weights.shape[:-1]), NETWORK)

@@ -1,37 +1,15 @@
 """Gains equal those of plain transformers' own projections."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from support.edited_model import rectangular_identity
 from support.hooked_runs import hooks_left
-from support.rounding import assert_same, rounding
 from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
-from nope_probe.hooks.removing.weights import Calibration, Place, untrained
-
-
-@pytest.mark.usefixtures("unenforced")  # the type check wants a layer
-@pytest.mark.parametrize(("n_heads", "d_head", "d_model"), [(3, 5, 7), (2, 3, 11), (1, 5, 5)])
-def test_projections_are_products_with_the_rectangular_identity_and_its_transpose(
-    n_heads: int, d_head: int, d_model: int
-) -> None:
-    p = rectangular_identity("w_q", (n_heads * d_head, d_model))
-    y, z = torch.randn(2, 13, d_model), torch.randn(2, 13, n_heads * d_head)
-    sizes = SimpleNamespace(n_heads=n_heads, d_head=d_head, d_model=d_model)
-    identity = Place(
-        layer=sizes, name="w_q", ablation=Ablation(replacement="identity", gain="identity")
-    ).made()
-    heads = z.view(2, 13, n_heads, d_head)
-    assert torch.equal(identity.outputs(y).flatten(2), y @ p.T)
-    by_head = [identity.summed(heads, [head]) for head in range(n_heads)]
-    for summed in (identity.summed(heads, range(n_heads)), sum(by_head)):
-        assert_same(summed, z @ p, rounding(n_heads * d_head))
+from nope_probe.hooks.removing.weights import Calibration, untrained
 
 
 def test_a_calibration_survives_as_tensors(bridge: ByName) -> None:
@@ -47,10 +25,8 @@ def test_a_calibration_survives_as_tensors(bridge: ByName) -> None:
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_an_ablated_model_is_not_calibrated(spec: str, model_of: ModelOf) -> None:
     model = model_of(spec)[0]
-    with (
-        ablated(model, Ablation(remove=["mask"])),
-        pytest.raises(UserError, match=r"^the model is ablated: calibrate it before"),
-    ):
+    refused = pytest.raises(UserError, match=r"^the model is ablated: calibrate it before")
+    with ablated(model, "mask"), refused:
         calibrate(model, tokens(7))
     assert not hooks_left(model)
 
@@ -60,10 +36,9 @@ def test_a_calibration_serves_the_model_and_weights_that_it_was_measured_on(
     spec: str, model_of: ModelOf
 ) -> None:
     model, inputs = model_of(spec)[0], tokens(7)
-    without_query = Ablation(remove=["w_q"])
 
     def run(calibration: Calibration) -> torch.Tensor:
-        with torch.inference_mode(), ablated(model, without_query, calibration):
+        with torch.inference_mode(), ablated(model, "w_q", calibration):
             return model(inputs)
 
     refused = pytest.raises(ValueError, match=r"^the calibration belongs to another model")

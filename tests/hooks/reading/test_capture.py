@@ -32,13 +32,12 @@ def inputs() -> torch.Tensor:
 
 def cached_scores(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """Return all scores of a model: [layer, batch, head, query_pos, key_pos]."""
-    kept: list[torch.Tensor] = []
-
-    def keep(scores: torch.Tensor, hook: object) -> None:
-        kept.append(scores.clone())
-
-    points = [(layer.point("attn.hook_attn_scores"), keep) for layer in layers_of(model)]
-    with torch.inference_mode(), hooks_attached(points):
+    kept, points = (
+        list[torch.Tensor](),
+        [x.point("attn.hook_attn_scores") for x in layers_of(model)],
+    )
+    hooks = [(point, lambda scores, hook: kept.append(scores.clone())) for point in points]
+    with torch.inference_mode(), hooks_attached(hooks):
         model(inputs)
     return torch.stack(kept)
 
@@ -48,41 +47,36 @@ def fold_means(scores: torch.Tensor) -> torch.Tensor:
     return means.masked_fill(~CAUSAL, torch.nan)
 
 
-@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-nope"])
-def test_scores_that_a_user_rewrites_are_read_as_rewritten(
-    spec: str, model_of: ModelOf, inputs: torch.Tensor
+READ = ("attn.hook_attn_scores", "attn.hook_q", "attn.hook_k", "attn.hook_rot_q")
+REWRITTEN = [("hooked:smollm3-nope", READ[0]), *[("bridge:llama", point) for point in READ]]
+
+
+@pytest.mark.parametrize(("spec", "point"), REWRITTEN)
+def test_scores_queries_and_keys_that_a_user_rewrites_are_read_as_rewritten(
+    spec: str, point: str, model_of: ModelOf, inputs: torch.Tensor
 ) -> None:
     model, _ = model_of(spec)
 
-    def shift_later_sequences(scores: torch.Tensor, hook: object) -> torch.Tensor:
+    def shift_later_sequences(tensor: torch.Tensor, hook: object) -> torch.Tensor:
         # Not the first sequence, which the capture inspects.
-        later = torch.arange(len(scores))[:, None, None, None] > 0
-        return scores + 3.0 * later
+        return tensor + 3.0 * (torch.arange(len(tensor)) > 0)[:, None, None, None]
 
     for layer in layers_of(model):
-        with hooks_attached([(layer.point("attn.hook_attn_scores"), shift_later_sequences)]):
+        with hooks_attached([(layer.point(point), shift_later_sequences)]):
             maps = capture_scores(model, inputs, n_folds=N_FOLDS, batch_size=N_SEQS)
             scores = cached_scores(model, inputs)
         assert agree(maps.folds, fold_means(scores))
 
 
-@pytest.mark.parametrize("point", ["attn.hook_q", "attn.hook_k", "attn.hook_rot_q"])
-def test_queries_and_keys_that_a_user_rewrites_are_read_as_rewritten(
-    point: str, bridge: ByName, inputs: torch.Tensor
-) -> None:
-    model = bridge("llama")
-    with hooks_attached([(layers_of(model)[0].point(point), lambda t, hook: t * t)]):
-        maps = capture_scores(model, inputs, n_folds=N_FOLDS)
-        scores = cached_scores(model, inputs)
-    assert agree(maps.folds, fold_means(scores))
-
-
-def test_some_layers_are_the_same_rows_in_the_order_asked(
+def test_some_layers_are_the_same_rows_in_the_order_asked_and_unknown_ones_an_error(
     bridge: ByName, inputs: torch.Tensor
 ) -> None:
     model = bridge("smollm3")
     every, some = (capture_scores(model, inputs, layers=layers).folds for layers in (None, [2, 0]))
     assert torch.equal(some.nan_to_num(), every[:, [2, 0]].nan_to_num())
+    for unknown in ([], [3], [-1]):
+        with pytest.raises(UserError, match="from 0 to 2"):
+            capture_scores(model, inputs, layers=unknown)
 
 
 def test_no_block_after_the_last_one_asked_for_is_run(bridge: ByName, inputs: torch.Tensor) -> None:
@@ -92,14 +86,6 @@ def test_no_block_after_the_last_one_asked_for_is_run(bridge: ByName, inputs: to
     model = bridge("smollm3")
     with hooks_attached([(layers_of(model)[1].point("attn.hook_in"), fail)]):
         capture_scores(model, inputs, layers=[0])
-
-
-@pytest.mark.parametrize("layers", [[], [3], [-1]])
-def test_unknown_layers_are_an_error(
-    layers: list[int], bridge: ByName, inputs: torch.Tensor
-) -> None:
-    with pytest.raises(UserError, match="from 0 to 2"):
-        capture_scores(bridge("smollm3"), inputs, layers=layers)
 
 
 def test_a_capture_leaves_the_model_as_it_was_also_when_it_fails(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.ablations import identities
 from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.plain_states import per_fold, plain_states
@@ -12,7 +13,7 @@ from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 from support.traced import bos_reader
 
-from nope_probe import Ablation, ablated, load
+from nope_probe import ablated, load
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.readers import capture_positions
@@ -54,10 +55,9 @@ def test_what_writers_bring_adds_up_to_queries_and_keys(
 def test_it_adds_up_in_families_of_another_build(name: str, tmp_path: Path) -> None:
     """Norms behind attention, latent attention, hybrids, blocks that scale what they add, ALiBi."""
     tiny = write_decoder(name, tmp_path)
+    model = load(str(tiny.folder)).model
     for writers in ("heads", "layers"):
-        sums = capture_positions(
-            load(str(tiny.folder)).model, tiny.tokens, n_folds=1, writers=writers
-        )
+        sums = capture_positions(model, tiny.tokens, n_folds=1, writers=writers)
         assert additivity_error(sums) <= NETWORK
 
 
@@ -71,10 +71,8 @@ def test_in_half_precision_the_writers_and_their_parts_are_those_of_float32_with
         parameter.data.copy_(parameter.to(dtype))
     half, full = (capture_positions(model, tiny.tokens, n_folds=1) for model in models)
     for layer, reader in full.readers.items():
-        for parts, expected in (
-            (half.readers[layer].keys, reader.keys),
-            (half.readers[layer].queries, reader.queries),
-        ):
+        for side in ("keys", "queries"):
+            parts, expected = (getattr(of, side) for of in (half.readers[layer], reader))
             assert parts.keys() == expected.keys()
             largest = float(sum(expected.values()).abs().max())
             errors = [float((parts[writer] - expected[writer]).abs().max()) for writer in parts]
@@ -88,10 +86,11 @@ def test_parts_that_do_not_add_up_are_refused_in_the_first_batch(
     monkeypatch.setattr("nope_probe.hooks.reading.readers.MOST_ERROR", 1e-9)
     monkeypatch.setattr("nope_probe.hooks.reading.readers.ROUNDINGS", 0)
     point = layers_of(model)[0].point("hook_resid_pre")
-    with (
-        hooks_attached([(point, lambda tensor, hook: batches.append(len(tensor)))]),
-        pytest.raises(NotImplementedError, match="do not add up to the queries and keys of L0"),
-    ):
+    count = hooks_attached([(point, lambda tensor, hook: batches.append(len(tensor)))])
+    refused = pytest.raises(
+        NotImplementedError, match="do not add up to the queries and keys of L0"
+    )
+    with count, refused:
         capture_positions(model, inputs, n_folds=N_FOLDS, batch_size=3)
     assert batches.count(3) == 1
 
@@ -102,7 +101,7 @@ def test_shared_key_heads_that_are_replaced_one_by_one_have_no_parts(
 ) -> None:
     model = bridge("llama")
     error = pytest.raises(NotImplementedError, match=r"the keys of L1 are not those of its W_K: q")
-    with ablated(model, Ablation(remove="w_k", replacement="identity", gain="norm")), error:
+    with ablated(model, identities("w_k")), error:
         capture_positions(model, inputs, layers=[1], per_head=per_head)
 
 
@@ -219,10 +218,8 @@ def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
     again = PositionSums.from_tensors(pieces).to_tensors()
     assert whole.keys() == again.keys()
     for name, tensor in whole.items():
-        if tensor.any():
-            assert (
-                distance(again[name].double().nan_to_num(), tensor.double().nan_to_num()) <= NETWORK
-            )
+        both = (x.double().nan_to_num() for x in (again[name], tensor))
+        assert not tensor.any() or distance(*both) <= NETWORK
 
 
 @pytest.mark.parametrize("model_type", ["bloom", "mpt", "gpt_neox"])
@@ -236,17 +233,13 @@ def test_scores_and_alibi_are_those_of_plain_transformers(
     intact = plain_attention(tiny.hf, tiny.tokens)
     has_alibi = model_type != "gpt_neox"
     without = plain_attention(tiny.hf, tiny.tokens, without="alibi") if has_alibi else intact
+    scores_of_heads, biased = (of[0].scores.double().mean(0)[:, rows] for of in (without, intact))
     for per_head in (False, True):
-        sums = capture_positions(
-            model, tiny.tokens, n_folds=1, per_head=per_head, query_rows=query_rows
-        )
+        options = {"n_folds": 1, "per_head": per_head, "query_rows": query_rows}
+        sums = capture_positions(model, tiny.tokens, **options)
         assert [*sums.readers] == [*intact]
         first = sums.readers[0]
-        product = first.scores[0]
-        scores, biased = (
-            attention[0].scores.double().mean(0)[:, rows] for attention in (without, intact)
-        )
-        bias = biased - scores
+        scores, bias, product = scores_of_heads, biased - scores_of_heads, first.scores[0]
         if not per_head:
             scores, bias = scores.mean(0), bias.mean(0)
         assert torch.equal(first.query_positions, rows)
@@ -279,14 +272,11 @@ def test_readers_are_sorted_and_the_first_token_is_noticed_if_all_begin_alike(
 ) -> None:
     model = bridge("llama")
     sums = capture_positions(model, inputs, n_folds=N_FOLDS, layers=[1, 0])
-    assert [*sums.readers] == [0, 1]
-    assert sums.counts.tolist() == [3, 3, 3, 2, 2]
-    assert not sums.bos
+    assert ([*sums.readers], sums.bos, sums.counts.tolist()) == ([0, 1], False, [3, 3, 3, 2, 2])
     alike = inputs.clone()
     alike[:, 0] = 5
     by_document = capture_positions(model, alike, layers=[0], documents=torch.arange(13) // 2)
-    assert by_document.bos
-    assert by_document.counts.tolist() == [2] * 6 + [1]
+    assert (by_document.bos, by_document.counts.tolist()) == (True, [2] * 6 + [1])
 
 
 @pytest.mark.hooked_transformer

@@ -10,6 +10,7 @@ from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, available
 from nope_probe.hooks.reading.capture import capture_stages
@@ -32,22 +33,13 @@ def test_a_stage_after_a_layer_norm_includes_its_weight_and_bias() -> None:
     """HookedTransformer's hook_normalized leaves both out."""
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-    config = HookedTransformerConfig(
-        n_layers=1,
-        d_model=10,
-        d_head=5,
-        n_heads=3,
-        n_ctx=N_POS,
-        d_vocab=7,
-        act_fn="gelu",
-        normalization_type="LN",
-        seed=2,
-        device="cpu",
-    )
+    sizes = {"n_layers": 1, "d_model": 10, "d_head": 5, "n_heads": 3, "n_ctx": N_POS, "d_vocab": 7}
+    kinds = {"act_fn": "gelu", "normalization_type": "LN", "seed": 2, "device": "cpu"}
+    config = HookedTransformerConfig(**sizes, **kinds)
     model, x = HookedTransformer(config), torch.randn(N_SEQS, N_POS, 10)
     ln = model.blocks[0].ln1
-    ln.w.data.normal_()
-    ln.b.data.normal_()
+    for parameter in (ln.w, ln.b):
+        parameter.data.normal_()
     expected = torch.nn.functional.layer_norm(x, (10,), ln.w, ln.b, config.eps)
     maps = capture_stages(model, x, stages=["a"], n_folds=N_FOLDS)
     flat = expected.detach().double()
@@ -57,13 +49,10 @@ def test_a_stage_after_a_layer_norm_includes_its_weight_and_bias() -> None:
 @pytest.mark.parametrize(
     ("spec", "layer", "letters"),
     [
-        ("bridge:llama", 0, "abcdefghi"),
-        ("bridge:llama", 1, "abcdefg"),
-        ("bridge:phi3", 0, "abcdefghi"),
-        ("bridge:gpt2", 0, "abcdefghi"),
+        *[(f"bridge:{name}", 0, "abcdefghi") for name in ("llama", "phi3", "gpt2")],
+        *[(spec, 1, "abcdefg") for spec in ("bridge:llama", "hooked:smollm3-rope")],
         ("bridge:gemma2", 0, "abcdghi"),  # norms after attention and MLP
         ("bridge:cohere", 0, "abcdghi"),  # attention and MLP in parallel
-        ("hooked:smollm3-rope", 1, "abcdefg"),
     ],
 )
 def test_a_block_has_the_stages_that_mean_what_the_paper_means(
@@ -90,35 +79,23 @@ def test_the_letters_are_the_papers_and_their_points_are_transformer_lens_hook_p
             assert f"blocks.{STAGES[letter].block}.{name}" in model.hook_dict
 
 
-def test_a_pass_ends_before_the_next_blocks_output_which_no_stage_reads(
+def test_the_first_block_is_the_default_and_a_pass_ends_before_the_next_blocks_output(
     bridge: ByName, inputs: torch.Tensor
 ) -> None:
     model, ran = bridge("llama"), list[int]()
-    mlps = [module for name, module in model.named_modules() if name.endswith(".mlp")]
-    numbers = [
-        int(name.split(".")[1]) for name, _ in model.named_modules() if name.endswith(".mlp")
-    ]
-    handles = [
-        mlp.register_forward_hook(lambda *_, number=number: ran.append(number))
-        for mlp, number in zip(mlps, numbers, strict=True)
-    ]
-    try:
-        maps = capture_stages(model, inputs, layer=0, n_folds=N_FOLDS)
-    finally:
-        for handle in handles:
-            handle.remove()
+    points = [(layer.index, layer.point("hook_mlp_out")) for layer in layers_of(model)]
+    hooks = [(point, lambda x, hook, number=number: ran.append(number)) for number, point in points]
+    with hooks_attached(hooks):
+        maps = capture_stages(model, inputs, n_folds=N_FOLDS)
     assert {"h", "i"} <= {*maps.folds}
     assert set(ran) == {0}
 
 
-def test_a_stage_that_a_block_lacks_is_an_error(bridge: ByName, inputs: torch.Tensor) -> None:
+def test_a_stage_that_a_block_lacks_or_a_block_that_the_model_lacks_is_an_error(
+    bridge: ByName, inputs: torch.Tensor
+) -> None:
     with pytest.raises(UserError, match="block 1 has the stages a b c d e f g, not h i"):
         capture_stages(bridge("llama"), inputs, layer=1, stages=["a", "h", "i"])
-
-
-@pytest.mark.parametrize("layer", [-1, 2])
-def test_a_block_that_the_model_lacks_is_an_error(
-    layer: int, bridge: ByName, inputs: torch.Tensor
-) -> None:
-    with pytest.raises(UserError, match=f"from 0 to 1, got {layer}"):
-        capture_stages(bridge("llama"), inputs, layer=layer)
+    for layer in (-1, 2):
+        with pytest.raises(UserError, match=f"from 0 to 1, got {layer}"):
+            capture_stages(bridge("llama"), inputs, layer=layer)

@@ -29,25 +29,24 @@ KINDS = ("llama", "phi3", "gpt2", "gemma3_text", "mixtral", "qwen3_next", "gpt_n
 Change = Callable[[int, Tensor], Tensor]
 
 
+def llama(folder: Path) -> Any:
+    return load(str(write_decoder("llama", folder).folder)).model
+
+
 def places(hf: Any) -> list[tuple[Any, bool]]:
     """Return the modules whose outputs are added, and whether a module is a whole block."""
     body = getattr(hf, hf.base_model_prefix)
     found: list[tuple[Any, bool]] = []
+    names = ("self_attn", "attn", "attention"), ("mlp", "block_sparse_moe")
     for block in body.h if hasattr(body, "h") else body.layers:
-        attn = next(
-            (getattr(block, x) for x in ("self_attn", "attn", "attention") if hasattr(block, x)),
-            None,
-        )
-        if attn is None:
+        if not any(hasattr(block, name) for name in names[0]):
             found.append((block, True))
         elif hasattr(block, "post_feedforward_layernorm"):
-            found += [
-                (block.post_attention_layernorm, False),
-                (block.post_feedforward_layernorm, False),
-            ]
+            found.append((block.post_attention_layernorm, False))
+            found.append((block.post_feedforward_layernorm, False))
         else:
-            mlp = next(getattr(block, x) for x in ("mlp", "block_sparse_moe") if hasattr(block, x))
-            found += [(attn, False), (mlp, False)]
+            parts = (next(getattr(block, x) for x in of if hasattr(block, x)) for of in names)
+            found += [(part, False) for part in parts]
     return found
 
 
@@ -148,10 +147,8 @@ def test_the_mark_of_a_first_token_is_in_the_mean_and_a_massive_output_elsewhere
 
 
 def test_in_a_union_the_position_is_that_of_the_model_without_the_others(tmp_path: Path) -> None:
-    decoder = write_decoder("llama", tmp_path)
-    text = tokens(N_TEXTS, N_POS, seed=1)
-    model = load(str(decoder.folder)).model
-    rope = decoder.hf.model.rotary_emb
+    decoder, text = write_decoder("llama", tmp_path), tokens(N_TEXTS, N_POS, seed=1)
+    model, rope = load(str(decoder.folder)).model, decoder.hf.model.rotary_emb
     forward = rope.forward
     rope.forward = lambda x, position_ids: forward(x, torch.zeros_like(position_ids))
     expected, _ = plain_removed(decoder.hf, text, text)
@@ -178,10 +175,8 @@ def test_where_weights_are_replaced_their_new_outputs_lose_what_they_write(
 
 
 def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(tmp_path: Path) -> None:
-    model = load(str(write_decoder("llama", tmp_path).folder)).model
-    text = tokens(N_TEXTS, N_POS, seed=1)
+    model, text = llama(tmp_path), tokens(N_TEXTS, N_POS, seed=1)
     null = capture_written(model, text, null_seed=3, kept_positions=1)
-    assert null.order is not None
     assert null.order.sort(1).values.equal(torch.arange(N_POS).expand(N_TEXTS, -1))
     assert null.order[:, 0].eq(0).all()
     assert len({tuple(row) for row in null.order.tolist()}) == N_TEXTS
@@ -193,9 +188,8 @@ def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(tmp_pa
 
 
 def test_batches_and_dtype_of_storage_change_nothing(tmp_path: Path) -> None:
-    decoder = write_decoder("llama", tmp_path)
+    decoder, text = write_decoder("llama", tmp_path), tokens(N_TEXTS, N_POS, seed=1)
     model = load(str(decoder.folder)).model
-    text = tokens(N_TEXTS, N_POS, seed=1)
     whole, pieces = (capture_written(model, text, batch_size=size) for size in (N_TEXTS, 2))
     stored = type(pieces).from_tensors(pieces.to_tensors())
     names = [f"{kind}{layer}" for layer in range(model.cfg.n_layers) for kind in ("ATTN", "MLP")]
@@ -208,8 +202,7 @@ def test_batches_and_dtype_of_storage_change_nothing(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_done_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    model = load(str(write_decoder("llama", tmp_path).folder)).model
-    text = tokens(N_TEXTS, N_POS, seed=1)
+    model, text = llama(tmp_path), tokens(N_TEXTS, N_POS, seed=1)
     with pytest.raises(UserError, match="1 more in a half"):
         capture_written(model, text[:3])
     documents = torch.arange(N_TEXTS) // 2
@@ -217,12 +210,13 @@ def test_what_cannot_be_done_is_refused_with_the_way_out(tmp_path: Path) -> None
         capture_scores(model, text, documents=documents)
     with pytest.raises(UserError, match="no later positions"):
         capture_written(model, text, kept_positions=N_POS)
-    with pytest.raises(ValueError, match=r"position\[ATTN1\]"):
-        Ablation(remove=["written"], layers=[0])
-    with pytest.raises(UserError, match="has no heads"):
-        Ablation(remove=["written"], heads={0: [1]})
-    with pytest.raises(ValueError, match="share the position"):
-        Ablation(remove=["written", "position[MLP0]"])
+    for options, message in (
+        ({"layers": [0]}, r"position\[ATTN1\]"),
+        ({"heads": {0: [1]}}, "has no heads"),
+        ({"remove": ["written", "position[MLP0]"]}, "share the position"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Ablation(**{"remove": ["written"]} | options)
     written = ablated(model, Ablation(remove=["written"]), tokens=text)
     with written, pytest.raises(ValueError, match=f"sequences of {N_POS - 1} tokens"):
         model(text[:, : N_POS - 1])

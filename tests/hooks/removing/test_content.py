@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.rounding import NETWORK, assert_same
-from support.tiny_models import ModelOf, tokens
+from support.tiny_models import ByName, ModelOf, tokens
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
@@ -75,7 +75,7 @@ def plain_means(hf: Any, inputs: Tensor) -> dict[int, Tensor]:
     return {layer: weights[layer].mean(0) for layer in HEADS}
 
 
-def without_content(model: Any, inputs: Tensor, calibration: Calibration) -> Tensor:
+def without_content(model: Any, inputs: Tensor, calibration: Calibration | None) -> Tensor:
     with ablated(model, Ablation(remove="content", heads=HEADS), calibration):
         return model(inputs)
 
@@ -114,10 +114,9 @@ def test_sinks_keep_their_mean_share(tmp_path: Path) -> None:
 
 
 def test_shorter_sequences_take_the_first_rows_and_longer_ones_are_refused(
-    model_of: ModelOf, tiny: Any
+    bridge: ByName, tiny: ByName
 ) -> None:
-    model, name = model_of("bridge:llama")
-    hf, inputs = tiny(name).hf, tiny(name).tokens
+    model, hf, inputs = bridge("llama"), tiny("llama").hf, tiny("llama").tokens
     calibration = calibrate(model, inputs, heads=HEADS)
     expected = plain_run(hf, inputs[:, :7], plain_means(hf, inputs))[0]
     assert_same(without_content(model, inputs[:, :7], calibration), expected, NETWORK)
@@ -126,16 +125,13 @@ def test_shorter_sequences_take_the_first_rows_and_longer_ones_are_refused(
 
 
 def test_a_head_that_is_not_calibrated_and_padding_are_refused(
-    model_of: ModelOf, tiny: Any
+    bridge: ByName, tiny: ByName
 ) -> None:
-    model, name = model_of("bridge:llama")
-    inputs = tiny(name).tokens
+    model, inputs = bridge("llama"), tiny("llama").tokens
     calibration = calibrate(model, inputs, heads={0: [1]})
-    with pytest.raises(ValueError, match=r"of L0 has to be measured first: .*heads=\{0: \[1, 3\]"):
-        without_content(model, inputs, calibration)
-    missing = pytest.raises(ValueError, match="the mean attention of L0 has to be measured first")
-    with missing, ablated(model, Ablation(remove="content", heads=HEADS)):
-        pass
+    for of_heads in (calibration, None):
+        with pytest.raises(ValueError, match=r"of L0 has to be .*first: .*heads=\{0: \[1, 3\]"):
+            without_content(model, inputs, of_heads)
     real = torch.ones_like(inputs)
     real[0, 0] = 0
     padded = pytest.raises(ValueError, match="content depends on the length")

@@ -1,5 +1,6 @@
 """A model with other weights: random draws, plain norms; as before afterwards."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -7,20 +8,18 @@ import torch
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance
 
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.passes import run_blocks
 from nope_probe.hooks.removing.weights import STD, untrained
 from nope_probe.models.load import to_hooked
 from nope_probe.models.parameter_free import build, parameter_free
-
-PLAIN_NORMS = Ablation(remove=["norms"])
 
 
 def test_plain_norms_change_nothing_where_norms_have_no_weights():
     model = build(parameter_free(n_layers=2, d_model=10))
     x = torch.randn(3, 7, 10)
     before = run_blocks(model, x)
-    with ablated(model, PLAIN_NORMS):
+    with ablated(model, "norms"):
         assert distance(run_blocks(model, x), before) < NETWORK
 
 
@@ -28,16 +27,12 @@ def test_plain_norms_change_nothing_where_norms_have_no_weights():
 def test_a_norm_weight_of_0_is_an_error(tiny: ByName):
     model = to_hooked(tiny("smollm3-rope").hf)
     model.blocks[0].ln2.w.data[3] = 0.0
-    with (
-        pytest.raises(ValueError, match="L0 ln2 has a weight of 0, which cannot be divided out"),
-        ablated(model, PLAIN_NORMS),
-    ):
-        pass
+    with pytest.raises(ValueError, match="L0 ln2 has a weight of 0, which cannot be divided out"):
+        ablated(model, "norms").__enter__()
 
 
-def fail_after_reading(model: Any, drawn: dict[str, torch.Tensor]) -> None:
-    drawn |= {name: parameter.clone() for name, parameter in model.named_parameters()}
-    raise KeyError
+def parameters_of(model: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.clone() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-nope"])
@@ -45,11 +40,11 @@ def test_weights_are_random_inside_and_the_trained_ones_after_an_error(
     spec: str, model_of: ModelOf
 ) -> None:
     model, _ = model_of(spec)
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    drawn: dict[str, torch.Tensor] = {}
-    with pytest.raises(KeyError), untrained(model, seed=3):
-        fail_after_reading(model, drawn)
-    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    before = parameters_of(model)
+    with suppress(KeyError), untrained(model, seed=3):
+        drawn = parameters_of(model)
+        raise KeyError
+    assert all(torch.equal(after, before[name]) for name, after in parameters_of(model).items())
     for name, weights in drawn.items():
         is_bias = name.rpartition(".")[2].lstrip("_").startswith("b")
         if is_bias or not before[name].any():
@@ -62,8 +57,7 @@ def test_weights_are_random_inside_and_the_trained_ones_after_an_error(
 
 
 def test_the_same_seed_draws_the_same_weights(bridge: ByName) -> None:
-    model = bridge("llama")
-    drawn = []
+    model, drawn = bridge("llama"), []
     for seed in (5, 5, 6):
         with untrained(model, seed):
             drawn.append(next(model.parameters()).clone())

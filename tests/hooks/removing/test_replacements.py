@@ -19,7 +19,7 @@ from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.settings import Ablation
-from nope_probe.hooks.removing.weights import Place
+from nope_probe.hooks.removing.weights import Calibration, Place
 from nope_probe.models.load import load
 from nope_probe.studies.ablate_run import run_ablations
 
@@ -45,13 +45,9 @@ def rows_of(layer: Any, name: Any, seed: int) -> torch.Tensor:
 def test_one_token_that_is_clipped_leaves_the_constant_as_it_is(tmp_path: Path) -> None:
     tiny = write_decoder("olmo", tmp_path, clip_qkv=0.5)
     model: Any = load(str(tiny.folder)).model
-    point = layers_of(model)[0].point("attn.q.hook_out")
-    written: list[torch.Tensor] = []
-
-    def keep(q: torch.Tensor, hook: object) -> None:
-        written.append(q.clone())
-
-    with ablated(model, "w_q", tokens=tiny.tokens), hooks_attached([(point, keep)]):
+    point, written = layers_of(model)[0].point("attn.q.hook_out"), list[torch.Tensor]()
+    keep = hooks_attached([(point, lambda q, hook: written.append(q.clone()))])
+    with ablated(model, "w_q", tokens=tiny.tokens), keep:
         model(tiny.tokens[:1, :1])
         model(tiny.tokens[:1, :1])
     assert written[0].abs().max() > 0.5
@@ -100,32 +96,24 @@ def test_heads_wider_than_the_residual_stream_get_blocks_of_orthonormal_rows() -
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("replacement", "what", "options"),
     [
-        (
-            {"replacement": "identity"},
-            "the gain 'output' of w_v has to be measured first: pass tokens=tokens or calibration=",
-        ),
-        ({}, "the mean output of w_v has to be measured first: pass tokens="),
-        ({"replacement": "random"}, "the gain 'output' of w_v has to be measured first"),
+        ("identity", "the gain 'output'", ""),
+        ("mean", "the mean output", ""),
+        ("random", "the gain 'output'", ", seed=3"),
     ],
 )
-def test_a_replacement_that_has_to_be_measured_first_is_an_error_without(
-    settings: dict[str, Any], message: str, bridge: ByName
+def test_a_replacement_that_has_to_be_measured_first_is_an_error_without_or_with_another_seed(
+    replacement: Any, what: str, options: str, bridge: ByName
 ) -> None:
-    error = pytest.raises(ValueError, match=f"^{re.escape(message)}")
-    with error, ablated(bridge("llama"), Ablation(remove=["w_v"], **settings)):
-        pass
-    assert not hooks_left(bridge("llama"))
-
-
-def test_another_seed_than_the_one_calibrated_is_an_error(bridge: ByName) -> None:
-    model, random = bridge("llama"), Ablation(remove=["w_q"], replacement="random", seed=3)
-    for seed in (None, 4):
-        calibration = calibrate(model, tokens(7), seed=seed)
-        error = pytest.raises(ValueError, match=r"the gain 'output' of w_q has to .*seed=3")
-        with error, ablated(model, random, calibration):
-            pass
+    model, removed = bridge("llama"), Ablation(remove=["w_v"], replacement=replacement, seed=3)
+    way = f"pass tokens=tokens or calibration=calibrate(model, tokens{options})"
+    message = re.escape(f"{what} of w_v has to be measured first: {way}")
+    measured = [calibrate(model, tokens(7), seed=seed) for seed in (None, 4)]
+    for calibration in (None, Calibration(), *(measured if options else ())):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            ablated(model, removed, calibration).__enter__()
+    assert not hooks_left(model)
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
@@ -149,10 +137,8 @@ def test_the_gain_norm_gives_a_weight_of_the_users_own_the_norm_of_the_weight(
 ) -> None:
     model, inputs, logits = bridge("llama"), tokens(7), []
     for factor, gain in [(1.0, "norm"), (5.0, "norm"), (1.0, None), (1.0, "identity")]:
-        own = Ablation(
-            remove=["w_k"], replacement=lambda weight, place, f=factor: f * weight, gain=gain
-        )
-        with ablated(model, own):
+        own = lambda weight, place, factor=factor: factor * weight  # noqa: E731
+        with ablated(model, Ablation(remove=["w_k"], replacement=own, gain=gain)):
             logits.append(hooked_run(model, inputs).logits)
     for again in logits[1:]:
         torch.testing.assert_close(again, logits[0], atol=1e-5, rtol=0)
@@ -174,20 +160,14 @@ def test_a_weight_of_another_shape_or_none_is_an_error_that_names_both(
     own: Any, message: str, bridge: ByName
 ) -> None:
     model = bridge("llama")
-    with (
-        pytest.raises(ValueError, match=message),
-        ablated(model, Ablation(remove=["w_k"], replacement=own)),
-    ):
-        pass
+    with pytest.raises(ValueError, match=message):
+        ablated(model, Ablation(remove=["w_k"], replacement=own)).__enter__()
     assert not hooks_left(model)
 
 
-def test_a_weight_of_the_users_own_has_no_measured_gain() -> None:
+def test_a_weight_of_the_users_own_has_no_measured_gain_and_no_run(bridge: ByName) -> None:
     with pytest.raises(ValueError, match="takes 'norm' or 'identity'"):
         Ablation(remove=["w_k"], replacement=torch.zeros(2, 3, 5), gain="output")
-
-
-def test_a_run_refuses_a_weight_of_the_users_own_in_one_line(bridge: ByName) -> None:
     for own in (torch.zeros(2, 3, 5), own_weight):
         with pytest.raises(UserError, match=r"^a run takes replacements by name") as error:
             run_ablations(bridge("llama"), tokens(7), replacement=own)  # type: ignore[arg-type]

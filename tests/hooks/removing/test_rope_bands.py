@@ -7,38 +7,16 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.edited_model import edited, plain_run
-from support.rounding import NETWORK
-from support.tiny_models import ModelOf, Tiny, distance, tokens
+from support.tiny_models import Tiny, distance, tokens
 
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.base_layer import RemovedPairs
-from nope_probe.hooks.layers.passes import logits_of, traits_of
+from nope_probe.hooks.layers.passes import logits_of
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.positions import Rotation
 from nope_probe.models.load import load
 from nope_probe.removal import Component
 from nope_probe.run.session import fingerprint
-
-
-@pytest.mark.parametrize(
-    ("spec", "n_rotated", "d_rotary", "base"),
-    [
-        ("bridge:llama", 2, 10, 10_000),
-        ("bridge:phi3", 2, 8, 10_000),
-        ("bridge:smollm3", 2, 10, 2_000_000),
-        ("hooked:smollm3-rope", 2, 10, 2_000_000),
-        ("bridge:gpt2", 0, 0, 0),
-    ],
-)
-def test_frequencies_are_those_of_the_rotary_embedding(
-    spec: str, n_rotated: int, d_rotary: int, base: int, model_of: ModelOf
-) -> None:
-    rotaries = [traits.rotary for traits in traits_of(model_of(spec)[0]).values()]
-    result = [rotary.frequencies for rotary in rotaries if rotary is not None]
-    assert len(result) == n_rotated
-    for angles in result:
-        expected = [base ** (-2 * f / d_rotary) for f in range(d_rotary // 2)]
-        assert angles.tolist() == pytest.approx(expected, rel=NETWORK)
 
 
 def test_pairs_of_a_length_that_nothing_turns_within_are_low() -> None:
@@ -54,23 +32,19 @@ def test_pairs_of_a_length_that_nothing_turns_within_are_low() -> None:
 # whose base grows beyond the context of 7.
 N_LONG = 43
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+SHORT, LONG = [1.0, 1.5, 2.0, 3.0], [2.0, 3.0, 5.0, 7.0]
 LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 100.0,
-    "partial_rotary_factor": 4 / 7,
-    "short_factor": [1.0, 1.5, 2.0, 3.0],
-    "long_factor": [2.0, 3.0, 5.0, 7.0],
-    "original_max_position_embeddings": 16,
+    **{"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 4 / 7},
+    **{"short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 16},
 }
 
 
 def frequencies_at(kind: str, n_pos: int) -> list[float]:
     """Return the angle per position of each pair, by the formulas of LongRoPE and dynamic NTK."""
     if kind == "longrope":
-        factors = [2.0, 3.0, 5.0, 7.0] if n_pos > 16 else [1.0, 1.5, 2.0, 3.0]
+        factors = LONG if n_pos > 16 else SHORT
         return [100.0 ** (-f / 4) / factor for f, factor in enumerate(factors)]
-    grown = max(4.0 * n_pos / 7 - 3.0, 1.0)
-    base = 100.0 * grown ** (10 / 8)
+    base = 100.0 * max(4.0 * n_pos / 7 - 3.0, 1.0) ** (10 / 8)
     return [base ** (-f / 5) for f in range(5)]
 
 
@@ -89,10 +63,8 @@ def of_length(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tiny]:
 @pytest.mark.parametrize(
     ("kind", "band", "heads"),
     [
-        ("longrope", "rope_high", None),
-        ("longrope", "rope_low", [1]),
-        ("dynamic", "rope_high", [1]),
-        ("dynamic", "rope_low", None),
+        *[("longrope", "rope_high", None), ("longrope", "rope_low", [1])],
+        *[("dynamic", "rope_high", [1]), ("dynamic", "rope_low", None)],
     ],
 )
 def test_bands_are_by_the_frequencies_of_the_length_that_is_run(
