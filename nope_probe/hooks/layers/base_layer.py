@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import Attention, HeadVectors
+from nope_probe.hooks.layers.attention import HeadVectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook
 from nope_probe.hooks.layers.tap import Tap
 from nope_probe.maps.positions import Angles, Rotation, cos_and_sin
@@ -47,23 +47,6 @@ class Traits:
     window: bool = False
     sinks: bool = False
     alibi: bool = False
-
-    @classmethod
-    def of(cls, attention: Attention, module: nn.Module) -> Traits:
-        """Return the traits of a bridge's block.
-
-        Args:
-            attention: of a sequence twice, the second time with the angles of position 0, and of
-                two positions further from each other than any window.
-            module: the module that attends.
-        """
-        return cls(
-            rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
-            window=not bool(attention.mask.rows(slice(1, 2))[0, 0, 0, 0])
-            or getattr(module, "attention_type", "") == "local",  # of GPT-Neo
-            sinks=attention.sinks is not None,
-            alibi=attention.bias is not None,
-        )
 
 
 def find_point(block: nn.Module, name: str) -> HookPoint | None:

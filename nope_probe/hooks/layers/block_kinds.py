@@ -45,9 +45,8 @@ class HookedLayer(Layer):
         others = (self.parallel, *(getattr(cfg, name, None) for name in OTHER_FORMULAS))
         if adds_positions or any(others):
             raise NotImplementedError(
-                "post-norm and parallel blocks, clipped and log-n attention are read through "
-                "TransformerBridge, not HookedTransformer (load the model with nope_probe.load), "
-                "and shortformer's positions not at all"
+                "post-norm and parallel blocks, clipped and log-n attention are read as bridges (load "
+                "the model with nope_probe.load), and shortformer's positions not at all"
             )
 
     def _attend(
@@ -68,8 +67,7 @@ class HookedLayer(Layer):
             n_before = past_kv_cache_entry.past_keys.size(1)
             if k.shape[2] != v.shape[2] or k.shape[2] != past_kv_cache_entry.past_keys.shape[2]:
                 raise UserError(
-                    "in this ablation there is a key or value head per query head, which no cache "
-                    "of TransformerLens holds; pass whole sequences"
+                    "in this ablation each query head has a key or value head: pass whole sequences"
                 )
             k, v = past_kv_cache_entry.append(k, v)
         if cfg.positional_embedding_type == "rotary":
@@ -80,7 +78,10 @@ class HookedLayer(Layer):
             if rope is not None and n_before == 0:  # with a cache, the tap refuses
                 q, k = (rope.turned_back(x, angles) for x in (q, k))
             q, k = attn.hook_rot_q(q), attn.hook_rot_k(k)
-        cells = q.new_zeros(1, 1, q.shape[1], k.shape[1])
+        alibi, n_keys = None, k.shape[1]
+        if cfg.positional_embedding_type == "alibi":
+            alibi = type(attn).create_alibi_bias(self.n_heads, n_keys, q.device)[None, :, n_before:]
+        cells = q.new_zeros(1, 1, q.shape[1], n_keys)
         if cfg.attention_dir == "causal":
             cells = attn.apply_causal_mask(cells, n_before, attention_mask)
         if additive_attention_mask is not None:
@@ -92,7 +93,7 @@ class HookedLayer(Layer):
             mask=AttentionMask.of(unmasked(cells)),
             scale=1.0 / float(attn.attn_scale),
             soft_cap=cap if cap > 0 else None,
-            bias=self._alibi(q, k),
+            bias=alibi,
             sinks=attn.sinks if getattr(cfg, "use_attention_sinks", False) else None,
             angles=angles,
         )
@@ -101,13 +102,6 @@ class HookedLayer(Layer):
             per_head = "batch pos head d_head, head d_head m -> batch pos head m"
             return attn.hook_result(einsum(z, attn.W_O, per_head)).sum(2) + attn.b_O
         return einsum(z, attn.W_O, "batch pos head d, head d m -> batch pos m") + attn.b_O
-
-    def _alibi(self, q: Tensor, k: Tensor) -> Float[Tensor, "one head query_pos key_pos"] | None:
-        if self.cfg.positional_embedding_type != "alibi":
-            return None
-        n = k.shape[1]
-        alibi = type(self.attn).create_alibi_bias(self.n_heads, n, q.device)
-        return alibi[None, :, n - q.shape[1] :]
 
     def _angles(
         self, q: Tensor, n_before: int, attention_mask: Tensor | None
@@ -127,21 +121,18 @@ class HookedLayer(Layer):
 
     def traits(self) -> Traits:
         """Return the positional parts of the block's attention, from its configuration."""
+        rotary = None
+        if self.cfg.positional_embedding_type == "rotary":
+            pairs, tables = self._pairs(), (self.attn.rotary_cos, self.attn.rotary_sin)
+            cos, sin = (table[:2, pairs.T[0]].double().cpu() for table in tables)
+            blank = Rotation(pairs=pairs, cos=cos, sin=sin, columns=torch.arange(len(pairs)))
+            rotary = blank.at((cos, sin))
         return Traits(
-            rotary=self._rotary(),
+            rotary=rotary,
             window=self.attn.attn_type == "local",
             sinks=bool(getattr(self.cfg, "use_attention_sinks", False)),
             alibi=self.cfg.positional_embedding_type == "alibi",
         )
-
-    def _rotary(self) -> Rotation | None:
-        if self.cfg.positional_embedding_type != "rotary":
-            return None
-        pairs = self._pairs()
-        tables = self.attn.rotary_cos, self.attn.rotary_sin
-        cos, sin = (table[:2, pairs.T[0]].double().cpu() for table in tables)
-        blank = Rotation(pairs=pairs, cos=cos, sin=sin, columns=torch.arange(len(pairs)))
-        return blank.at((cos, sin))
 
     def norm_point(self, norm: NormName) -> str:
         if self.has(f"{norm}.hook_normalized"):

@@ -235,9 +235,8 @@ def copy_of(original: PreTrainedModel) -> PreTrainedModel:
             continue
         if not hasattr(forward, "_torchdynamo_orig_callable") and not is_of_a_library(forward):
             raise UserError(
-                f"the forward of {path or 'the model'} was replaced on the object by a function, "
-                "which runs that object alone: write it as a subclass, or as a hook "
-                "(register_forward_hook)"
+                f"the forward of {path or 'the model'} was replaced by a function, which runs this "
+                "object alone: write it as a subclass, or as a hook (register_forward_hook)"
             )
         del vars(module)["forward"]
     merge_adapters(copied)

@@ -231,11 +231,8 @@ def _stacked(model: HookedModel, given: object) -> Tensor:
     """Return the tokens of a text, of texts or of lists of ids, whose lengths are equal."""
     if not isinstance(given, Sequence) or not given:
         raise UserError(f"expected texts, tokens or vectors, got {given!r:.60}")
-    named = (
-        {"the text": given}
-        if isinstance(given, str)
-        else {f"texts[{number}]": row for number, row in enumerate(given)}
-    )
+    texts = {"the text": given} if isinstance(given, str) else {}
+    named = texts or {f"texts[{number}]": row for number, row in enumerate(given)}
     rows = [
         _tokens_of(model, where, row) if isinstance(row, str) else _as_tensor(row)
         for where, row in named.items()

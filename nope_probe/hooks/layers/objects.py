@@ -180,8 +180,7 @@ def validate_on_devices(what: str, model: nn.Module) -> None:
     if away:
         raise UserError(
             f"{len(away)} weights of {what}, such as {away[0]}, are offloaded (on the device meta) "
-            "and cannot be read: take fewer --layers (n_layers) or a smaller --dtype, so that all "
-            "of them are on devices"
+            "and cannot be read: take fewer --layers (n_layers) or a smaller --dtype"
         )
 
 
@@ -204,8 +203,7 @@ def _validate_split(model: Any) -> None:
             raise UserError(
                 f"TransformerLens computes {path} without the adapter or the scales of its joint "
                 f"projection, a {type(joint).__module__}.{type(joint).__name__}, and has changed "
-                "the model that the bridge is made of: load the transformers or peft model again, "
-                "and give it without a bridge"
+                "the model itself: load that again, and give it without a bridge"
             )
 
 
@@ -360,6 +358,6 @@ def _validate_decoder(model: Any) -> None:
         if module in ends and not isinstance(getattr(module, "weight", None), Tensor):
             raise UserError(
                 f"{path} is quantised (a {type(module).__module__}.{type(module).__name__} with "
-                "packed weights), and TransformerLens reads embeddings and the head as tensors: "
-                "quantise all other layers, as torch.ao's quantize_dynamic(model.model, ...) does"
+                "packed weights): quantise all layers but embeddings and the head, as torch.ao's "
+                "quantize_dynamic(model.model, ...) does"
             )

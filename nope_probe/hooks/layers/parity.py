@@ -132,9 +132,8 @@ def validate_functions(model: Any) -> None:
         function = functions.get(name)
         if function is not None and not is_of_a_library(function):
             raise UserError(
-                f"the {kind} function {name!r} is {_home_of(function)}'s, not transformers' own, "
-                "and would be dropped: set_attn_implementation('eager') chooses transformers', and "
-                "a subclass or a hook changes it"
+                f"the {kind} function {name!r} is {_home_of(function)}'s, and would be dropped: "
+                "set_attn_implementation('eager') and change it in a subclass or by a hook"
             )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, HeadVectors
-from nope_probe.hooks.layers.base_layer import Layer, Traits, Vectors
+from nope_probe.hooks.layers.base_layer import Layer, Traits, Vectors, fit_rotary
 from nope_probe.hooks.layers.block_kinds import HookedLayer
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
@@ -73,8 +73,7 @@ def attention_read(
         if layer.index in unread:
             raise UserError(
                 f"L{layer.index}, a {type(layer.attending).__name__}, does not attend through "
-                "transformers' AttentionInterface, so that there are no q and k to read: write its "
-                "forward in a subclass with ALL_ATTENTION_FUNCTIONS, as transformers' models do"
+                "transformers' AttentionInterface: write a subclass with ALL_ATTENTION_FUNCTIONS"
             )
 
 
@@ -224,7 +223,14 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     traits: dict[int, Traits] = {}
 
     def compare(layer: Layer, attention: Attention) -> None:
-        traits[layer.index] = Traits.of(attention, layer.attending)
+        is_hidden = not bool(attention.mask.rows(slice(1, 2))[0, 0, 0, 0])
+        is_local = getattr(layer.attending, "attention_type", "") == "local"  # of GPT-Neo
+        traits[layer.index] = Traits(
+            rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
+            window=is_hidden or is_local,
+            sinks=attention.sinks is not None,
+            alibi=attention.bias is not None,
+        )
 
     def copy_first(tensor: Tensor, hook: HookPoint) -> Tensor:
         return tensor[:1].expand(2, *tensor.shape[1:])
