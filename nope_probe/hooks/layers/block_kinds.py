@@ -45,8 +45,8 @@ class HookedLayer(Layer):
         others = (self.parallel, *(getattr(cfg, name, None) for name in OTHER_FORMULAS))
         if adds_positions or any(others):
             raise NotImplementedError(
-                "post-norm and parallel blocks, clipped and log-n attention are read as bridges (load "
-                "the model with nope_probe.load), and shortformer's positions not at all"
+                "post-norm and parallel blocks, clipped and log-n attention are read through "
+                "TransformerBridge (nope_probe.load), and shortformer's positions not at all"
             )
 
     def _attend(
