@@ -102,10 +102,11 @@ def run_of(
     if out is None and process_count() > 1:
         raise UserError("several processes share the folder of a run: name it, out=FOLDER")
     options = {**options, "out": out}
+    if isinstance(model, str):
+        options["model"] = model
     _validate_options(options, inputs)
     settings, loaded, data = settings_from(kind, options), None, None
     if isinstance(model, str):
-        settings = replace(settings, model=model)
         if inputs is not None:  # whose sequences are made with its tokenizer
             validate_reachable(settings.model, settings.revision)
             loaded = study.load(settings, device_of_process(settings.device))

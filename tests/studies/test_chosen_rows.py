@@ -1,42 +1,33 @@
 """Runs whose maps have the rows of chosen queries, to their ends."""
 
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from support.command_line import run_command
 from support.rounding import assert_same
 
-from nope_probe import (
-    ablate,
-    circuit,
-    read_run,
-    run_circuit,
-    trace,
-)
+from nope_probe import run_ablations, run_circuit, run_trace
 from nope_probe.maps.rows import choose_rows
 from nope_probe.studies import circuit as circuit_page
 
 N, ROWS = 41, 13
-SMALL = ["--n-seqs", "11", "--seq-len", str(N), "--folds", "5"]
+SMALL = {"n_seqs": 11, "seq_len": N, "folds": 5}
 QUERIES = choose_rows(N, ROWS).tolist()
 
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
-    ("command", "more", "name"),
+    ("function", "more", "name"),
     [
-        (ablate, ["--layers", "1", "--remove", "qk"], "pattern/intact"),
-        (circuit, ["--layer", "1"], "gram/i"),
-        (trace, ["--layers", "2", "--confirm", "0"], "L1/all"),
+        (run_ablations, {"layers": 1, "remove": "qk"}, "pattern/intact"),
+        (run_circuit, {"layer": 1}, "gram/i"),
+        (run_trace, {"layers": 2, "confirm": 0}, "L1/all"),
     ],
 )
 def test_the_maps_of_a_run_are_rows_of_those_with_all(
-    command, more: list[str], name: str, tmp_path: Path
+    function: Any, more: dict[str, Any], name: str
 ) -> None:
-    for folder, rows in (("some", ["--query-rows", str(ROWS)]), ("all", [])):
-        run_command(command, *SMALL, *more, *rows, "--out", str(tmp_path / folder))
-    some, whole = (read_run(tmp_path / folder) for folder in ("some", "all"))
+    whole, some = (function("rope-tiny", query_rows=n, **SMALL, **more) for n in (None, ROWS))
     assert some.query_positions.tolist() == QUERIES
     assert whole.query_positions is None
     expected = np.where(
@@ -46,8 +37,7 @@ def test_the_maps_of_a_run_are_rows_of_those_with_all(
 
 
 def test_stages_of_chosen_rows_are_drawn_at_their_queries() -> None:
-    sizes = {"n_seqs": 11, "seq_len": N, "folds": 5, "query_rows": ROWS}
-    run = run_circuit("rope-tiny", layer=1, remove="w_q", **sizes)
+    run = run_circuit("rope-tiny", layer=1, remove="w_q", query_rows=ROWS, **SMALL)
     [drawn] = [
         section.drawn()
         for section in circuit_page.report(run).sections

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from support.command_line import run_command
 from support.tiny_models import randomised, smollm3_config, tokenizer
 from support.traced import bos_reader
 
-from nope_probe import ablate, circuit, run_ablations
+from nope_probe import ablate, circuit, read_run, run_ablations
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.models.load import load
 from nope_probe.reports.notes import captions
@@ -34,52 +33,29 @@ def write(folder: Path, *dead: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("models") / "dead", "")
-
-
-def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
-    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
-
-
-EMPTY = {
-    "pattern": ["locality", "monotonicity", "relative_r2"],
-    "stages": ["locality", "relative_r2"],
-}
-
-
-@pytest.mark.parametrize(
-    ("command", "flags", "size"),
-    [
-        (ablate, ["--layers", "2", "--remove", "w_q", "--per-head"], ("terms", "size")),
-        (circuit, ["--remove", "w_k"], ("stages", "amplitude")),
-    ],
-)
 def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(
-    command, flags, size, dead: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    run_command(command, "--model", dead, *SMALL, *flags, "--out", tmp_path / "run")
-    tables = tables_of(tmp_path / "run")
-    table, column = size
-    assert tables[table][column].eq(0).all()
-    for name, columns in EMPTY.items():
-        if name in tables:
-            assert len(tables[name]) > 0
-            assert tables[name][columns].isna().all(axis=None), name
-    printed = capsys.readouterr().out
-    assert "nan" not in printed
-    if command is ablate:
-        assert captions("ablate")["nothing"] in " ".join(printed.split())
+    line = ["--model", write(tmp_path / "dead", ""), *SMALL]
+    run_command(
+        ablate, *line, "--layers", 2, "--remove", "w_q", "--per-head", "--out", tmp_path / "a"
+    )
+    assert captions("ablate")["nothing"] in " ".join((printed := capsys.readouterr().out).split())
+    tables = read_run(tmp_path / "a").tables
+    assert tables["terms"]["size"].eq(0).all()
+    assert tables["pattern"][["locality", "monotonicity", "relative_r2"]].isna().all(axis=None)
+    run_command(circuit, *line, "--remove", "w_k", "--out", tmp_path / "c")
+    stages = read_run(tmp_path / "c").tables["stages"]
+    assert stages["amplitude"].eq(0).all()
+    assert stages[["locality", "relative_r2"]].isna().all(axis=None)
+    assert "nan" not in printed + capsys.readouterr().out
 
 
 def test_every_replacement_of_a_dead_weight_is_zero_and_gives_finite_or_empty_cells(tmp_path: Path):
     folder = write(tmp_path / "model", "k_proj", "v_proj")
-    removed = ["--remove", "w_k", "w_o", "--replacement", "identity", "random", "mean"]
-    run_command(
-        ablate, "--model", folder, *SMALL, *removed, "--layers", 2, "--out", tmp_path / "run"
-    )
-    for name, table in tables_of(tmp_path / "run").items():
+    removed = {"remove": ["w_k", "w_o"], "replacement": ["identity", "random", "mean"]}
+    sizes = {"n_seqs": 12, "seq_len": 13, "data": "random", "folds": 4, "layers": 2}
+    for name, table in run_ablations(str(folder), **removed, **sizes).tables.items():
         numbers = table.select_dtypes("number")
         assert not np.isinf(numbers).any(axis=None), name
     tokens = torch.randint(1, 263, (5, 7), generator=torch.Generator().manual_seed(0))

@@ -1,6 +1,5 @@
 """Sequences of one document share a fold in every command, and few documents are pointed out."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,15 +7,16 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
-from support.command_line import refused, run_command
 from support.rounding import assert_same
 
-from nope_probe import ablate, load, run_ablations, sequences
+from nope_probe import load, run_ablations, sequences
+from nope_probe.errors import UserError
 from nope_probe.maps.folds import grouped_folds
+from nope_probe.reports.notes import run_notes
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-SMALL = ["--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "13", "--folds", "4"]
+SMALL = {"n_seqs": 23, "seq_len": 13, "folds": 4, "layers": 1}
 
 
 def write(path: Path, n_documents: int) -> Path:
@@ -27,25 +27,20 @@ def write(path: Path, n_documents: int) -> Path:
 
 
 def test_folds_are_of_documents_and_few_documents_are_pointed_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
-    data, out = write(tmp_path / "text.jsonl", 6), tmp_path / "run"
-    chosen = ["--layers", "1", "--remove", "sources", "--data", str(data), "--out", str(out)]
-    run_command(ablate, *SMALL, *chosen, "--verbose")
-    manifest = json.loads((out / "manifest.json").read_text())
-    documents = torch.from_numpy(load_file(out / "tokens.safetensors")["documents"])
+    data, out = str(write(tmp_path / "text.jsonl", 6)), tmp_path / "run"
+    run = run_ablations("nope-tiny", remove="sources", data=data, out=out, **SMALL)
+    documents = torch.from_numpy(run.arrays["tokens"]["documents"])
     sizes = grouped_folds(documents, 4).bincount()
-    assert manifest["documents"] == len(documents.unique()) == 6
-    assert manifest["fold_sizes"] == sizes.tolist()
-    shown = " ".join(capsys.readouterr().out.split())
+    assert run.manifest.documents == len(documents.unique()) == 6
+    assert run.manifest.fold_sizes == tuple(sizes.tolist())
     note = "The intervals come from only 6 documents, so they are rough."
-    assert note in shown
     assert note in (out / "report.html").read_text()
     folds = load_file(out / "folds.safetensors")["score/mask"]
-    score = load_file(out / "maps.safetensors")["score/mask"]
     row, column = np.tril_indices(13)
     pooled = np.einsum("f,flc->lc", sizes.numpy() / 23, folds)
-    assert_same(pooled, score[:, row, column])
+    assert_same(pooled, run.maps["score/mask"][:, row, column])
 
 
 @pytest.mark.parametrize(
@@ -56,12 +51,11 @@ def test_folds_are_of_documents_and_few_documents_are_pointed_out(
     ],
 )
 def test_too_few_documents_for_folds_are_refused_in_one_line(
-    n_documents: int, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    n_documents: int, message: str, tmp_path: Path
 ) -> None:
-    few = ["--model", "nope-tiny", "--n-seqs", "11", "--seq-len", "13"]
-    data = write(tmp_path / "text.jsonl", n_documents)
-    line = refused(capfd, tmp_path / "here", ablate, *few, "--data", str(data))
-    assert pd.Series([line]).str.fullmatch(f"{message}.*").all(), line
+    data = str(write(tmp_path / "text.jsonl", n_documents))
+    with pytest.raises(UserError, match=message):
+        run_ablations("nope-tiny", data=data, n_seqs=11, seq_len=13)
 
 
 def test_in_memory_folds_are_of_documents_too(tmp_path: Path) -> None:
@@ -88,15 +82,14 @@ TEXT = "def f(x):\n    return x\n" * 3
     ids=["the same", "repeated", "different"],
 )
 def test_repeated_sequences_are_pointed_out(
-    texts: list[str], note: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    texts: list[str], note: str | None, tmp_path: Path
 ) -> None:
-    data, out = tmp_path / "text.jsonl", tmp_path / "run"
+    data = tmp_path / "text.jsonl"
     pd.DataFrame({"text": texts}).to_json(data, orient="records", lines=True)
-    flags = ["--layers", "1", "--windows", "start", "--data", str(data), "--out", str(out)]
-    run_command(ablate, "--remove", "none", *SMALL, *flags)
-    shown, page = " ".join(capsys.readouterr().out.split()), (out / "report.html").read_text()
-    for text in (shown, page):
-        assert note in text if note else "sequences are the same" not in text
-    rows = pd.read_csv(out / "pattern.csv")
+    chosen = {"windows": "start", "data": str(data), **SMALL}
+    run = run_ablations("nope-tiny", remove="none", **chosen)
+    said = " ".join(run_notes(run.manifest))
+    assert note in said if note else "sequences are the same" not in said
+    rows = run.tables["pattern"]
     width = (rows["amplitude_high"] - rows["amplitude_low"]) / rows["amplitude"]
     assert (width.item() < 1e-5) == (len({*texts}) == 1)

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from safetensors.numpy import load_file
 from support.command_line import run_command
 from support.rounding import MEASURE, assert_same, assert_same_table
 from support.tiny_models import tokens as make_tokens
@@ -46,33 +45,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The scores of both shipped models on the same text."""
     root = tmp_path_factory.mktemp("runs")
     for name in ("rope", "nope"):
-        run_command(
-            ablate,
-            "--remove",
-            "none",
-            *f"--model {name}-tiny --per-head {SMALL} --out {root / name}".split(),
-        )
+        line = f"--remove none --model {name}-tiny --per-head {SMALL} --out {root / name}"
+        run_command(ablate, *line.split())
     return {name: root / name for name in ("rope", "nope")}
 
 
 @pytest.fixture(scope="module")
 def data(runs: dict[str, Path]) -> Sequences:
     """The sequences of these runs."""
-    arrays = {
-        name: torch.from_numpy(a)
-        for name, a in load_file(runs["rope"] / "tokens.safetensors").items()
-    }
-    return Sequences(inputs=arrays["tokens"], name="run", bos=True, documents=arrays["documents"])
+    stored = read_run(runs["rope"]).arrays["tokens"]
+    tokens, documents = (torch.from_numpy(stored[name]) for name in ("tokens", "documents"))
+    return Sequences(inputs=tokens, name="run", bos=True, documents=documents)
 
 
 @pytest.fixture(scope="module")
 def intact(shipped: LoadedModel, data: Sequences) -> ScoreMaps:
     return capture_scores(shipped.model, data, n_folds=5, per_head=True)
-
-
-def agree(one: pd.DataFrame, other: pd.DataFrame) -> None:
-    """Check that tables agree but for the 8 digits of a CSV file, and float32 fold maps."""
-    assert_same_table(one, other)
 
 
 def test_the_frames_of_measures_are_the_tables_of_the_command(
@@ -82,11 +70,11 @@ def test_the_frames_of_measures_are_the_tables_of_the_command(
     tables = {name: pd.read_csv(runs["rope"] / f"{name}.csv") for name in names}
     frame = measure(intact).to_frame()
     assert len(frame.columns) == 1 + 3 * 6
-    agree(frame, tables["pattern"][frame.columns])
+    assert_same_table(frame, tables["pattern"][frame.columns])
     of_heads = measure_heads(intact).to_frame()
     shared = [column for column in of_heads if column in tables["head_pattern"]]
     assert {"layer", "head", "lead", "amplitude_low", "relative_r2_high"} <= {*shared}
-    agree(of_heads[shared], tables["head_pattern"][shared])
+    assert_same_table(of_heads[shared], tables["head_pattern"][shared])
 
 
 def test_attributed_values_are_found_by_layer_and_head_and_make_a_row_a_condition(
@@ -118,7 +106,7 @@ def test_head_scores_are_those_of_the_command(
 ) -> None:
     table = head_scores(shipped.model, data, n_folds=5)
     assert len(table) == 2 * 4
-    agree(table, pd.read_csv(runs["rope"] / "head_pattern.csv")[table.columns])
+    assert_same_table(table, pd.read_csv(runs["rope"] / "head_pattern.csv")[table.columns])
 
 
 def test_head_scores_are_the_attention_of_a_plain_pass(
@@ -146,7 +134,7 @@ def test_differences_of_runs_from_python_are_those_of_the_command(
     assert {*table["method"].dropna()} == {"paired"}
     names = ["table", "layer", "head", "removed", "number"]
     one, two = (of.sort_values(names, ignore_index=True) for of in (table, written))
-    agree(one, two)
+    assert_same_table(one, two)
 
 
 def chosen_rows(maps: ScoreMaps, rows: list[int]) -> ScoreMaps:

@@ -1,6 +1,5 @@
 """Unsupported models: one line on stderr and exit code 2, and nothing is written."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from support.refused_models import change, write, write_llama
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import CONFIGS, plain, randomised, tokens
 
-from nope_probe import ablate, behaviour, circuit, run_trace
+from nope_probe import ablate, behaviour, circuit, read_run, run_ablations, run_trace
 from nope_probe.models.load import load
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
@@ -65,25 +64,21 @@ def test_defaults_leave_out_weights_that_are_no_matrices_and_say_so(
     note, shown = LATENT.format("W_Q, W_K, W_V"), " ".join(capsys.readouterr().out.split())
     assert shown.count(note) == 2
     for name in ("ablate", "behaviour"):
-        manifest = json.loads((tmp_path / name / "manifest.json").read_text())
-        assert list(manifest["left_out"]) == ["w_q", "w_k", "w_v"]
+        assert [*read_run(tmp_path / name).manifest.results["left_out"]] == ["w_q", "w_k", "w_v"]
         assert note in (tmp_path / name / "report.html").read_text()
-    pattern = pd.read_csv(tmp_path / "ablate" / "pattern.csv")
+    pattern = read_run(tmp_path / "ablate").tables["pattern"]
     names = ["intact", "mask", "written", "rope", "mask+rope", "w_o"]
     assert [*pattern["removed"].unique()][:6] == names
-    losses = pd.read_csv(tmp_path / "behaviour" / "behaviour.csv")
+    losses = read_run(tmp_path / "behaviour").tables["behaviour"]
     assert {*losses["removed"]} == {"intact", "rope", "mask", "w_o", "mlp", "mask+rope"}
 
 
 def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(
     tmp_path: Path,
 ) -> None:
-    folder, out = write_llama(tmp_path / "model"), tmp_path / "run"
-    sizes = ["--n-seqs", 8, "--seq-len", 13, "--folds", 4]
-    run_command(
-        ablate, "--remove", "none", "--model", folder, "--data", "random", *sizes, "--out", out
-    )
-    assert json.loads((out / "manifest.json").read_text())["layers"] == [0, 1]
+    folder = write_llama(tmp_path / "model")
+    sizes = {"n_seqs": 8, "seq_len": 13, "folds": 4, "data": "random"}
+    assert run_ablations(str(folder), remove="none", **sizes).manifest.layers == (0, 1)
     inputs = torch.randint(1, 60, (9, 11), generator=torch.Generator().manual_seed(0))
     run = run_trace(str(folder), inputs, confirm=0, out=tmp_path / "trace")
     assert run.manifest.model.n_layers == 2

@@ -1,6 +1,5 @@
 """The maps that `ablate --remove none` makes are those of plain transformers."""
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -11,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.numpy import load_file
 from scipy.stats import spearmanr
 from support.command_line import run_command
 from support.plain_attention import plain_scores
@@ -19,32 +17,31 @@ from support.plain_states import plain_states
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import tokens
 
-from nope_probe import ablate
+from nope_probe import ablate, read_run, run_ablations
 from nope_probe import attention as attention_weights
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
+from nope_probe.reports.notes import run_notes
+from nope_probe.run.folder import Run
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.head_scores import captured_induction
 from nope_probe.studies.study import PASSES_SAVED
 
 N_POS, N_HEADS = 13, 6
-SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
 BELOW = np.tril(np.ones((N_POS, N_POS), bool))
 
 
 @pytest.fixture(scope="module")
-def done(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def done(tiny: Callable[[str], Any]) -> Run:
     """A per-head run on the folder of a Llama with grouped keys."""
-    out = tmp_path_factory.mktemp("runs") / "llama"
-    model = ["--model", str(tiny("llama").folder), "--layers", "2", "--data", "random"]
-    run_command(ablate, "--remove", "none", *SMALL, *model, "--per-head", "--out", str(out))
-    return out
+    flags = {"n_seqs": 29, "seq_len": N_POS, "folds": 5, "batch_size": 11, "data": "random"}
+    return run_ablations(str(tiny("llama").folder), remove="none", per_head=True, layers=2, **flags)
 
 
 @pytest.fixture(scope="module")
-def truth(done: Path, tiny: Callable[[str], Any]) -> np.ndarray:
+def truth(done: Run, tiny: Callable[[str], Any]) -> np.ndarray:
     """Plain transformers' scores of the run's tokens: [layer, seq, head, query, key]."""
-    windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
+    windows = torch.from_numpy(done.arrays["tokens"]["tokens"])
     states = plain_states(tiny("llama").hf, windows)
     return torch.stack([state.scores().double() for state in states]).numpy()
 
@@ -54,8 +51,8 @@ def close(seen: np.ndarray, true: np.ndarray) -> bool:
     return bool(error <= NETWORK * np.abs(true[..., BELOW]).max())
 
 
-def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.ndarray):
-    maps = load_file(done / "maps.safetensors")
+def test_maps_are_the_mean_of_plain_transformers_scores(done: Run, truth: np.ndarray):
+    maps = done.maps
     assert set(maps) == {f"{name}/intact" for name in ("score", "se", "pattern", "score_per_head")}
     assert maps["score/intact"].shape == (2, N_POS, N_POS)
     assert maps["score_per_head/intact"].shape == (2, N_HEADS, N_POS, N_POS)
@@ -68,8 +65,8 @@ def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.nd
         assert known.all() or (name == "pattern/intact" and known.sum() == 2 * (11 + 66))
 
 
-def test_offsets_are_the_means_of_the_maps_diagonals(done: Path):
-    maps, table = load_file(done / "maps.safetensors"), pd.read_csv(done / "offsets.csv")
+def test_offsets_are_the_means_of_the_maps_diagonals(done: Run):
+    maps, table = done.maps, done.tables["offsets"]
     rows = table[(table["term"] == "score") & (table["layer"] == 1)]
     gap = NETWORK * float(np.nanmax(np.abs(maps["score/intact"])))
     assert rows["offset"].tolist() == list(range(1, N_POS - 1))
@@ -130,8 +127,8 @@ def test_position_and_content_of_heads_are_those_of_the_attention_command(
     intact = ["--remove", "none", "--per-head", "--batch-size", 7]
     run_command(ablate, *intact, *flags, *more, "--out", tmp_path / "a")
     run_command(attention_weights, *flags, *more, "--out", tmp_path / "b")
-    heads = pd.read_csv(tmp_path / "a" / "head_pattern.csv")
-    expected = pd.read_csv(tmp_path / "b" / "attention.csv")
+    heads = read_run(tmp_path / "a").tables["head_pattern"]
+    expected = read_run(tmp_path / "b").tables["attention"]
     of_attention_alone = ("pattern_missed", "need_")
     expected = expected[[n for n in expected if not n.startswith(of_attention_alone)]]
     assert len(expected.columns) == 2 + 3 * 8 + 2, "layer, head, estimates, gaps"
@@ -155,19 +152,15 @@ def test_induction_is_read_on_the_repeated_tokens(
     assert_same(measured, true, MEASURE)
 
 
-def test_a_run_on_long_sequences_states_of_which_queries_locality_is(tmp_path: Path):
-    flags = ["--model", "parameter-free", "--layers", 1, "--data", "gaussian", "--seq-len", 521]
-    run_command(
-        ablate, *flags, "--remove", "none", "--n-seqs", 4, "--folds", 4, "--out", tmp_path / "run"
-    )
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert (manifest["query_stride"], manifest["skip_keys"]) == (3, 0)
-    assert "use 1 query in 3" in (tmp_path / "run" / "report.html").read_text()
-    maps = load_file(tmp_path / "run" / "maps.safetensors")
-    assert not (tmp_path / "run" / "head_pattern.csv").exists()
-    [score] = maps[f"score/{manifest['conditions'][0]}"]
+def test_a_run_on_long_sequences_states_of_which_queries_locality_is():
+    sizes = {"layers": 1, "seq_len": 521, "n_seqs": 4, "folds": 4}
+    run = run_ablations("parameter-free", remove="none", **sizes)
+    assert (run.manifest.query_stride, run.manifest.skip_keys) == (3, 0)
+    assert "use 1 query in 3" in run_notes(run.manifest)[0]
+    assert "head_pattern" not in run.tables
+    [score] = run.maps["score/intact"]
     rows = [spearmanr(score[query, :query], range(query)) for query in range(9, 521, 3)]
-    table = pd.read_csv(tmp_path / "run" / "pattern.csv")
+    table = run.tables["pattern"]
     # Maps are stored in float32, which can swap neighbours in the order of a row. A swap moves the
     # correlation of a row of n keys by 12 / (n^3 - n); the bound allows a hundred swaps.
     expected = np.mean([row.statistic for row in rows])

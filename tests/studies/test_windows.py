@@ -1,22 +1,20 @@
 """Commands on sequences that are longer than a layer's sliding window of 5 positions."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
-from support.command_line import run_command
 from support.decoders import write_decoder
 from support.edited_model import subsets
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK
 
-from nope_probe import ablate, run_ablations
+from nope_probe import run_ablations
+from nope_probe.reports.notes import run_notes
+from nope_probe.run.folder import Run
 
-SMALL = ["--n-seqs", "16", "--seq-len", "23", "--folds", "4"]
 TERMS = (
     *("without_sources", "mask", "rope", "window"),
     *("mask_x_rope", "mask_x_window", "rope_x_window", "mask_x_rope_x_window"),
@@ -24,25 +22,21 @@ TERMS = (
 
 
 @pytest.fixture(scope="module")
-def runs(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs: of Mistral, and of Gemma 2 whose L1 has no window."""
-    out = tmp_path_factory.mktemp("runs")
-    texts = [f"{i} the quick brown fox jumps over the lazy dog and away. " * 3 for i in range(16)]
-    pd.DataFrame({"text": texts}).to_json(out / "text.jsonl", orient="records", lines=True)
-    data = [*SMALL, "--data", str(out / "text.jsonl"), "--bos", "never", "--skip-keys", "0"]
-    given = {name: ["--model", str(tiny(name).folder), *data] for name in ("mistral", "gemma2")}
-    sources = {"mistral": "sources", "gemma2": "none"}
-    for name, model in given.items():
-        removed = ["--remove", sources[name], "--layers", "all"]
-        run_command(ablate, *model, *removed, "--out", str(out / name))
-    return out
+def runs(tiny: Callable[[str], Any]) -> dict[str, Run]:
+    """Runs of Mistral, and of Gemma 2 whose L1 has no window."""
+    sizes = {"n_seqs": 16, "seq_len": 23, "folds": 4, "layers": "all"}
+    options = {"data": "random", "bos": "never", "skip_keys": 0, **sizes}
+    return {
+        name: run_ablations(str(tiny(name).folder), remove=removed, **options)
+        for name, removed in (("mistral", "sources"), ("gemma2", "none"))
+    }
 
 
-def test_offsets_and_maps_end_with_the_window(runs: Path) -> None:
-    offsets = pd.read_csv(runs / "mistral" / "offsets.csv")
+def test_offsets_and_maps_end_with_the_window(runs: dict[str, Run]) -> None:
+    offsets = runs["mistral"].tables["offsets"]
     assert sorted({*offsets["offset"]}) == [1, 2, 3, 4]
     assert offsets["mean"].notna().all()
-    gemma2 = pd.read_csv(runs / "gemma2" / "offsets.csv").groupby("layer")["offset"].max()
+    gemma2 = runs["gemma2"].tables["offsets"].groupby("layer")["offset"].max()
     assert gemma2.tolist() == [4, 22]
 
 
@@ -82,24 +76,21 @@ def _without(present: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def test_a_window_that_hides_nothing_is_no_source_and_the_manifest_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
-    short = ["--n-seqs", "8", "--seq-len", "11", "--folds", "4", "--remove", "sources"]
+    short = {"n_seqs": 8, "seq_len": 11, "folds": 4, "layers": 2, "data": "random"}
     folder = write_decoder("mistral", tmp_path, sliding_window=11).folder
-    model = ["--model", str(folder), "--data", "random", "--bos", "never"]
-    run_command(ablate, *model, *short, "--layers", "2", "--out", str(tmp_path / "short"))
-    pattern = pd.read_csv(tmp_path / "short" / "pattern.csv")
-    assert {*pattern["removed"]} == {"intact", "mask", "rope", "mask+rope"}
-    assert "sliding window (it hides no key in sequences of 11 tokens)" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    run = run_ablations(str(folder), remove="sources", bos="never", **short)
+    assert {*run.tables["pattern"]["removed"]} == {"intact", "mask", "rope", "mask+rope"}
+    note = "sliding window (it hides no key in sequences of 11 tokens)"
+    assert note in " ".join(run_notes(run.manifest))
 
 
-def test_tables_have_measures_and_the_page_says_what_is_measured(runs: Path) -> None:
-    measures = pd.read_csv(runs / "mistral" / "pattern.csv").query("removed == 'intact'")
+def test_tables_have_measures_and_the_page_says_what_is_measured(runs: dict[str, Run]) -> None:
+    measures = runs["mistral"].tables["pattern"].query("removed == 'intact'")
     assert measures["amplitude"].notna().all()
     assert measures["monotonicity"].isna().all()
     assert measures["locality"].isna().all()  # no query has 8 keys
-    manifest = json.loads((runs / "mistral" / "manifest.json").read_text())
-    assert manifest["windows"] == {"L0": 5, "L1": 5}
-    assert "at most 5 keys in L0, 5 keys in L1" in (runs / "mistral" / "report.html").read_text()
+    manifest = runs["mistral"].manifest
+    assert manifest.results["windows"] == {"L0": 5, "L1": 5}
+    assert "at most 5 keys in L0, 5 keys in L1" in " ".join(run_notes(manifest))
