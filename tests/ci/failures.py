@@ -1,56 +1,36 @@
-"""Processes that fail in their second batch or step of training, and a disk that is full."""
+"""Processes that fail in their second batch, and a disk that is full."""
 
 import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
-from transformers import Trainer
+from typing import Any
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.reading import streaming
 
 
 def fail_in_second_batch(failure: str) -> None:
-    """Let this process fail in one of these ways, for good.
+    """Let this process get a signal in its second batch, or make a `mistake` there, for good.
 
-    Args:
-        failure: `memory`, `mistake`, `disk`, `bug`, `SIGKILL`, `SIGTERM`; `slow` takes a second
-            for each batch instead.
+    A process that is `slow` takes a second for each batch instead.
     """
-    for owner, name in ((streaming, "run_batch"), (Trainer, "training_step")):
-        setattr(owner, name, _failing(getattr(owner, name), failure))
+    run, n_calls = streaming.run_batch, 0
 
-
-def _failing(function: Callable, failure: str) -> Callable:
-    n_calls = 0
-
-    def call(*args: object, **options: object) -> object:
+    def call(*args: Any, **options: Any) -> Any:
         nonlocal n_calls
         n_calls += 1
         if failure == "slow":
             time.sleep(1)
+        elif n_calls == 2 and failure == "mistake":
+            raise UserError("a mistake")
         elif n_calls == 2:
-            _fail(failure)
-        return function(*args, **options)
+            os.kill(os.getpid(), signal.Signals[failure])
+        return run(*args, **options)
 
-    return call
-
-
-def _fail(failure: str) -> None:
-    if failure.startswith("SIG"):
-        os.kill(os.getpid(), signal.Signals[failure])
-        return
-    errors = {
-        "memory": torch.OutOfMemoryError("CUDA out of memory"),
-        "mistake": UserError("a mistake"),
-        "disk": OSError(28, "No space left on device", "state"),
-        "bug": RuntimeError("a bug"),
-    }
-    raise errors[failure]
+    streaming.run_batch = call
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -15,14 +16,6 @@ from support.command_line import run_command
 from nope_probe.cli import one_line_errors
 from nope_probe.run.processes import Interrupted, Signals
 from nope_probe.studies.commands import COMMANDS
-
-# Of the commands without a session, the function in which each spends its time.
-ENTERED = {
-    "compare": "nope_probe.studies.compare.read_manifest",
-}
-ARGUMENTS = {
-    "compare": ["one", "two"],
-}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -39,11 +32,11 @@ def test_a_signal_ends_every_command_in_one_line_and_leaves_nothing(
         os.kill(os.getpid(), signum)
         raise AssertionError("not reached")
 
-    entered = ENTERED.get(name, "nope_probe.run.session.record_sources")
-    monkeypatch.setattr(entered, get_signal)
+    for entered in ("run.session.record_sources", "studies.compare.read_manifest"):
+        monkeypatch.setattr(f"nope_probe.{entered}", get_signal)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=str(code)):
-        run_command(import_module(f"nope_probe.{name}"), *ARGUMENTS.get(name, []))
+        run_command(import_module(f"nope_probe.{name}"), *["a", "b"] * (name == "compare"))
     printed = capfd.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()
@@ -75,21 +68,21 @@ def receive_two_signals(capfd: pytest.CaptureFixture[str]) -> None:
         raise AssertionError("not reached")
 
 
-def test_a_second_signal_does_not_wait(capfd: pytest.CaptureFixture[str]):
+def receive_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    with Signals() as signals:
+        with signals.deferred():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert "stopping after this batch" in capfd.readouterr().err
+        raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("receive", [receive_two_signals, receive_at_the_end])
+def test_a_second_signal_does_not_wait_and_one_raises_at_the_end_of_the_stream(
+    receive: Callable[..., None], capfd: pytest.CaptureFixture[str]
+):
     with pytest.raises(Interrupted):
-        receive_two_signals(capfd)
+        receive(capfd)
     assert capfd.readouterr().err == ""
-
-
-def test_a_deferred_signal_raises_at_the_end_of_the_stream():
-    with pytest.raises(Interrupted), Signals() as signals:
-        receive_at_the_end(signals)
-
-
-def receive_at_the_end(signals: Signals) -> None:
-    with signals.deferred():
-        os.kill(os.getpid(), signal.SIGTERM)
-    raise AssertionError("not reached")
 
 
 WAITS = """

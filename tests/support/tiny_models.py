@@ -7,6 +7,7 @@ unnoticed.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,180 +36,66 @@ D_VOCAB = 263  # "<bos>", the 256 bytes and six merges
 N_POS = 11
 N_SEQS = 3
 
-_SHARED = {
-    "vocab_size": D_VOCAB,
-    "max_position_embeddings": 64,
-    "intermediate_size": 37,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-    "use_cache": False,
-    "tie_word_embeddings": False,
+_SHARED: dict[str, Any] = {
+    **{"vocab_size": D_VOCAB, "max_position_embeddings": 64, "intermediate_size": 37},
+    **{"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2},
+    **{"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None},
+    **{"use_cache": False, "tie_word_embeddings": False},
 }
-
-
-def _llama() -> PreTrainedConfig:
-    """GQA, biases everywhere, heads wider than the residual stream (60 rows read 42)."""
-    return LlamaConfig(
-        **_SHARED,
-        hidden_size=42,
-        head_dim=10,
-        num_hidden_layers=2,
-        attention_bias=True,
-        mlp_bias=True,
-    )
-
-
-def _llama_without_rope() -> PreTrainedConfig:
-    """RoPE forced off: positions divided by so much that no pair turns."""
-    rope = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 1e15}
-    sizes = {"hidden_size": 42, "head_dim": 10, "num_hidden_layers": 2}
-    return LlamaConfig(**_SHARED, **sizes, rope_parameters=rope)
-
-
-def _llama_scaled() -> PreTrainedConfig:
-    """Llama 3.1's RoPE: slow pairs are slowed down further."""
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 100.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    sizes = {"hidden_size": 42, "head_dim": 22, "num_hidden_layers": 1}
-    return LlamaConfig(**_SHARED, **sizes, rope_parameters=rope)
-
-
-def _llama_yarn() -> PreTrainedConfig:
-    """YaRN: slow pairs are slowed down, and rotated queries and keys grow by 1 + 0.1 ln 4."""
-    rope = {
-        "rope_type": "yarn",
-        "rope_theta": 100.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 16,
-    }
-    sizes = {"hidden_size": 42, "head_dim": 10, "num_hidden_layers": 2}
-    return LlamaConfig(**_SHARED, **sizes, rope_parameters=rope)
-
-
-def _phi3_longrope() -> PreTrainedConfig:
-    """LongRoPE on 8 of 14 coordinates: each pair slows down, and the rotated ones grow."""
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10_000.0,
-        "partial_rotary_factor": 4 / 7,
-        "short_factor": [1.0, 1.5, 2.0, 3.0],
-        "long_factor": [2.0, 3.0, 5.0, 7.0],
-        "original_max_position_embeddings": 16,
-    }
-    return Phi3Config(
-        **_SHARED,
-        hidden_size=84,
-        num_hidden_layers=2,
-        original_max_position_embeddings=16,
-        rope_parameters=rope,
-    )
-
-
-def _phi3() -> PreTrainedConfig:
-    """Fused qkv, GQA, RoPE on 8 of 14 coordinates."""
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 4 / 7}
-    return Phi3Config(**_SHARED, hidden_size=84, num_hidden_layers=2, rope_parameters=rope)
-
-
-def _qwen3() -> PreTrainedConfig:
-    """q/k-norm, biases, heads narrower than the residual stream (36 rows read 46)."""
-    return Qwen3Config(
-        **_SHARED, hidden_size=46, head_dim=6, num_hidden_layers=2, attention_bias=True
-    )
+_WIDE = _SHARED | {"hidden_size": 42, "head_dim": 10}  # 60 rows read 42
+_PHI = _SHARED | {"hidden_size": 84}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 1e15}
+_LLAMA_3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0}
+_LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+_YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
+_YARN |= {"original_max_position_embeddings": 16}
+_PART = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 4 / 7}
+_LONG = _PART | {"rope_type": "longrope", "original_max_position_embeddings": 16}
+_LONG |= {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 5.0, 7.0]}
+_OF_GPT2 = {"n_positions": 64, "n_embd": 35, "n_layer": 2, "n_head": 5, "n_inner": 37}
+_OF_NEOX = {"hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 5}
+_OF_NEOX |= {"intermediate_size": 37, "max_position_embeddings": 64}
+_OF_BOTH = {"vocab_size": D_VOCAB, "bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
+_GEMMA2 = {"sliding_window": 5, "attn_logit_softcapping": 7.0, "final_logit_softcapping": 29.0}
 
 
 def smollm3_config(no_rope_layers: list[int]) -> PreTrainedConfig:
     """RoPE (1) or none (0) per layer."""
-    return SmolLM3Config(
-        **_SHARED,
-        hidden_size=34,
-        head_dim=10,
-        num_hidden_layers=len(no_rope_layers),
-        no_rope_layers=no_rope_layers,
-    )
+    sizes = {"hidden_size": 34, "head_dim": 10, "num_hidden_layers": len(no_rope_layers)}
+    return SmolLM3Config(**_SHARED | sizes, no_rope_layers=no_rope_layers)
 
 
-def _mistral() -> PreTrainedConfig:
-    """A sliding window of 5 positions."""
-    return MistralConfig(
-        **_SHARED, hidden_size=42, head_dim=10, num_hidden_layers=2, sliding_window=5
-    )
-
-
-def _gemma2() -> PreTrainedConfig:
-    """Soft cap, own scale, norms after attention and MLP, a window in every other layer."""
-    return Gemma2Config(
-        **_SHARED,
-        hidden_size=42,
-        head_dim=10,
-        num_hidden_layers=2,
-        sliding_window=5,
-        attn_logit_softcapping=7.0,
-        final_logit_softcapping=29.0,
-        query_pre_attn_scalar=13,
-    )
-
-
-def _gpt2() -> PreTrainedConfig:
-    """LayerNorm with biases, learned position embeddings."""
-    return GPT2Config(
-        vocab_size=D_VOCAB,
-        n_positions=64,
-        n_embd=35,
-        n_layer=2,
-        n_head=5,
-        n_inner=37,
-        bos_token_id=0,
-        eos_token_id=0,
-        use_cache=False,
-    )
-
-
-def _neox() -> PreTrainedConfig:
-    """Attention and MLP in parallel, fused qkv, RoPE on a quarter of each head."""
-    return GPTNeoXConfig(
-        vocab_size=D_VOCAB,
-        hidden_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=5,
-        intermediate_size=37,
-        max_position_embeddings=64,
-        bos_token_id=0,
-        eos_token_id=0,
-        use_cache=False,
-    )
-
-
-def _cohere() -> PreTrainedConfig:
-    """Attention and MLP in parallel, RoPE on adjacent pairs, LayerNorm without bias."""
-    return CohereConfig(**_SHARED, hidden_size=84, num_hidden_layers=2, attention_bias=True)
-
-
-CONFIGS = {
-    "llama": _llama,
-    "llama-without-rope": _llama_without_rope,
-    "llama-scaled": _llama_scaled,
-    "llama-yarn": _llama_yarn,
-    "phi3": _phi3,
-    "phi3-longrope": _phi3_longrope,
-    "qwen3": _qwen3,
-    "smollm3": lambda: smollm3_config([1, 0, 1]),
-    "smollm3-rope": lambda: smollm3_config([1, 1]),
-    "smollm3-nope": lambda: smollm3_config([0, 0]),
-    "mistral": _mistral,
-    "gemma2": _gemma2,
-    "gpt2": _gpt2,
-    "neox": _neox,
-    "cohere": _cohere,
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    # GQA, biases everywhere, heads wider than the residual stream
+    "llama": partial(LlamaConfig, **_WIDE, attention_bias=True, mlp_bias=True),
+    # RoPE forced off: positions divided by so much that no pair turns
+    "llama-without-rope": partial(LlamaConfig, **_WIDE, rope_parameters=_LINEAR),
+    # Llama 3.1's RoPE: slow pairs are slowed down further
+    "llama-scaled": partial(
+        LlamaConfig, **_WIDE | {"head_dim": 22, "num_hidden_layers": 1}, rope_parameters=_LLAMA_3
+    ),
+    # YaRN: slow pairs are slowed down, and rotated queries and keys grow by 1 + 0.1 ln 4
+    "llama-yarn": partial(LlamaConfig, **_WIDE, rope_parameters=_YARN),
+    # fused qkv, GQA, RoPE on 8 of 14 coordinates
+    "phi3": partial(Phi3Config, **_PHI, rope_parameters=_PART),
+    # LongRoPE on these: each pair slows down, and the rotated ones grow
+    "phi3-longrope": partial(
+        Phi3Config, **_PHI, original_max_position_embeddings=16, rope_parameters=_LONG
+    ),
+    # q/k-norm, biases, heads narrower than the residual stream (36 rows read 46)
+    "qwen3": partial(Qwen3Config, **_SHARED, hidden_size=46, head_dim=6, attention_bias=True),
+    "smollm3": partial(smollm3_config, [1, 0, 1]),
+    "smollm3-rope": partial(smollm3_config, [1, 1]),
+    "smollm3-nope": partial(smollm3_config, [0, 0]),
+    "mistral": partial(MistralConfig, **_WIDE, sliding_window=5),
+    # soft cap, a scale, norms after attention and MLP, a window in every other layer
+    "gemma2": partial(Gemma2Config, **_WIDE, **_GEMMA2, query_pre_attn_scalar=13),
+    # LayerNorm with biases, learned position embeddings
+    "gpt2": partial(GPT2Config, **_OF_BOTH, **_OF_GPT2),
+    # attention and MLP in parallel, fused qkv, RoPE on a quarter of each head
+    "neox": partial(GPTNeoXConfig, **_OF_BOTH, **_OF_NEOX),
+    # attention and MLP in parallel, RoPE on adjacent pairs, LayerNorm without bias
+    "cohere": partial(CohereConfig, **_PHI, attention_bias=True),
 }
 
 
