@@ -47,28 +47,20 @@ SIZES: dict[str, dict[str, str]] = {
     "behaviour": ON_TEXT,
     "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
 }
-# Tokens that the tiny models' tokenizer lacks, and numbers of heads that they lack.
-TINY = {(token,): ("<bos>",) for token in ("<|endoftext|>", "<|im_start|>")}
-TINY |= dict.fromkeys([("60", "100", "136"), ("30", "60", "100")], ("1", "2", "3"))
-TINY[("30", "60", "100", "150", "200")] = ("1", "2", "3")
+# Numbers of heads that the tiny models lack.
+TINY = dict.fromkeys([("60", "100", "136"), ("30", "60", "100")], ("1", "2", "3"))
 OF_WHY = {"--layers": "4", "--query": "1"}  # L3H3, in a text of two tokens
 OF_TEXTS = ("--n-seqs", "--seq-len")
 TEXT, PACKED = "my.jsonl", "short.jsonl"
 # What stands for what cannot be run here, and why it cannot.
 SUBSTITUTES = {
-    "RUN_A": "runs/one",  # runs that the desk has
-    "RUN_B": "runs/two",
-    "runs/rope": "runs/two",
+    "runs/rope": "runs/two",  # runs that the desk has
     "runs/nope": "runs/one",
     "fineweb-edu": TEXT,  # a data set on the Hub
-    "stdlib": TEXT,  # takes 16 seconds to read; tests/data/test_documents.py reads it
     "def area(width, height): return width * height": "ab",  # longer than the small sequences
-    "Mary Whitfield met Tom at the station. "
-    "Later that day, Mary Whitfield wrote him a letter.": "ab",
     "step1000": "main",  # the checkpoints of Pythia's training
     "step143000": "main",
     "unsloth/Llama-3.1-8B": "llama-3.1-8b",  # the same model
-    "no_rope_layers=3,7,11,15,19,23,27,31,35": "no_rope_layers=3,7,11",  # of 36 layers, not 12
 }
 HUB = {
     "meta-llama/Llama-3.1-8B": "llama",
@@ -80,7 +72,6 @@ HUB = {
     "EleutherAI/pythia-160m": "neox",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "llama",
 }
-FOLDERS = {"models/qwen3-8b": "qwen3", "path/to/a/hugging-face-folder": "llama"}
 
 # One row a line. Together with the documented lines they give every flag of every command.
 TABLE = """
@@ -250,7 +241,7 @@ def without_sizes(small: Mapping[str, str]) -> dict[str, str]:
 
 def parsed(text: str) -> Line:
     """Return the small line of a command and its arguments as typed."""
-    command, *words = shlex.split(text.replace("RUN RUN", "RUN_A RUN_B"))
+    command, *words = shlex.split(text)
     groups: dict[str, tuple[str, ...]] = {}
     name = ""
     for word in words:
@@ -330,8 +321,7 @@ def desk(
 ) -> Path:
     """A folder with all that documented lines name: models, text, finished runs."""
     folder = tmp_path_factory.mktemp("desk")
-    for name, architecture in FOLDERS.items():
-        copytree(tiny(architecture).folder, folder / name)
+    copytree(tiny("qwen3").folder, folder / "models" / "qwen3-8b")
     write_gguf(folder / "models" / "smollm2.gguf", tiny_llama())
     random = np.random.default_rng(0)
     words = ["the", "other", "rather", "into", "at", "there", "here", "than", "an", "end", "of"]
@@ -348,13 +338,12 @@ def desk(
     runs = folder / "runs"
     for name in ("nope-tiny", "rope-tiny"):
         copytree(runs / name, runs / "twins" / name)
-    copytree(runs / "rope-tiny", runs / "ablate-rope-tiny-4e5f6a7b")
     for name in ("one", "length-16", "pythia-step1000"):
         copytree(runs / "nope-tiny", runs / name)
     for name in ("two", "length-32", "length-64", "pythia-step16000", "pythia-step143000"):
         copytree(runs / "rope-tiny", runs / name)
     (runs / "nope-tiny").rename(runs / "ablate-nope-tiny-0a1b2c3d")
-    (runs / "rope-tiny").rename(runs / "ablate-rope-tiny-8d5ee2a4")
+    (runs / "rope-tiny").rename(runs / "ablate-rope-tiny-4e5f6a7b")
     return folder
 
 

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from runpy import run_path
 from shutil import copy
+from typing import Any
 from zipfile import ZipFile
 
 import gguf
@@ -118,11 +119,7 @@ def test_a_folder_stands_for_its_only_file(file: Path, tmp_path: Path) -> None:
     copy(file, tmp_path / "other.gguf")
     with pytest.raises(UserError, match=r"holds 2 GGUF files: name one of them, .*/other.gguf"):
         resolve(str(tmp_path))
-
-
-def test_a_folder_with_safetensors_is_a_hugging_face_model(file: Path, tmp_path: Path) -> None:
-    tiny_llama().save_pretrained(tmp_path)
-    copy(file, tmp_path)
+    tiny_llama().save_pretrained(tmp_path)  # safetensors: a Hugging Face model
     assert path_of(str(tmp_path)) == tmp_path
 
 
@@ -215,27 +212,33 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         resolve(str(tmp_path / "none.gguf"))
 
 
-def test_a_file_that_is_no_gguf_file_is_an_error(tmp_path: Path) -> None:
-    for name, content in (("empty.gguf", b""), ("page.gguf", b"<html>not found</html>")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=f"{name} is no GGUF file, .*: download it again"):
-            load(str(tmp_path / name))
-
-
-@pytest.mark.parametrize("kept", [0.001, 0.05, 0.5, 0.99])
-def test_a_part_of_a_file_is_an_error(file: Path, tmp_path: Path, kept: float) -> None:
-    whole, part = file.read_bytes(), tmp_path / "part.gguf"
-    part.write_bytes(whole[: int(kept * len(whole))])
-    with pytest.raises(UserError, match=r"part\.gguf is broken or not whole, download it again"):
-        load(str(part))
-
-
-def test_an_architecture_that_transformers_does_not_read_is_an_error(
-    hf: LlamaForCausalLM, tmp_path: Path
+@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", 0.001, 0.05, 0.5, 0.99])
+def test_what_is_no_gguf_file_or_a_part_of_one_is_an_error(
+    file: Path, tmp_path: Path, content: bytes | float
 ) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", hf, architecture="rwkv6")
-    with pytest.raises(UserError, match="does not read the architecture rwkv6 from GGUF, take the"):
-        load(str(file))
+    whole, broken = file.read_bytes(), "is broken or not whole, download it again"
+    message = "is no GGUF file, .*: download it again" if isinstance(content, bytes) else broken
+    part = content if isinstance(content, bytes) else whole[: int(content * len(whole))]
+    (tmp_path / "part.gguf").write_bytes(part)
+    with pytest.raises(UserError, match=rf"part\.gguf {message}"):
+        load(str(tmp_path / "part.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"architecture": "rwkv6"}, "does not read the architecture rwkv6 from GGUF, take the"),
+        (
+            {"more": {"rope_freqs.weight": torch.full((5,), 3.0)}},
+            r"scales RoPE \(.*\), which transformers does not read",
+        ),
+    ],
+)
+def test_what_transformers_does_not_read_is_an_error(
+    options: dict[str, Any], message: str, hf: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load(str(write_gguf(tmp_path / "tiny.gguf", hf, **options)))
 
 
 def test_a_file_without_the_package_gguf_is_an_error(
@@ -244,13 +247,6 @@ def test_a_file_without_the_package_gguf_is_an_error(
     file = Path(copy(file, tmp_path))
     monkeypatch.setattr("nope_probe.models.gguf.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs the package gguf: pip install gguf"):
-        load(str(file))
-
-
-def test_a_table_that_scales_rope_is_an_error(hf: LlamaForCausalLM, tmp_path: Path) -> None:
-    more = {"rope_freqs.weight": torch.full((5,), 3.0)}
-    file = write_gguf(tmp_path / "tiny.gguf", hf, more=more)
-    with pytest.raises(UserError, match=r"scales RoPE \(.*\), which transformers does not read"):
         load(str(file))
 
 
