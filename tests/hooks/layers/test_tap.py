@@ -1,4 +1,4 @@
-"""The tap of every scheme of attention: what it finds, what can be removed, and what is refused."""
+"""The tap of every scheme of attention: what it finds, what is refused, masks of long sequences."""
 
 import math
 import pickle
@@ -29,14 +29,14 @@ from transformers.masking_utils import (
 )
 from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 
-from nope_probe import load
+from nope_probe import Ablation, ablated, capture_scores, load
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.attention import Attention, relative_error
+from nope_probe.hooks.layers import attention as attention_module
+from nope_probe.hooks.layers.attention import Attention, AttentionMask, relative_error
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.inline_attention import attend_inline
 from nope_probe.hooks.layers.model import layers_of, tapped
-from nope_probe.hooks.layers.passes import traits_of
+from nope_probe.hooks.layers.passes import read_attention, run_blocks, traits_of
 from nope_probe.hooks.layers.tap import (
     FUSED,
     NAME,
@@ -47,9 +47,7 @@ from nope_probe.hooks.layers.tap import (
     attention_mask,
     positions_far_apart,
 )
-from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.settings import Ablation
 
 Decoder = Callable[[str], tuple[Any, Tiny]]
 
@@ -250,6 +248,35 @@ def test_the_mask_of_openais_gpt_is_no_bias(decoder: Decoder) -> None:
     assert not rows[0, 0, :, 0].any()
 
 
+N_LONG = 61
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "llama4_text", "gemma2", "gpt_oss"])
+def test_blocks_of_queries_give_the_residual_stream_of_all_queries_at_once(
+    model_type: str, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = decoder(model_type)[0], tokens(2, N_LONG)
+    whole = run_blocks(model, given)
+    monkeypatch.setattr(attention_module, "WHOLE", 7)
+    monkeypatch.setattr(attention_module, "BLOCK_CELLS", 11 * N_LONG)
+    assert distance(run_blocks(model, given), whole) <= NETWORK
+
+
+@pytest.mark.parametrize(
+    ("changed", "sees"),
+    [(lambda mask: mask, 5), (AttentionMask.both_ways, 9), (AttentionMask.without_window, 31)],
+)
+def test_rows_of_a_mask_are_those_of_all_its_cells(
+    changed: Callable[[AttentionMask], AttentionMask], sees: int, decoder: Decoder
+) -> None:
+    model, given = decoder("mistral")[0], tokens(1, N_LONG)  # a window of 5
+    first, *_ = read_attention(model, given, lambda layer, attention: attention.mask)
+    mask, rows = changed(first), torch.tensor([30, 7, 60])
+    assert torch.equal(mask.rows(rows), mask.rows()[..., rows, :])
+    assert int(mask.rows(rows)[0, 0, 0].sum()) == sees
+    assert torch.equal(mask.of_queries(slice(7, 19)).rows(), mask.rows()[..., 7:19, :])
+
+
 def test_selected_keys_are_refused_where_they_are_not_all_keys() -> None:
     every = torch.arange(7).expand(3, 5, 7)
     assert distance(attend(None, indices=every), by_hand(LATEST)) <= 1e-5
@@ -445,12 +472,6 @@ def option_model(option: str, value: Any) -> Any:
         if hasattr(block.attn, "sinks"):
             torch.nn.init.normal_(block.attn.sinks)
     return model
-
-
-@pytest.mark.hooked_transformer
-def test_attention_of_another_formula_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="clipped and log-n attention"):
-        layers_of(option_model("clip_qkv", 0.05))
 
 
 def test_the_error_of_no_values_or_of_nan_is_undefined() -> None:
