@@ -125,17 +125,17 @@ class Settings(RemovingSettings):
 
     def _wrong_why(self) -> Mistakes:
         """Yield what can be wrong with a question about a head, and what to do."""
-        asks, writer = self.why is not None, Writer.parse(self.why or "")
+        if self.why is None:
+            for flag, is_given in (("--query", self.query != -1), ("--steps", self.steps > 1)):
+                yield is_given, f"{flag} asks about a head: name it with --why"
+            return
+        writer = Writer.parse(self.why)
         replaced = [name for name in self.removed.ordered if name in ("w_q", "w_k")]
-        for flag, is_given in (("--query", self.query != -1), ("--steps", self.steps > 1)):
-            yield is_given and not asks, f"{flag} asks about a head: name it with --why"
-        yield asks and self.text is None, "--why asks about a text: give it with --text"
+        is_head = writer is not None and writer.head is not None
+        yield self.text is None, "--why asks about a text: give it with --text"
+        yield not is_head, f"--why {self.why}: expected a head, such as L1H3"
         yield (
-            asks and (writer is None or writer.head is None),
-            f"--why {self.why}: expected a head, such as L1H3",
-        )
-        yield (
-            asks and bool(replaced),
+            bool(replaced),
             "--why splits the queries and keys that W_Q and W_K make: it has no terms without "
             f"{' and '.join(replaced)}",
         )
@@ -158,11 +158,6 @@ class Settings(RemovingSettings):
         if self.text is not None:
             return self.seq_len
         return default_rows(self.seq_len) if self.seq_len <= ALL_ROWS else ROWS
-
-
-def has_other_texts(run: Run) -> bool:
-    """Return whether a run read other texts than the one that it shows."""
-    return "weights" in run.maps
 
 
 def text_view(run: Run) -> TextView:
@@ -196,7 +191,7 @@ def text_view(run: Run) -> TextView:
         names={0: text.bos} if text.bos else {},
         heads=tables["attention"],
         weights=weights,
-        position=run.maps["weights"][..., :n, :n] if has_other_texts(run) else None,
+        position=run.maps["weights"][..., :n, :n] if "weights" in run.maps else None,
         content=run.maps["text_content"],
         why=why,
     )
@@ -215,7 +210,7 @@ def report(run: Run) -> Report:
     if manifest.text is not None:
         view = text_view(run)
         leads, sections = [*text_headlines(view)], [*text_sections(view)]
-    if has_other_texts(run):
+    if "weights" in run.maps:  # other texts than the one that it shows were read
         leads.append(headline(where, table, manifest.skip_keys))
         sections.append(head_section(run))
     lead = leads.pop()

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from nope_probe.run.folder import Run
 
-_arg = tyro.conf.arg
 Measure = Literal["loss", "in-context", "copy", "order", "bos", "extrapolation", "position"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 READ_BY = {"extrapolation": ("trained_len", "max_len"), "position": ("layers", "skip_keys")}
@@ -166,7 +165,7 @@ class Settings(RemovingSettings):
     measures: tuple[Measure, ...] = MEASURES
     remove: Annotated[
         tuple[str, ...],
-        _arg(
+        tyro.conf.arg(
             help=f"The conditions: {NAMES}; or a group, if the model has it: "
             "`position` (rope written rope+written mask), the default; `sources` (rope mask "
             "mask+rope); `weights` (w_q w_k qk w_o ov mlp)."

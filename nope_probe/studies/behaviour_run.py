@@ -92,8 +92,11 @@ class Behaviour(Study[Settings]):
             )
         self.text, self.skip = text, settings.skip_keys_of(text.kind)
         self.trained, self.longest = settings.lengths(loaded.info.n_ctx)
-        self.probes = self._probes()
-        if not {*settings.measures} - {*self.skipped}:
+        self.probes, self.uniform = self._probes(), nan  # the loss of a uniform guess, nats
+        if loaded.tokenizer is not None:  # among the tokens that are not special
+            n_special = len({*loaded.tokenizer.all_special_ids})
+            self.uniform = log(len(loaded.tokenizer) - n_special)
+        if not self.taken:
             reasons = "; ".join(f"{name}: {self.skipped[name]}" for name in settings.measures)
             raise UserError(f"nothing to measure ({reasons})")
 
@@ -116,7 +119,7 @@ class Behaviour(Study[Settings]):
             except UserError as error:
                 reasons["extrapolation"] = str(error)
         self.skipped = {name: reasons[name] for name in settings.measures if reasons.get(name)}
-        taken = {*settings.measures} - {*self.skipped}
+        self.taken = taken = {*settings.measures} - {*self.skipped}
         if "order" in taken:
             generator = torch.Generator().manual_seed(settings.seed)
             shuffled = permuted(text.tokens, generator, int(data.bos), text.prefix)
@@ -136,24 +139,19 @@ class Behaviour(Study[Settings]):
         Raises:
             UserError: saying why there are none.
         """
-        settings, trained, length = self.settings, self.trained, self.longest
-        model = self.session.loaded.model
+        settings, model = self.settings, self.session.loaded.model
+        trained, length, prefix = self.trained, self.longest, settings.prefix_len
         n_positions = positions_of(model) or length
-        mistakes = {
-            "positions are learned: there are none beyond the context": (
-                "pos_embed" in components(model)
-            ),
-            f"the trained context of {trained} tokens is not shorter than --max-len "
-            f"{settings.max_len}": length <= trained,
-            f"it takes windows of {length} tokens, and other sequences are given": (
-                self.session.inputs is not None
-            ),
-            f"the model has {n_positions} positions: load it with n_ctx={length}, or lower "
-            "--max-len": length > n_positions,
-            f"the prefix of {settings.prefix_len} tokens reaches into the last quarter of the "
-            f"trained context of {trained}": settings.prefix_len > trained - trained // 4,
+        why_not = {
+            "learned": "pos_embed" in components(model),
+            "no_longer": length <= trained,
+            "given": self.session.inputs is not None,
+            "few_positions": length > n_positions,
+            "late_prefix": prefix > trained - trained // 4,
         }
-        refuse((is_made, message) for message, is_made in mistakes.items())
+        numbers = {"trained": trained, "length": length, "prefix": prefix, "n": n_positions}
+        numbers |= {"max_len": settings.max_len}
+        refuse((is_so, SAID[name].format(**numbers)) for name, is_so in why_not.items())
         n_seqs = max(settings.folds, settings.n_seqs * settings.seq_len // length)
         longer = replace(settings, n_seqs=n_seqs, seq_len=length, beyond_context=True)
         return Probe.of(self.session.sequences("long", settings=longer), settings.prefix_len)
@@ -167,7 +165,7 @@ class Behaviour(Study[Settings]):
             of_content = [of for of in conditions.values() if "content" in of.condition]
             yield from calibration(self.probes["long"].engine(session), of_content, key=LONG)
         yield from costs(session, conditions, self.probes, self._losses)
-        if self.decodes:
+        if "position" in self.taken:
             for weights in ("distances", "untrained"):
                 for name, ablation in conditions.items():
                     if weights == "distances" or ablation.condition.are_sources:
@@ -178,11 +176,6 @@ class Behaviour(Study[Settings]):
                             ablation=ablation,
                             kind="decoding",
                         )
-
-    @property
-    def decodes(self) -> bool:
-        """Whether positions are decoded."""
-        return "position" in {*self.settings.measures} - {*self.skipped}
 
     def _losses(
         self, name: str, probe: str, engine: Engine, key: str, ablation: Ablation | None
@@ -293,7 +286,7 @@ class Behaviour(Study[Settings]):
                     of["beyond_null"] = cost["cost"]
                 if condition != INTACT.name:
                     of["difference"] = cost["cost_with_noise" if has_null else "cost"]
-                if name == "copy_random_second" and values.mean() > self._uniform:
+                if name == "copy_random_second" and values.mean() > self.uniform:
                     note = SAID["above_uniform"]
                     del of["value"]
             means = interval_columns(**{column: mean_interval(x) for column, x in of.items()})
@@ -322,12 +315,6 @@ class Behaviour(Study[Settings]):
             means.append(span_loss(results[f"loss/{condition}/{name}"], *span))
         return means[0] - means[1] if means[1:] else means[0]
 
-    @property
-    def _uniform(self) -> float:
-        """The loss of a uniform guess among the tokens that are not special, nats."""
-        tokenizer = self.session.loaded.tokenizer
-        return nan if tokenizer is None else log(len(tokenizer) - len({*tokenizer.all_special_ids}))
-
     def _by_position(self, probe: str, results: Results) -> pd.DataFrame:
         """Return the mean loss at each position, nats; without the mask, of the suffix alone.
 
@@ -352,7 +339,7 @@ class Behaviour(Study[Settings]):
         """
         chance = chance_distance(self.text.inputs.shape[1], self.skip)
         rows, names = list[TableRow](), ("distance", "null", "untrained", "difference")
-        for condition in self.conditions if self.decodes else ():
+        for condition in self.conditions if "position" in self.taken else ():
             distances = results[f"distances/{condition}"]
             of = {"distance": distances[..., 0], "null": distances[..., 1]}
             if f"untrained/{condition}" in results:

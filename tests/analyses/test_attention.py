@@ -5,6 +5,7 @@ from math import isnan, log
 import pytest
 import torch
 from jaxtyping import Float
+from scipy.special import rel_entr
 from torch import Tensor
 
 from nope_probe.analyses.attention import (
@@ -32,7 +33,7 @@ def uniform(n: int) -> Tensor:
 
 
 def relative_entropy(p: Tensor, q: Tensor) -> float:
-    return sum(float(a * (a / b).log()) for a, b in zip(p, q, strict=True) if a > 0)
+    return float(rel_entr(p.numpy(), q.numpy()).sum())
 
 
 def binary(a: float, u: float) -> float:

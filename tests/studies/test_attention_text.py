@@ -5,13 +5,14 @@ import re
 import zlib
 from base64 import b64decode
 from html import unescape
-from math import floor, log
+from math import floor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.special import rel_entr
 from support.command_line import run_command
 from support.first_line import assert_numbers_are_cells
 from support.plain_attention import plain_attention
@@ -28,6 +29,7 @@ from nope_probe.run.folder import Run
 from nope_probe.studies.attention import Settings, report
 
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 61, "folds": 5, "layers": 2}
+HEADS = [f"L{place // 4}H{place % 4}" for place in range(8)]
 TEXT = 'a "<b>" & b\n</script><script>x\u200b =\t\U0001f642 שלום 世\r'
 
 
@@ -53,11 +55,6 @@ def alone(loaded: LoadedModel) -> Run:
         return run_attention(loaded, layers=2, text=TEXT, why="L1H0", query=-2)
 
 
-def place_of(name: str) -> tuple[int, int]:
-    layer, head = map(int, re.findall(r"\d+", name))
-    return layer, head
-
-
 def packed(html: str) -> dict[str, Any]:
     [data] = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
     return dict(json.loads(data))
@@ -76,42 +73,33 @@ def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relativ
     n = tokens.shape[1]
     assert len(view.pieces) == n
     np.testing.assert_array_equal(view.position, compared.maps["weights"][..., :n, :n])
-    for place in ((0, 1, 7), (1, 2, 19), (1, 3, 0)):
-        pairs = zip(view.weights[place], view.position[place], strict=True)
-        entropy = sum(float(a) * log(a / m) for a, m in pairs if a > 0)
-        assert view.content[place] == pytest.approx(entropy, abs=1e-5)
-    name, (query, key) = next(iter(view.strongest_looks().items()))
-    look = (*place_of(name), query)
-    assert view.content[look] == view.content.max()
-    assert view.weights[look][key] == view.weights[look].max()
-    weights = [percent(float(of[look][key])) for of in (view.weights, view.position)]
-    lead = report(compared).headline
-    assert_numbers_are_cells(lead)
-    assert lead.table.iloc[0].tolist()[3:] == [*weights]
-    assert f"In the text {name} gives {weights[0]} of the attention of {query} “" in lead.sentence
+    entropy = rel_entr(view.weights.astype(float), view.position).sum(-1)
+    np.testing.assert_allclose(view.content, entropy, rtol=0, atol=1e-5)
 
 
 def test_each_head_has_its_strongest_look_and_five_are_shown(
     compared: Run, view: TextView, alone: Run
 ) -> None:
-    looks = view.strongest_looks()
-    heads = {name: view.content[place_of(name)] for name in looks}
-    assert [*looks] == sorted(heads, key=lambda name: -heads[name].max())
-    assert len(looks) == 8
-    assert {name: query for name, (query, _) in looks.items()} == {
-        name: content.argmax() for name, content in heads.items()
+    content, weights = view.content.reshape(8, -1), view.weights.reshape(8, *view.weights.shape[2:])
+    queries = content.argmax(-1)
+    strongest = {
+        HEADS[place]: (queries[place], weights[place, queries[place]].argmax())
+        for place in np.argsort(-content.max(-1), kind="stable")
     }
-    shown = view.looks
-    assert shown["head"].tolist() == [*looks][:5]
-    for (query, key), row in zip(looks.values(), shown.to_dict("records"), strict=False):
-        assert row["query"].startswith(f"{query} “")
-        assert row["key"].startswith(f"{key} “")
-    asked = text_view(alone).looks
-    assert asked["head"][0] == "L1H0", "which --why asks about"
-    assert "in other texts" not in asked
-    terms = report(alone).headline.then
-    assert terms.table["term"][0] == "score"
-    assert_numbers_are_cells(report(alone).headline)
+    assert [*view.strongest_looks().items()] == [*strongest.items()]
+    lead = report(compared).headline
+    assert_numbers_are_cells(lead)
+    assert lead.table["head"].tolist() == [*strongest][:5]
+    name, (query, key) = next(iter(strongest.items()))
+    look = *divmod(HEADS.index(name), 4), query, key
+    shown = lead.table.iloc[0].tolist()[1:]
+    assert [text.partition(" “")[0] for text in shown[:2]] == [str(query), str(key)]
+    assert shown[2:] == [percent(float(of[look])) for of in (view.weights, view.position)]
+    asked = report(alone).headline
+    assert asked.table["head"][0] == "L1H0", "which --why asks about"
+    assert "in other texts" not in asked.table
+    assert asked.then.table["term"][0] == "score"
+    assert_numbers_are_cells(asked)
 
 
 def test_a_weight_is_one_number_in_the_sentence_and_in_the_view() -> None:
@@ -130,10 +118,9 @@ def test_a_text_alone_is_read_without_other_texts(
     assert of_alone.position is None
     assert "weights" not in alone.maps
     n = len(view.pieces)
-    for layer, head, query in ((0, 1, 7), (1, 2, 19), (1, 3, 0)):
-        weights = view.weights[layer, head, query, : query + 1]
-        expected = sum(float(a) * log(a * (query + 1)) for a in weights if a > 0)
-        assert of_alone.content[layer, head, query] == pytest.approx(expected, abs=1e-5)
+    uniform = np.tri(n) / np.arange(1, n + 1)[:, None]
+    entropy = rel_entr(view.weights.astype(float), uniform).sum(-1)
+    np.testing.assert_allclose(of_alone.content, entropy, rtol=0, atol=1e-5)
     table = alone.tables["attention"]
     row = table.set_index(["layer", "head"]).loc[(1, 2)]
     assert row["information"] == pytest.approx(of_alone.content[1, 2, 7:].mean(), rel=1e-5)
@@ -141,14 +128,13 @@ def test_a_text_alone_is_read_without_other_texts(
     assert [*table.dropna(axis=1).columns] == ["layer", "head", "information", "first_weight"]
     of_others = compared.tables["attention"].filter(regex="^(?!need)")
     assert [*table.columns] == [*of_others.columns]
-    [(name, (query, key))] = [*of_alone.strongest_looks().items()][1:2]  # L1H0 is asked about
+    name, look = [*of_alone.strongest_looks().items()][1]  # L1H0 is asked about
     weights = np.tril(view.weights, -1)[..., 1:]
     weights[1, 0] = 0.0
-    assert view.weights[(*place_of(name), query, key)] == weights.max()
+    assert view.weights[(*divmod(HEADS.index(name), 4), *look)] == weights.max()
     data = packed(of_alone.html())
     assert not data["compared"]
     assert len(zlib.decompress(b64decode(data["heads"][0]["maps"]))) == n * n
-    assert report(alone).headline.sentence.startswith("In the text L1H0 gives ")
 
 
 def test_why_of_a_text_alone_is_what_writers_wrote_into_its_keys(
@@ -200,8 +186,7 @@ def test_the_page_holds_every_heads_weights_by_position_among_the_others(
     by_share = ["others_share", "information"]
     table = compared.tables["attention"].sort_values(by_share, ascending=False)
     data, n = packed(view.html()), len(view.pieces)
-    names = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
-    assert [head["name"] for head in data["heads"]] == names
+    assert [head["name"] for head in data["heads"]] == [HEADS[place] for place in table.index]
     assert data["causal"]
     for stored, place in zip(data["heads"], table.index, strict=True):
         codes = np.frombuffer(zlib.decompress(b64decode(stored["maps"])), np.uint8)
@@ -218,8 +203,7 @@ def test_heads_beyond_the_size_are_left_out_with_a_word_but_for_the_asked_one(
     whole = packed(view.html())["heads"]
     assert "The 8 heads" not in view.html()
     table = compared.tables["attention"].nlargest(3, "information")
-    most = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
-    kept = [head for head in whole if head["name"] in most]
+    kept = [head for head in whole if HEADS.index(head["name"]) in table.index]
     smaller = view.html(max_bytes=sum(len(x["maps"]) + len(x["content"]) for x in kept))
     assert packed(smaller)["heads"] == kept
     assert "<p>The 3 heads with the most information, of 8.</p>" in smaller
