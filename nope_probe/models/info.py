@@ -151,12 +151,12 @@ def stated_info(name: str) -> ModelInfo | None:
     try:
         config = read_json(path / "config.json") if path is not None else {}
         config = config.get("text_config") or config
-        values = {of: [config.get(spelled) for spelled in _SIZES[of]] for of in _SIZES}
+        sizes = JsonObject()
+        for size, spellings in _SIZES.items():
+            values = map(config.get, spellings)
+            sizes[size] = next((n for n in values if isinstance(n, int)), 0)
     except (OSError, ValueError, AttributeError):  # loading the model says what is wrong with it
         return None
-    sizes: JsonObject = {
-        of: next((n for n in values[of] if isinstance(n, int)), 0) for of in values
-    }
     if not (sizes["n_layers"] and sizes["n_heads"]):
         return None
     return ModelInfo(

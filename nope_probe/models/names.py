@@ -394,22 +394,19 @@ def reading_model(source: str, part: str) -> Iterator[None]:
                 RepositoryNotFoundError,
             )
 
-            causes = list(_chain(error))
-            if any(isinstance(cause, GatedRepoError) for cause in causes):
+            known = (RepositoryNotFoundError, LocalEntryNotFoundError)
+            cause: BaseException | None = error
+            while cause and not isinstance(cause, known):
+                cause = cause.__cause__ or cause.__context__
+            if isinstance(cause, GatedRepoError):
                 owner, _, name = source.partition("/")  # Unsloth has ungated copies of Meta's
                 copy = f"unsloth/{name}" if owner == _GATED_OWNER else "unsloth/Llama-3.1-8B"
                 raise UserError(
                     f"{source} is gated: accept its licence on the Hub and set HF_TOKEN, or use a "
                     f"local folder or an ungated copy such as {copy}"
                 ) from error
-            if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+            if isinstance(cause, RepositoryNotFoundError):
                 raise UserError(f"there is no model {source} on the Hub") from error
-            if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes):
+            if isinstance(cause, LocalEntryNotFoundError):
                 raise not_cached(source) from error
             raise
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from socket import create_connection
 from typing import TypeVar
 
 import torch
@@ -22,15 +21,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from nope_probe.errors import MachineError, UserError
 from nope_probe.hooks.reading.streaming import batches_of
-from nope_probe.run.processes import (
-    HEAD_START,
-    PeerEndedError,
-    Signals,
-    is_first_process,
-    process_count,
-)
+from nope_probe.run.processes import HEAD_START, PeerEndedError, Signals, process_count
 
-JOIN_TIMEOUT = timedelta(minutes=5)  # in which all processes have to start
+# In which all processes have to start; torch may look for the first one for twice as long.
+JOIN_TIMEOUT = timedelta(minutes=5)
 # The longest wait for the first process, which may stream a data set or write a large run.
 TIMEOUT = timedelta(hours=3)
 Value = TypeVar("Value")
@@ -45,8 +39,6 @@ def connect() -> tuple[Store, int, int]:
     """
     try:
         with Signals.end_at_once():
-            if not is_first_process():
-                _find_first_process()
             return next(rendezvous("env://", timeout=JOIN_TIMEOUT))
     except (DistError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")[:200]
@@ -54,24 +46,6 @@ def connect() -> tuple[Store, int, int]:
             f"{process_count()} processes did not connect within {JOIN_TIMEOUT.seconds} s "
             f"({reason}): start all of them with torchrun, or unset WORLD_SIZE"
         ) from error
-
-
-def _find_first_process() -> None:
-    """Wait until the first process listens: torch waits for twice as long as it is told.
-
-    Raises:
-        OSError: if it does not in time.
-    """
-    address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-    end = time.monotonic() + JOIN_TIMEOUT.total_seconds()
-    while address and port.isdigit():  # else torch says what is missing
-        try:
-            create_connection((address, int(port)), timeout=1).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.1)
 
 
 @dataclass(frozen=True, kw_only=True)

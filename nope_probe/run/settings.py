@@ -312,19 +312,14 @@ class RunSettings(ModelSettings):
 
     def _wrong_devices(self) -> Mistakes:
         n_processes, n_batches = process_count(), -(-self.n_seqs // self.seqs_per_batch)
-        yield (
-            n_batches < n_processes,
-            f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} batches, "
-            f"too few for {n_processes} processes; lower --batch-size",
-        )
-        yield (
-            self.device_map is not None and self.device != "auto",
-            "--device is for one device and --device-map for several: take one",
-        )
-        yield (
-            self.device_map is not None and n_processes > 1,
-            "--device-map gives one process all GPUs, and torchrun one each: take one",
-        )
+        batches = f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches}"
+        too_few = f"{batches} batches, too few for {n_processes} processes; lower --batch-size"
+        yield n_batches < n_processes, too_few
+        is_spread = self.device_map is not None
+        one = "--device is for one device and --device-map for several: take one"
+        yield is_spread and self.device != "auto", one
+        all_or_one = "--device-map gives one process all GPUs, and torchrun one each: take one"
+        yield is_spread and n_processes > 1, all_or_one
 
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's and the data's files.
