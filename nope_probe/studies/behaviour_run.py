@@ -150,7 +150,6 @@ class Behaviour(Study[Settings]):
             "late_prefix": prefix > trained - trained // 4,
         }
         numbers = {"trained": trained, "length": length, "prefix": prefix, "n": n_positions}
-        numbers |= {"max_len": settings.max_len}
         refuse((is_so, SAID[name].format(**numbers)) for name, is_so in why_not.items())
         n_seqs = max(settings.folds, settings.n_seqs * settings.seq_len // length)
         longer = replace(settings, n_seqs=n_seqs, seq_len=length, beyond_context=True)
