@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 import tyro
-from capture import Settings as Sizes
-from capture import build, tokens_of
-from fused import plain_model
+from llama import Settings as Sizes
+from llama import build, plain_model, tokens_of
 from rounds import seconds
 from rows import row, show
 

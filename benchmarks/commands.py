@@ -1,6 +1,6 @@
 """Measure whole commands on long sequences from outside: python benchmarks/commands.py.
 
-Every command runs in a process of its own on a random Llama, beside a process that makes plain SDPA
+Every command runs in another process on a random Llama, next to a process that makes plain SDPA
 passes over as many sequences. Peaks are those of the processes, as the operating system counts
 them: what a process maps of files counts too. Phases are read off a command's lines on stderr and
 its files: capture lasts from the line `running ...` to the end of the progress bar, then follow

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import torch
 import tyro
-from capture import Settings as Sizes
-from capture import build, tokens_of
-from fused import plain_model, plain_pass
+from llama import Settings as Sizes
+from llama import build, plain_model, plain_pass, tokens_of
 from rounds import interleaved_times, ratios
 from rows import row, show
 

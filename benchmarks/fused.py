@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import capture
+import llama
 import torch
 import tyro
 from rounds import interleaved_times, peak_rise, ratios
@@ -25,12 +25,12 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import layers_of
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    pass
 
 REMOVED: tuple[tuple[str, ...], ...] = ((), ("mask",), ("rope",), ("w_k",), ("w_v",))
 Alone: TypeAlias = Literal["plain", "intact"]
 EAGER = "the paper's way (eager, all attention weights)"
-SIZES = capture.Settings(n_kv_heads=4, batch_size=4, n_seqs=4)
+SIZES = llama.Settings(n_kv_heads=4, batch_size=4, n_seqs=4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ def main(settings: Settings) -> None:
 
 def times(rounds: int) -> list[Row]:
     """Return each way's time over the plain pass's."""
-    model, tokens = capture.build(SIZES), capture.tokens_of(SIZES)
-    plains = {way: plain_model(SIZES, way) for way in ("sdpa", "eager")}
+    model, tokens = llama.build(SIZES), llama.tokens_of(SIZES)
+    plains = {way: llama.plain_model(SIZES, way) for way in ("sdpa", "eager")}
     ways: dict[str, Callable[[], object]] = {
-        "plain": lambda: plain_pass(plains["sdpa"], tokens),
-        EAGER: lambda: plain_pass(plains["eager"], tokens),
+        "plain": lambda: llama.plain_pass(plains["sdpa"], tokens),
+        EAGER: lambda: llama.plain_pass(plains["eager"], tokens),
         "attention of all heads": lambda: capture_attention(model, tokens, batch_size=4, n_folds=4),
         "need of RoPE, all heads": lambda: capture_need(model, tokens, "rope", batch_size=4),
         "score maps, hooked scores": lambda: hooked_capture(model, tokens),
@@ -102,26 +102,12 @@ def alone(way: str) -> float:
 
 
 def memory_of(way: Alone) -> float:
-    tokens = capture.tokens_of(SIZES)
+    tokens = llama.tokens_of(SIZES)
     if way == "plain":
-        model = plain_model(SIZES, "sdpa")
-        return peak_rise(lambda: plain_pass(model, tokens))[1]
-    loaded = capture.build(SIZES)
+        model = llama.plain_model(SIZES, "sdpa")
+        return peak_rise(lambda: llama.plain_pass(model, tokens))[1]
+    loaded = llama.build(SIZES)
     return peak_rise(lambda: fused_capture(loaded, tokens, ()))[1]
-
-
-def plain_model(sizes: capture.Settings, attention: str) -> LlamaForCausalLM:
-    """Return a plain model of the same sizes."""
-    from transformers import LlamaForCausalLM
-
-    config = capture.config_of(sizes)
-    config._attn_implementation = attention
-    return LlamaForCausalLM(config).eval()
-
-
-def plain_pass(model: LlamaForCausalLM, tokens: torch.Tensor) -> None:
-    with torch.inference_mode():
-        model(tokens, output_attentions=model.config._attn_implementation == "eager")
 
 
 def fused_capture(model: HookedModel, tokens: torch.Tensor, remove: tuple[str, ...]) -> None:

@@ -2,7 +2,7 @@
 
 Random bfloat16 weights, 4 and 32 layers, 1,024 tokens: a plain SDPA pass, capture, and a condition
 of the default `ablate` run (the mean over all of them), in turn; the error of bfloat16 maps against
-float32 ones of the same weights, at 4 layers. `--device cpu --d-model 64 --d-vocab 500 ...` tries
+float32 ones of the same weights, at 4 layers. `--device cpu --d-model 64 --d-vocab 2048 ...` tries
 it anywhere.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import capture
+import llama
 import torch
 import tyro
-from fused import plain_model, plain_pass
+from llama import plain_model, plain_pass
 from rounds import interleaved_times
 from rows import Row, row, show
 
@@ -48,15 +48,15 @@ class Settings:
 
 def main(settings: Settings) -> None:
     rows = [each for depth in settings.depths for each in rows_at(settings, depth)]
-    rms, largest, size = capture.rounding(sizes_of(settings, settings.depths[0]))
+    rms, largest, size = llama.rounding(sizes_of(settings, settings.depths[0]))
     name = f"bfloat16 maps against float32, {settings.depths[0]} layers (maps of {size:.2g} nats)"
     rows += [row(f"{name}, RMS", [rms], "nats"), row(f"{name}, largest", [largest], "nats")]
     show(rows, as_json=settings.json)
 
 
-def sizes_of(settings: Settings, n_layers: int) -> capture.Settings:
+def sizes_of(settings: Settings, n_layers: int) -> llama.Settings:
     """Return the model's sizes and the data's."""
-    return capture.Settings(
+    return llama.Settings(
         n_layers=n_layers,
         d_model=settings.d_model,
         n_heads=settings.n_heads,
@@ -75,7 +75,7 @@ def rows_at(settings: Settings, depth: int) -> list[Row]:
     """Return tokens per second, ratios to the plain pass and memory, at one depth."""
     sizes = sizes_of(settings, depth)
     plain = plain_model(sizes, "sdpa").to(settings.device, torch.bfloat16)
-    model, tokens = capture.build(sizes), capture.tokens_of(sizes).to(settings.device)
+    model, tokens = llama.build(sizes), llama.tokens_of(sizes).to(settings.device)
     n_passes, ablate = ablation(model, tokens.cpu(), settings)
     ways: dict[str, Callable[[], object]] = {
         "a plain SDPA pass": synchronised(partial(plain_batches, plain, tokens, sizes), settings),
@@ -110,7 +110,7 @@ def ablation(
     return len(passes), lambda: run_passes(passes)
 
 
-def plain_batches(model: torch.nn.Module, tokens: torch.Tensor, sizes: capture.Settings) -> None:
+def plain_batches(model: torch.nn.Module, tokens: torch.Tensor, sizes: llama.Settings) -> None:
     for batch in tokens.split(sizes.batch_size):
         plain_pass(model, batch)
 

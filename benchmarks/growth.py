@@ -1,6 +1,6 @@
 """How time and memory of capture grow with length and depth: python benchmarks/growth.py.
 
-Llamas with random weights (d_model 256, 8 heads), captured beside a plain SDPA pass in one process;
+Random Llamas (d_model 256, 8 heads), captured next to a plain SDPA pass in one process;
 peak memory above the loaded model in a process of its own. An exponent is the slope of the
 logarithms, by least squares.
 """
@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import capture
+import llama
 import numpy as np
 import torch
 import tyro
-from fused import plain_model, plain_pass
+from llama import plain_model, plain_pass
 from rounds import interleaved_times, peak_rise
 from rows import Row, row, show
 
@@ -27,7 +27,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 
 LENGTHS = (256, 512, 1024, 2048)
 DEPTHS = (2, 4, 8)
-SIZES = capture.Settings(d_model=256, n_heads=8, n_kv_heads=8, d_mlp=704, n_seqs=8, batch_size=8)
+SIZES = llama.Settings(d_model=256, n_heads=8, n_kv_heads=8, d_mlp=704, n_seqs=8, batch_size=8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +87,13 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
-def sizes_of(n_layers: int, seq_len: int) -> capture.Settings:
+def sizes_of(n_layers: int, seq_len: int) -> llama.Settings:
     return replace(SIZES, n_layers=n_layers, seq_len=seq_len)
 
 
 def made(n_layers: int, seq_len: int) -> tuple[HookedModel, torch.Tensor]:
     sizes = sizes_of(n_layers, seq_len)
-    return capture.build(sizes), capture.tokens_of(sizes)
+    return llama.build(sizes), llama.tokens_of(sizes)
 
 
 def captured(model: HookedModel, tokens: torch.Tensor) -> None:

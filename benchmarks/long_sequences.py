@@ -1,4 +1,4 @@
-"""Capture of long sequences beside a plain SDPA pass: python benchmarks/long_sequences.py.
+"""Capture of long sequences next to a plain SDPA pass: python benchmarks/long_sequences.py.
 
 A random Llama (d_model 1024, 16 heads), at 8,192 tokens in 4 layers and at 32,768 in 2. Times
 alternate in one process; peak memory above the loaded model is that of a process of its own.
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-import capture
+import llama
 import torch
 import tyro
-from fused import plain_model, plain_pass
+from llama import plain_model, plain_pass
 from rounds import interleaved_times, peak_rise, ratios
 from rows import Row, row, show
 
@@ -24,7 +24,7 @@ from nope_probe import capture_scores
 
 Way = Literal["capture", "plain"]
 LONG, LONGER, FULL = 8192, 32768, 2048
-SIZES = capture.Settings(n_seqs=1, batch_size=1)
+SIZES = llama.Settings(n_seqs=1, batch_size=1)
 FOLDS = 8  # of a sequence each
 
 
@@ -56,7 +56,7 @@ def main(settings: Settings) -> None:
     show([*rows, error_row()], as_json=settings.json)
 
 
-def time_rows(sizes: capture.Settings, rounds: int) -> list[Row]:
+def time_rows(sizes: llama.Settings, rounds: int) -> list[Row]:
     """Return how long capture takes, in plain passes over the whole model."""
     times = interleaved_times(ways_of(sizes), rounds)
     work = f"capture of {sizes.seq_len:,} tokens, {sizes.n_layers} layers"
@@ -64,7 +64,7 @@ def time_rows(sizes: capture.Settings, rounds: int) -> list[Row]:
     return [row(work, measured, "times its time", against="plain SDPA pass", goal="at most 1.1")]
 
 
-def growth_rows(short: capture.Settings, long: capture.Settings) -> list[Row]:
+def growth_rows(short: llama.Settings, long: llama.Settings) -> list[Row]:
     """Return by what capture's time grows with length, over what the plain pass's does."""
     growth = {}
     times = [interleaved_times(ways_of(sizes), 1, warm_up=False) for sizes in (short, long)]
@@ -75,7 +75,7 @@ def growth_rows(short: capture.Settings, long: capture.Settings) -> list[Row]:
     return [row(work, [value], "times its growth", against="plain SDPA pass", goal="at most 1")]
 
 
-def memory_rows(sizes: capture.Settings, goal: str) -> list[Row]:
+def memory_rows(sizes: llama.Settings, goal: str) -> list[Row]:
     """Return the peak memory of both ways above the loaded model."""
     rows = []
     for way in ("capture", "plain"):
@@ -91,7 +91,7 @@ def memory_rows(sizes: capture.Settings, goal: str) -> list[Row]:
 def error_row() -> Row:
     """Return how far rows of a long run are from those of the full map, of the largest score."""
     sizes = replace(SIZES, n_layers=2, seq_len=FULL, d_model=256, d_mlp=704, n_seqs=8)
-    model, tokens = capture.build(sizes), capture.tokens_of(sizes)
+    model, tokens = llama.build(sizes), llama.tokens_of(sizes)
     whole = capture_scores(model, tokens, batch_size=1).mean
     some = capture_scores(model, tokens, batch_size=1, query_rows=512)
     expected = whole[:, some.query_positions]
@@ -100,9 +100,9 @@ def error_row() -> Row:
     return row(work, [1e6 * float(error)], "millionths", goal="at most 1")
 
 
-def ways_of(sizes: capture.Settings) -> dict[Way, partial[object]]:
+def ways_of(sizes: llama.Settings) -> dict[Way, partial[object]]:
     """Return capture on the bridge, and the plain model's pass, of the same tokens."""
-    model, tokens = capture.build(sizes), capture.tokens_of(sizes)
+    model, tokens = llama.build(sizes), llama.tokens_of(sizes)
     plain = plain_model(sizes, "sdpa")
     return {
         "capture": partial(capture_scores, model, tokens, batch_size=1),
@@ -110,18 +110,18 @@ def ways_of(sizes: capture.Settings) -> dict[Way, partial[object]]:
     }
 
 
-def memory_of(sizes: capture.Settings, way: Way) -> float:
+def memory_of(sizes: llama.Settings, way: Way) -> float:
     """Return the peak of one way above the loaded model, MB.
 
     Capture takes a sequence for every fold, of which there are fewer where a pass takes a minute.
     """
     n_folds = FOLDS if sizes.seq_len < LONGER else 2
     sizes = replace(sizes, n_seqs=n_folds if way == "capture" else 1)
-    tokens = capture.tokens_of(sizes)
+    tokens = llama.tokens_of(sizes)
     if way == "plain":
         act = partial(plain_pass, plain_model(sizes, "sdpa"), tokens)
     else:
-        act = partial(capture_scores, capture.build(sizes), tokens, batch_size=1)
+        act = partial(capture_scores, llama.build(sizes), tokens, batch_size=1)
     with torch.inference_mode():
         return peak_rise(act)[1]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import capture
+import llama
 import tyro
-from fused import plain_model, plain_pass
+from llama import plain_model, plain_pass
 from rounds import interleaved_times, ratios
 from rows import Row, row, show
 
 from nope_probe.hooks.reading.readers import capture_positions
 
-SIZES = capture.Settings(n_kv_heads=4, n_seqs=32, batch_size=8, seq_len=256)
+SIZES = llama.Settings(n_kv_heads=4, n_seqs=32, batch_size=8, seq_len=256)
 AGAINST = "plain SDPA passes over the data, 4 layers, 256 tokens"
 
 
@@ -33,9 +33,9 @@ def main(settings: Settings) -> None:
 def times(rounds: int) -> list[Row]:
     """Return each way's time over the plain passes'."""
     model, plain, tokens = (
-        capture.build(SIZES),
+        llama.build(SIZES),
         plain_model(SIZES, "sdpa"),
-        capture.tokens_of(SIZES),
+        llama.tokens_of(SIZES),
     )
 
     def plain_passes() -> None:
