@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -153,10 +153,11 @@ def _in_place(
         del ABLATED[model]
 
 
+@dataclass(eq=False)
 class BlockAblation:
     """Removes components from one block, for as long as its hooks are attached.
 
-    Args:
+    Attributes:
         model: the block's model.
         layer: the block.
         heads: the query heads that lose the components; None for all.
@@ -166,12 +167,15 @@ class BlockAblation:
         UserError: saying why the block cannot lose a component.
     """
 
-    def __init__(
-        self, model: HookedModel, layer: Layer, heads: list[int] | None, ablation: Ablation
-    ) -> None:
-        self.layer, self.heads, self.condition = layer, heads, ablation.condition
-        removals = removals_of(self.condition)
-        self.removals = [removal(model, layer, heads, ablation) for removal in removals]
+    model: HookedModel
+    layer: Layer
+    heads: list[int] | None
+    ablation: Ablation
+
+    def __post_init__(self) -> None:
+        block = self.model, self.layer, self.heads, self.ablation
+        self.condition = self.ablation.condition
+        self.removals = [removal(*block) for removal in removals_of(self.condition)]
         self.straightens = next((r.straightens for r in self.removals if r.straightens), None)
 
     def hooks(self, calibration: Calibration | None) -> list[PlacedHook]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, get_args
 
 import torch
@@ -28,36 +28,37 @@ from nope_probe.removal import COMPONENTS, REMOVABLE, Component, Condition, Proj
 REMOVALS: dict[str, type[Removal]] = {}  # by the names of the rows
 
 
+@dataclass(eq=False)
 class Removal:
     """The removal of a component from one block, for as long as its hooks are attached.
 
-    Args:
+    Attributes:
         model: the block's model.
         layer: the block.
         heads: the query heads that lose the component; None for all.
         ablation: all removals.
-
-    Raises:
-        UserError: saying why the block cannot lose the component.
-
-    Attributes:
         kind: the name of its row.
         trait: the name among `Traits` of what a block with the component has.
         straightens: the rotary pairs that stay as at position 0 in every head.
+
+    Raises:
+        UserError: saying why the block cannot lose the component.
     """
 
+    model: HookedModel
+    layer: Layer
+    heads: list[int] | None
+    ablation: Ablation
+    straightens: RemovedPairs | None = field(default=None, init=False)
     kind: ClassVar[str]
     trait: ClassVar[str] = ""
-    straightens: RemovedPairs | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the block can lose the component."""
 
     def __init_subclass__(cls) -> None:
         if "kind" in vars(cls):
             REMOVALS[cls.kind] = cls
-
-    def __init__(
-        self, model: HookedModel, layer: Layer, heads: list[int] | None, ablation: Ablation
-    ) -> None:
-        self.layer, self.heads, self.ablation = layer, heads, ablation
 
     @classmethod
     def is_in(cls, model: HookedModel) -> bool:
@@ -146,12 +147,10 @@ class Rope(Removal):
 
     kind, trait = "rope", "rotary"
 
-    def __init__(
-        self, model: HookedModel, layer: Layer, heads: list[int] | None, ablation: Ablation
-    ) -> None:
-        super().__init__(model, layer, heads, ablation)
-        rotary = traits_of(model)[layer.index].rotary
-        bands = [name for name in ablation.condition if name.kind == self.kind]
+    def __post_init__(self) -> None:
+        layer, heads = self.layer, self.heads
+        rotary = traits_of(self.model)[layer.index].rotary
+        bands = [name for name in self.ablation.condition if name.kind == self.kind]
         self.pairs = None if rotary is None else RemovedPairs(bands=bands, rotary=rotary)
         # Angles turn the keys that other blocks attend to as well.
         alone = heads is None and not layer.shares_keys
@@ -203,11 +202,8 @@ class Weight(Removal):
 
     kind: ClassVar[Projection]
 
-    def __init__(
-        self, model: HookedModel, layer: Layer, heads: list[int] | None, ablation: Ablation
-    ) -> None:
-        super().__init__(model, layer, heads, ablation)
-        self.inputs = list[Tensor]()
+    def __post_init__(self) -> None:
+        layer, heads, self.inputs = self.layer, self.heads, list[Tensor]()
         reason = layer.why_not_replaced(self.kind)
         if reason is not None:
             raise UserError(
@@ -216,7 +212,7 @@ class Weight(Removal):
             )
         self.source = layer.source_of_keys if self.kind in ("w_k", "w_v") else None
         lost = range(layer.n_heads) if heads is None else heads
-        if self.source is not None and not ablation.acts_on(self.source, lost):
+        if self.source is not None and not self.ablation.acts_on(self.source, lost):
             raise UserError(
                 f"{self.kind} of L{layer.index} cannot be removed by itself: it attends to "
                 f"the keys and values of L{self.source}; remove {self.kind} of L{self.source} too"
