@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
@@ -23,7 +22,7 @@ from nope_probe.figures.style import (
 )
 from nope_probe.figures.words import (
     QUESTIONS,
-    estimates_of,
+    bound_columns,
     interval_of,
     interval_text,
     with_readers,
@@ -61,23 +60,24 @@ def attention_heads(table: pd.DataFrame, kind_of: pd.Series[str]) -> go.Figure:
     """
     known = table.dropna(subset=["information"])
     has_need = "need_rope" in known
-    area = known["need_rope" if has_need else "information"].to_numpy(float).clip(0)
-    sizes = SMALLEST + (LARGEST - SMALLEST) * np.sqrt(area / reach_of(area))
-    columns = [known["information"], known["first_weight"], *estimates_of(known, "others_share")]
-    numbers, kinds = np.stack([*columns, area], -1), kind_of[known.index].to_numpy()
+    area = known["need_rope" if has_need else "information"].clip(lower=0)
+    sizes = SMALLEST + (LARGEST - SMALLEST) * (area / reach_of(area.to_numpy(float))) ** 0.5
+    known = known.assign(kind=kind_of[known.index], size=sizes, area=area)
+    shares = ["first_weight", "others_share", *bound_columns("others_share")]
     traces = [
         {
             "type": "scatter",
             "mode": "markers",
             "name": label,
-            "x": known["head"].to_numpy(int)[kinds == kind],
-            "y": known["layer"].to_numpy(int)[kinds == kind],
-            "customdata": numbers[kinds == kind],
+            "x": rows["head"].to_numpy(int),
+            "y": rows["layer"].to_numpy(int),
+            "customdata": rows[["information", *shares, "area"]].to_numpy(float),
             "hovertemplate": f"{HOVER}{NEED * has_need}<extra>{kind}</extra>",
-            "marker": {"size": sizes[kinds == kind], "color": ink, "opacity": 1, "line_width": 0},
+            "marker": {"size": rows["size"], "color": ink, "opacity": 1, "line_width": 0},
         }
         for kind, (ink, label) in KINDS.items()
-        if (kinds == kind).any()
+        for rows in [known[known["kind"] == kind]]
+        if len(rows)
     ]
     n_layers, n_heads = table[["layer", "head"]].nunique()
     title = "The kind of each head" + ", and its need of RoPE" * has_need

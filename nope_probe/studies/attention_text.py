@@ -37,7 +37,7 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.removal import Writer
 from nope_probe.run.flags import refuse
 from nope_probe.run.manifest import ShownText
-from nope_probe.studies.attention import ALONE, TEXT_TOKENS, Settings
+from nope_probe.studies.attention import ALONE, SAID, TEXT_TOKENS, Settings
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import Pass, Results, captured
 
@@ -78,23 +78,16 @@ def read_text(settings: Settings, loaded: LoadedModel) -> Text | None:
     reader = TextReader(tokenizer, bos=first is not None)
     [ids] = reader.tokens([text])
     begin = [] if first is None else [first]
-    n, length = len(begin) + len(ids), settings.length_of(len(begin) + len(ids))
-    most = min(TEXT_TOKENS, loaded.info.n_ctx)
-    lengths = f"the text has {n} tokens and the sequences have {settings.seq_len}"
+    n, seq_len, most = len(begin) + len(ids), settings.seq_len, min(TEXT_TOKENS, loaded.info.n_ctx)
     compared, unmasked = settings.reads_corpus, "mask" in settings.removed
-    mistakes = (
-        (not ids, "the text has no tokens: the model's tokenizer leaves nothing of it"),
-        (
-            not compared and n > most,
-            f"the text has {n} tokens, and a text alone up to {most}: show a part of it",
-        ),
-        (compared and n > settings.seq_len, f"{lengths}: take {length} or a shorter text"),
-        (
-            compared and unmasked and n < settings.seq_len,
-            f"{lengths}, all seen without the mask: take {length}",
-        ),
-    )
-    refuse(iter(mistakes))
+    mistakes = {
+        "no_token": not ids,
+        "too_long": not compared and n > most,
+        "longer": compared and n > seq_len,
+        "shorter": compared and unmasked and n < seq_len,
+    }
+    numbers = {"n": n, "most": most, "seq_len": seq_len, "length": settings.length_of(n)}
+    refuse((is_so, SAID[name].format(**numbers)) for name, is_so in mistakes.items())
     tokens = torch.tensor([[*begin, *ids]])
     validate_inputs(loaded.model, tokens)
     shown = ShownText(
