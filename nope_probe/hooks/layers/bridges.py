@@ -126,10 +126,7 @@ def name_architecture(source: str, config: PreTrainedConfig, kinds: Sequence[str
 
 
 # Attention in blocks where TransformerLens has hook points for the residual stream only.
-_WHOLE_BLOCKS = {
-    "NemotronHForCausalLM": "mixer",
-    "RecurrentGemmaForCausalLM": "temporal_block",
-}
+_WHOLE_BLOCKS = {"NemotronHForCausalLM": "mixer", "RecurrentGemmaForCausalLM": "temporal_block"}
 
 
 def _add_attention(model: TransformerBridge) -> None:

@@ -115,8 +115,7 @@ def kept_to_this_thread(model: HookedModel) -> Iterator[None]:
         if {*threads} != {thread}:
             raise UserError(ANOTHER_THREAD)
         for module in (original_of(model) or cast(nn.Module, model), *blocks_of(model)):
-            handle = module.register_forward_pre_hook(refuse_others, prepend=True)
-            stack.callback(handle.remove)
+            stack.enter_context(module.register_forward_pre_hook(refuse_others, prepend=True))
         yield
 
 

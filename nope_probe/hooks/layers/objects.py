@@ -63,10 +63,6 @@ NOT_ABLATED = (
     "`untrained`), or its `model.original_model`, a transformers model of the same weights, run "
     "eagerly (uncompiled)"
 )
-CHANGED = (
-    "the model has changed since it was loaded ({path}: a hook, a module, a setting or an "
-    "adapter), and what was loaded does not follow: load it again"
-)
 WITHOUT_EFFECT = ("training", "gradient_checkpointing")  # on what is read
 N_NUMBERS = 64  # read of a tensor
 
@@ -251,12 +247,8 @@ def state_of(model: nn.Module, shared: Collection[int]) -> dict[str, object]:
     state: dict[str, object] = {}
     for path, module in model.named_modules():
         attributes = vars(module)
-        hooks = [
-            number
-            for table in (module._forward_pre_hooks, module._forward_hooks)
-            for number, hook in table.items()
-            if not is_of_a_library(hook)
-        ]
+        tables = module._forward_pre_hooks | module._forward_hooks
+        hooks = [number for number, hook in tables.items() if not is_of_a_library(hook)]
         state[path] = (module, type(module), attributes.get("forward"), hooks)
         for name, value in attributes.items():
             is_left_out = name.endswith("_hooks") or name in WITHOUT_EFFECT
@@ -301,7 +293,10 @@ def validate_unchanged(bridge: HookedModel) -> None:
     now, before = state_of(original.model, original.shared), original.state
     changed = [path for path in {**before, **now} if before.get(path) != now.get(path)]
     if changed:
-        raise UserError(CHANGED.format(path=changed[0] or "the model"))
+        raise UserError(
+            f"the model has changed since it was loaded ({changed[0] or 'the model'}: a hook, a "
+            "module, a setting or an adapter), and what was loaded does not follow: load it again"
+        )
 
 
 def refuse(module: nn.Module, args: object) -> None:
@@ -325,10 +320,9 @@ def refused(bridge: HookedModel) -> Iterator[None]:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if original is not None:
             for module in _run_alone(original.model):
-                handle = module.register_forward_pre_hook(refuse, prepend=True)
-                stack.callback(handle.remove)
+                stack.enter_context(module.register_forward_pre_hook(refuse, prepend=True))
             check = blocks[0].register_forward_pre_hook(lambda *_: validate_unchanged(bridge))
-            stack.callback(check.remove)
+            stack.enter_context(check)
         yield
 
 
