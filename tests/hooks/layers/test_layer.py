@@ -25,7 +25,14 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rot
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import repeat_heads
 from nope_probe.hooks.layers.base_layer import RemovedPairs, fit_rotary
-from nope_probe.hooks.layers.hook_points import hooks_attached, methods_replaced
+from nope_probe.hooks.layers.hook_points import (
+    first,
+    hooks_attached,
+    hooks_detached,
+    hooks_in_place,
+    last,
+    methods_replaced,
+)
 from nope_probe.hooks.layers.model import as_inputs, layers_of
 from nope_probe.hooks.layers.passes import read_attention
 from nope_probe.models.load import load
@@ -120,7 +127,15 @@ def test_hooks_run_in_order_and_only_they_are_removed(hooked: ByName) -> None:
     with hooks_attached([(point, note("a"))]):
         with hooks_attached([(point, note("b")), (point, note("c"))]):
             assert run_once() == "abc"
-        assert run_once() == "a"
+        placed = [last(point, note("y")), first(point, note("b"))]
+        placed += [last(point, note("z")), first(point, note("c"))]
+        with hooks_in_place(placed), hooks_in_place([first(point, note("0"))]):
+            point.add_hook(note("d"))
+            assert run_once() == "0bcadyz"
+            with hooks_detached(hooked("smollm3-rope")):
+                assert run_once() == ""
+            hooked("smollm3-rope").reset_hooks()
+            assert run_once() == "0bcyz"
     assert run_once() == ""
 
 
