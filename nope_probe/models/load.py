@@ -154,8 +154,7 @@ def load(
         model = _placed(to_hooked(hf, decoder.tokenizer), device, dtype)
         model.cfg.model_name = key
     else:
-        on_one = device if device_map is None else None
-        model = boot_bridge(source, hf, deepcopy(decoder.tokenizer), read_as, on_one)
+        model = boot_bridge(source, hf, deepcopy(decoder.tokenizer))
     info = _describe(model, name, source, decoder, revision, errors_of(model, reference))
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
     if info.unread:

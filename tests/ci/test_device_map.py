@@ -35,7 +35,7 @@ def pair(request: pytest.FixtureRequest, tiny: ByName, bridge: ByName) -> Iterat
     hf.name_or_path = hf.config.name_or_path = str(tiny(request.param).folder)
     one = bridge(request.param)
     with device_per_block(hf):
-        yield one, boot_bridge("spread", hf, one.tokenizer, torch.float32, None)
+        yield one, boot_bridge("spread", hf, one.tokenizer)
 
 
 def maps(model: Any) -> torch.Tensor:

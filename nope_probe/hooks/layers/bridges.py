@@ -42,8 +42,6 @@ def boot_bridge(
     source: str,
     hf: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    dtype: torch.dtype,
-    device: str | None,
     implementation: str = "eager",
 ) -> TransformerBridge:
     """Return the bridge of a Hugging Face model, with raw weights.
@@ -52,8 +50,6 @@ def boot_bridge(
         source: the Hub id or folder of the model.
         hf: the model, which is rewired in place.
         tokenizer: its tokenizer; None if it has none.
-        dtype: its dtype.
-        device: its device; None if its parts are on several devices.
         implementation: the attention of transformers whose masks a user's code in the model gets.
 
     Raises:
@@ -62,15 +58,9 @@ def boot_bridge(
     """
     name_architecture(source, hf.config, [kind.__name__ for kind in type(hf).__mro__])
     with reading(f"TransformerLens cannot read {source}, a {type(hf).__name__}"):
-        if tokenizer is None:  # TransformerLens would look for one
-            named = determine_architecture_from_hf_config(hf.config)
-            model = build_bridge_from_module(
-                hf, named, hf_config=hf.config, dtype=dtype, device=device, model_name=source
-            )
-        else:
-            model = TransformerBridge.boot_transformers(
-                source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
-            )
+        named = determine_architecture_from_hf_config(hf.config)
+        options = {"tokenizer": tokenizer, "model_name": source}
+        model = build_bridge_from_module(hf, named, hf_config=hf.config, **options)
     model.cfg.n_ctx = context_in(hf.config.get_text_config()) or model.cfg.n_ctx
     if getattr(hf.config, "is_decoder", False):
         model.cfg.attention_dir = "causal"  # TransformerLens calls any BERT an encoder

@@ -111,11 +111,9 @@ def as_hooked(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[st
     copied = copy_of(model)
     _validate_decoder(copied)
     decoder, reference = with_reference(model, copied)
-    dtype = next(decoder.parameters()).dtype
-    bridge = boot_bridge(name, decoder, None, dtype, None, implementation)
-    tokenizer = tokenizer or getattr(given, "tokenizer", None)
-    if tokenizer is not None:
-        bridge.tokenizer = deepcopy(tokenizer)
+    bridge = boot_bridge(name, decoder, None, implementation)
+    # As it is: TransformerLens would let it add a BOS.
+    bridge.tokenizer = deepcopy(tokenizer or getattr(given, "tokenizer", None))
     errors = errors_of(bridge, reference)
     bridge.train(model.training)
     weights = (*bridge.original_model.parameters(), *bridge.original_model.buffers())
