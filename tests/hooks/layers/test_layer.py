@@ -134,6 +134,8 @@ def test_hooks_run_in_order_and_only_they_are_removed(hooked: ByName) -> None:
             assert run_once() == "0bcadyz"
             with hooks_detached(hooked("smollm3-rope")):
                 assert run_once() == ""
+            point.add_hook(note("e"))
+            assert run_once() == "0bcadeyz"
             hooked("smollm3-rope").reset_hooks()
             assert run_once() == "0bcyz"
     assert run_once() == ""
