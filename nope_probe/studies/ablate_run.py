@@ -122,7 +122,7 @@ class Plan:
         first, ordered = self.ablations[0], conditions_of(self.sources)
         if WRITTEN in plain:  # what the mask makes, in a model that keeps it
             plain.remove(WRITTEN)
-            ordered.insert(ordered.index(MASK) + 1 if MASK in ordered else 1, WRITTEN)
+            ordered.insert(ordered.index(MASK) + 1, WRITTEN)
         whole = replace(first, heads=None)
         rows = {(condition, NO_REPLACEMENT): whole.without(condition) for condition in ordered}
         for condition in plain:

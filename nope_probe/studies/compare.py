@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 SAID = notes.captions("compare")
 PATTERN = "pattern/intact"  # the maps that two runs may share
-COMPARED = ("ablate", "attention", "behaviour", "circuit", "trace")
 COLUMNS = columns("compare")
 PARTS = tuple(name for name, about in INFORMATION.items() if about.unit == "nats")
 HEADS = View(
@@ -156,8 +155,8 @@ def unlike(manifests: Sequence[Manifest]) -> Mistakes:
     yield len(manifests) < 2, f"expected two runs or more to compare, got {len(manifests)}"
     kinds = [*dict.fromkeys(manifest.kind for manifest in manifests)]
     for kind in kinds:
-        is_of = f"a run is of {kind}: runs of {', '.join(COMPARED)} can be compared"
-        yield kind not in COMPARED, is_of
+        is_of = f"a run is of {kind}: runs of {', '.join(SERIES)} can be compared"
+        yield kind not in SERIES, is_of
     yield len(kinds) > 1, f"the runs have unlike commands: {', '.join(kinds)}; take those of one"
 
 

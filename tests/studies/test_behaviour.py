@@ -18,7 +18,7 @@ from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import plain as plain_model
 from support.written import of_others
 
-from nope_probe import behaviour, read_run, run_behaviour
+from nope_probe import behaviour, read_run, run_behaviour, untrained
 from nope_probe.hooks.removing.components import components
 from nope_probe.maps.folds import grouped_folds
 from nope_probe.models.names import CHECKPOINTS
@@ -262,8 +262,11 @@ def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(
     n_fit = int((place % 2 == 0).sum())
     draws = torch.rand(n_fit, N_POS - 1, generator=torch.Generator().manual_seed(0))
     targets = {"distance": index.expand(n_fit, -1), "null": index[draws.argsort(-1)]}
-    x = streams[1][:, 1:].double()  # of block 0
+    with untrained(hf) as drawn, torch.inference_mode():
+        of_drawn = drawn.original_model(tokens, output_hidden_states=True).hidden_states
+    targets["untrained"] = targets["distance"]
     for column, y in targets.items():
+        x = (of_drawn if column == "untrained" else streams)[1][:, 1:].double()  # of block 0
         distances = regressed(x[place % 2 == 0], y, x[place % 2 == 1], index)
         assert_interval(table.loc["intact", 0], column, distances)
     assert table["chance"].to_numpy() == pytest.approx(float((index - index.mean()).abs().mean()))
