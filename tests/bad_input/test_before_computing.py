@@ -119,7 +119,7 @@ BEFORE_TORCH = [  # found out from names, a config.json and files
     ("circuit --layer 5", "nope-tiny has 4 layers, L0 to L3; there is no --layer 5"),
     ("trace --reader L2H4", "--reader L2H4: there are L0, L1, L2, L3, with the heads H0 to H3"),
     ("attention --text a --why L4H0", "--why L4H0: there are L0 to L3, with the heads H0 to H3"),
-    ("attention --remove rope --in-heads L9H0", "--in-heads L9H0: the run has the heads H0 to H3"),
+    ("attention --remove rope --in-heads L1H4", "--in-heads L1H4: the run has the heads H0 to H3"),
     ("circuit --remove mask --in-heads L2H0", "the run has the heads H0 to H3 of L0 to L1"),
     ("ablate --data empty.txt", "empty.txt is empty"),
     (
