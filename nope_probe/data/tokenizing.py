@@ -55,7 +55,7 @@ class TextReader:
         >>> [len(ids) for ids in reader.tokens(["<bos>a", "b"])]
         [1, 1]
         >>> reader.notes
-        ('1 of 2 texts begins with the BOS token <bos> already: no second was added.',)
+        ('Texts that begin with the BOS token <bos> already, so that no second was added: 1 of 2.',)
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -107,23 +107,16 @@ class TextReader:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was done about marks and special tokens, a sentence each."""
-        if not self.n_texts:
-            return ()
         bos, names = self.tokenizer.bos_token, sorted(map(self.tokenizer.decode, self.special))
         named = ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
-        kept = "no second was added" if self.bos else "it was kept"
-        notes = {
-            f"{self._which(self.n_marks, 'begin')} a byte order mark, left out.": self.n_marks,
-            f"{self._which(self.n_bos, 'begin')} the BOS token {bos} already: {kept}.": self.n_bos,
-            f"{self._which(self.n_special, 'spell')} special tokens ({named}), which are read as "
-            "these tokens.": self.n_special,
+        kept = "so that no second was added" if self.bos else "which was kept"
+        counts = {
+            "begin with a byte order mark, which is left out": self.n_marks,
+            f"begin with the BOS token {bos} already, {kept}": self.n_bos,
+            f"spell special tokens ({named}), which are read as these tokens": self.n_special,
         }
-        return tuple(note for note, n in notes.items() if n)
-
-    def _which(self, n: int, verb: str) -> str:
-        verb = f"{verb}s" if n == 1 else verb
-        texts = "The text" if self.n_texts == 1 else f"{n:,} of {self.n_texts:,} texts"
-        return f"{texts} {verb}" + (" with" if verb.startswith("begin") else "")
+        of = f"of {self.n_texts:,}."
+        return tuple(f"Texts that {what}: {n:,} {of}" for what, n in counts.items() if n)
 
 
 def read_documents(

@@ -59,7 +59,7 @@ class Panel:
     high: float
     unit: str = "nats"
     diverging: bool = False
-    span: float = 1
+    span: float = 1.0
     query_positions: Int[np.ndarray, " row"] | None = None
     leads: Float[np.ndarray, " row"] | None = None
     largest_lead: float = 1.0

@@ -48,8 +48,8 @@ def test_a_byte_order_mark_is_no_part_of_a_text_wherever_the_text_comes_from(
         reader = TextReader(PLAIN)
         texts = documents(str(tmp_path / name))
         assert list(reader.tokens(texts)) == expected[: len(texts)]
-        which = "The text begins" if len(texts) == 1 else "1 of 2 texts begins"
-        assert reader.notes == (f"{which} with a byte order mark, left out.",)
+        (note,) = reader.notes
+        assert note.endswith(f"a byte order mark, which is left out: 1 of {len(texts)}.")
     lines = (tmp_path / "a.jsonl").read_text()
     (tmp_path / "a.jsonl").write_text(MARK + lines.replace(r"\ufeff", ""), encoding="utf-8")
     reader = TextReader(PLAIN)
@@ -74,9 +74,9 @@ def test_a_text_that_spells_bos_begins_with_one_and_other_special_tokens_are_nam
     assert found[1] == words
     assert found[3] == [*chat("the")["input_ids"], 0]
     assert reader.notes == (
-        "1 of 4 texts begins with the BOS token <bos> already: "
-        + ("no second was added." if bos else "it was kept."),
-        "2 of 4 texts spell special tokens (<bos>, <end>), which are read as these tokens.",
+        "Texts that begin with the BOS token <bos> already, "
+        + ("so that no second was added: 1 of 4." if bos else "which was kept: 1 of 4."),
+        "Texts that spell special tokens (<bos>, <end>), which are read as these tokens: 2 of 4.",
     )
 
 

@@ -250,8 +250,8 @@ def test_a_mark_and_a_bos_token_of_a_text_are_said(
     run_command(attention, *sizes, *text, "--out", tmp_path / "run")
     told = " ".join(capfd.readouterr().out.split())
     notes = [
-        "The text begins with a byte order mark, left out.",
-        "The text begins with the BOS token <bos> already: no second was added.",
+        "Texts that begin with a byte order mark, which is left out: 1 of 1.",
+        "Texts that begin with the BOS token <bos> already, so that no second was added: 1 of 1.",
     ]
     run = read_run(tmp_path / "run")
     assert [*run.manifest.text.notes] == notes
