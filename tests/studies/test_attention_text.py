@@ -128,7 +128,8 @@ def test_a_text_alone_is_read_without_other_texts(
     assert [*table.dropna(axis=1).columns] == ["layer", "head", "information", "first_weight"]
     of_others = compared.tables["attention"].filter(regex="^(?!need)")
     assert [*table.columns] == [*of_others.columns]
-    name, look = [*of_alone.strongest_looks().items()][1]  # L1H0 is asked about
+    _, (name, look), *rest = of_alone.strongest_looks().items()  # L1H0 is asked about
+    assert all(0 < key < query for _, (query, key) in rest), "neither the first key nor itself"
     weights = np.tril(view.weights, -1)[..., 1:]
     weights[1, 0] = 0.0
     assert view.weights[(*divmod(HEADS.index(name), 4), *look)] == weights.max()

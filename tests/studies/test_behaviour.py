@@ -22,7 +22,7 @@ from nope_probe import behaviour, read_run, run_behaviour, untrained
 from nope_probe.hooks.removing.components import components
 from nope_probe.maps.folds import grouped_folds
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.studies.behaviour import Settings, make_conditions
+from nope_probe.studies.behaviour import Settings, less_nulls, make_conditions
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -355,3 +355,14 @@ def test_positions_are_not_decoded_of_three_documents() -> None:
     values = run.tables["behaviour"].set_index("measure")["value"]
     assert values.loc["loss"].notna().any()
     assert values.loc[["position"]].isna().all()
+
+
+def test_written_position_alone_is_shown_less_its_null() -> None:
+    names = ["intact", "written", "written_null", "rope+written", "rope+written_null"]
+    table = pd.DataFrame({"removed": names})
+    for end in ("", "_low", "_high"):
+        table[f"difference{end}"] = [np.nan, 9.0, 7.0, 6.0, 5.0]
+        table[f"beyond_null{end}"] = [np.nan, 2.0, np.nan, 1.0, np.nan]
+    shown = less_nulls(table).set_index("removed")
+    for end in ("", "_low", "_high"):
+        assert shown[f"difference{end}"].dropna().to_dict() == {"written": 2.0, "rope+written": 6.0}
