@@ -48,7 +48,7 @@ FIRST_GOAL = 4 * BLOCK
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Estimate:
+class Estimate(TensorRecord):
     """Mean score maps with their standard errors.
 
     Attributes:
@@ -327,16 +327,10 @@ class ControlVariate:
             kernel_gram = self.kernel * gram
             direct_turned = turned[layer] - kernel_gram if self.spec.rope else direct
             change = (direct + indirect, direct_turned + self.kernel * indirect)
-            scores, mixings = self._linearised(gram, kernel_gram, change)
+            at = tuple(t.expand_as(direct).clone() for t in (gram, kernel_gram))
+            scores, mixings = jvp(lambda g, k: attend(g, k, self.spec), at, change)[1]
             responses.append(scores)
             one_side = mixings @ gram @ mixing.mT
             indirect = mixing @ indirect @ mixing.mT + one_side + one_side.mT
             direct = mixing @ direct @ mixing.mT
         return torch.stack(responses, 1)
-
-    def _linearised(
-        self, gram: Tensor, kernel_gram: Tensor, change: tuple[FoldMaps, FoldMaps]
-    ) -> tuple[FoldMaps, FoldMaps]:
-        """Return the derivatives of a layer's scores and mixing along a change of its Grams."""
-        at = tuple(t.expand_as(change[0]).clone() for t in (gram, kernel_gram))
-        return jvp(lambda g, k: attend(g, k, self.spec), at, change)[1]

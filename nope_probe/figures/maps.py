@@ -21,7 +21,6 @@ from nope_probe.figures.panels import (
     BAR_DROP,
     MAX_POSITIONS,
     Panel,
-    Pooled,
     RowMaps,
     heat_map,
     panel_groups,
@@ -51,7 +50,7 @@ from nope_probe.files import NO_BROWSER, local_path, validate_image_name, valida
 if TYPE_CHECKING:
     from nope_probe.maps.maps import AttentionMaps, ScoreMaps
 
-    Maps: TypeAlias = Float[Any, "layer row key_pos"] | ScoreMaps | AttentionMaps | RowMaps | Pooled
+    Maps: TypeAlias = Float[Any, "layer row key_pos"] | ScoreMaps | AttentionMaps | RowMaps
 TAKEN = "maps of `capture_scores` or `capture_attention`, or mean scores [layer, row, key_pos]"
 MAX_MULTIPLES = 4
 WIDTH, SCALE = 1200, 2  # px, and a PNG's pixels per px
@@ -199,7 +198,7 @@ def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Seque
 
 def _all_pooled(
     maps: Mapping[str, Maps], max_positions: int, with_leads: bool = False
-) -> tuple[list[Pooled], Maps]:
+) -> tuple[list[RowMaps], Maps]:
     """Return pooled maps by their names' order, and the first of the maps.
 
     Raises:
@@ -214,10 +213,8 @@ def _all_pooled(
     return pooled, next(iter(maps.values()))
 
 
-def _pooled(maps: Maps, max_positions: int, with_leads: bool) -> Pooled:
+def _pooled(maps: Maps, max_positions: int, with_leads: bool) -> RowMaps:
     """Return pooled maps of layers; for captured or simulated maps, of their mean."""
-    if isinstance(maps, Pooled):
-        return maps
     if isinstance(maps, RowMaps):
         return pool(maps, max_positions, with_leads)
     if hasattr(maps, "of_head"):

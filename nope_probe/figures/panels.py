@@ -89,13 +89,11 @@ def panel_groups(
     columns = max(size, size * min(len(groups), ACROSS // size))
     names, row_gap = [panel.name for panel in panels], 52 if shared else 52 + BAR + AXES
     figure = place_squares(title, names, columns=columns, row_gap=row_gap)
-    figure.update_annotations(font_size=12).update_layout(
-        _bars(figure, panels, columns, size, shared)
-    )
+    figure.update_annotations(font_size=12)
+    last_row = (len(panels) - 1) // columns * columns
     for index, panel in enumerate(panels):
         coloraxis, of_leads = (f"coloraxis{axis(i)}" for i in (index, index + len(panels)))
-        colours = {"colorscale": DIVERGING if panel.diverging else SEQUENTIAL}
-        figure.layout[coloraxis].update(**colours, cmin=panel.low, cmax=panel.high)
+        is_first, bar = _bar(figure, panels, index, columns, size)
         cells = RowMaps(values=panel.values[None], queries=panel.query_positions)
         small = pool(cells, max_positions)
         drawn = replace(panel, values=small.values[0], span=small.block * panel.span)
@@ -104,7 +102,11 @@ def panel_groups(
             high = panel.largest_lead
             leads = {"colorscale": DIVERGING, "cmin": -high, "cmax": high, "showscale": False}
             figure.update_layout({of_leads: leads})
-            figure.layout[coloraxis].colorbar.title.text += f"; first key's lead to ±{high:.2g}"
+            bar["title"]["text"] += f"; first key's lead to ±{high:.2g}"
+        has_bar = is_first and (not shared or last_row <= index < last_row + size)
+        scale = DIVERGING if panel.diverging else SEQUENTIAL
+        limits = {"cmin": panel.low, "cmax": panel.high, "colorscale": scale}
+        figure.update_layout({coloraxis: limits | {"showscale": has_bar, "colorbar": bar}})
     return figure
 
 
@@ -191,32 +193,25 @@ def place_squares(title: str, names: Sequence[str], *, columns: int, row_gap: in
     return figure.update_layout(yaxis={"scaleanchor": "x"}, plot_bgcolor=BLANK)
 
 
-def _bars(
-    figure: go.Figure, panels: Sequence[Panel], columns: int, size: int, shared: bool
-) -> Layout:
-    """Return the layout keys of the colour bars: below each scale's first map in its row."""
-    keys: Layout = {}
-    last_row = (len(panels) - 1) // columns * columns
-    drop = (BAR_DROP + AXES) / plot_height(figure)
-    for index, panel in enumerate(panels):
-        bottom = figure.layout[f"yaxis{axis(index)}"].domain[0]
-        start = index - index % size
-        alike = [
-            other
-            for other in range(start, start + size)
-            if panels[other].scale == panel.scale and other // columns == index // columns
-        ]
-        is_first = index == alike[0]
-        left = figure.layout[f"xaxis{axis(index)}"].domain[0]
-        right = figure.layout[f"xaxis{axis(alike[-1])}"].domain[1]
-        length = min(0.3, 0.8 * (right - left))
-        across = (left + right - length) / 2, (left + right + length) / 2
-        bar = {**colour_bar(panel.unit, across, bottom - drop), **_ticks(panel.low, panel.high)}
-        keys[f"coloraxis{axis(index)}"] = {
-            "showscale": is_first and (not shared or last_row <= index < last_row + size),
-            "colorbar": bar,
-        }
-    return keys
+def _bar(
+    figure: go.Figure, panels: Sequence[Panel], index: int, columns: int, size: int
+) -> tuple[bool, Layout]:
+    """Return whether a panel is the first on its scale in its row, and the bar below these."""
+    start = index - index % size
+    alike = [
+        other
+        for other in range(start, start + size)
+        if panels[other].scale == panels[index].scale and other // columns == index // columns
+    ]
+    bottom = figure.layout[f"yaxis{axis(index)}"].domain[0]
+    left = figure.layout[f"xaxis{axis(index)}"].domain[0]
+    right = figure.layout[f"xaxis{axis(alike[-1])}"].domain[1]
+    length = min(0.3, 0.8 * (right - left))
+    across = (left + right - length) / 2, (left + right + length) / 2
+    below = bottom - (BAR_DROP + AXES) / plot_height(figure)
+    low, high = panels[index].low, panels[index].high
+    bar = {**colour_bar(panels[index].unit, across, below), **_ticks(low, high)}
+    return index == alike[0], bar
 
 
 def _ticks(low: float, high: float) -> dict[str, list[object]]:
@@ -226,22 +221,24 @@ def _ticks(low: float, high: float) -> dict[str, list[object]]:
     return {"tickvals": [*at], "ticktext": [f"{round(tick, digits) + 0.0:g}" for tick in at]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pooled:
-    """Maps whose cells are means over square blocks of positions.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowMaps:
+    """Maps that have the rows of some queries alone, as a run of long sequences keeps them.
 
     Attributes:
-        values: nats (or the unit of the maps); NaN where a block holds no number.
-        block: positions per block and axis; 1 if nothing was pooled.
-        leads: the first key's lead in each row, nats; the keys that count as first then have no
-            cells. None where no key is first.
-        skip_keys: how many keys count as first.
+        values: nats (or the unit of the maps); NaN where there is no number.
+        queries: the queries of the rows; all by default.
+        skip_keys: how many keys count as first; without any, patterns have no lead.
+        block: positions per cell and axis; above 1 for pooled maps.
+        leads: of pooled patterns, the first key's lead in each row, nats; the keys that count as
+            first then have no cells.
     """
 
-    values: Float[np.ndarray, "layer query_block key_block"]
-    block: int
-    leads: Float[np.ndarray, "layer query_block"] | None = None
+    values: Float[np.ndarray, "*map row key_pos"]
+    queries: Int[np.ndarray, " row"] | None = None
     skip_keys: int = 0
+    block: int = 1
+    leads: Float[np.ndarray, "layer row"] | None = None
 
     def panel(self, layer: int, name: str, **about: Any) -> Panel:
         """Return the map at a place among the layers as a panel.
@@ -256,22 +253,7 @@ class Pooled:
         return Panel(name=name, values=values, span=self.block, leads=leads, **about)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RowMaps:
-    """Maps that have the rows of some queries alone, as a run of long sequences keeps them.
-
-    Attributes:
-        values: nats (or the unit of the maps); NaN where there is no number.
-        queries: the queries of the rows; all by default.
-        skip_keys: how many keys count as first; without any, patterns have no lead.
-    """
-
-    values: Float[np.ndarray, "*map row key_pos"]
-    queries: Int[np.ndarray, " row"] | None = None
-    skip_keys: int = 0
-
-
-def pool(maps: RowMaps, max_positions: int, with_leads: bool = False) -> Pooled:
+def pool(maps: RowMaps, max_positions: int, with_leads: bool = False) -> RowMaps:
     """Return the means of square blocks of cells, so that no axis is longer than max_positions.
 
     A block's mean leaves out cells without a number, such as those above the diagonal, and queries
@@ -293,7 +275,7 @@ def pool(maps: RowMaps, max_positions: int, with_leads: bool = False) -> Pooled:
     if max_positions < 1:
         raise UserError(f"expected at least 1 position, got {max_positions}")
     cells, skip_keys = maps.values, maps.skip_keys
-    if with_leads and skip_keys:
+    if with_leads and skip_keys and maps.leads is None:
         leads = np.repeat(cells[..., :skip_keys].mean(-1, keepdims=True), cells.shape[-1], -1)
         others = np.where(np.arange(cells.shape[-1]) < skip_keys, np.nan, cells)
         of_leads = pool(replace(maps, values=leads), max_positions).values[..., 0]
@@ -302,9 +284,9 @@ def pool(maps: RowMaps, max_positions: int, with_leads: bool = False) -> Pooled:
     block = -(-n // max_positions)
     queries = np.arange(n_rows) if maps.queries is None else maps.queries
     if block == 1 and n_rows == n:
-        return Pooled(values=cells.astype(np.float32), block=1, skip_keys=skip_keys)
+        return replace(maps, values=cells.astype(np.float32), queries=None)
     means = np.stack([_block_means(values, block, queries) for values in cells])
-    return Pooled(values=means.astype(np.float32), block=block, skip_keys=skip_keys)
+    return replace(maps, values=means.astype(np.float32), queries=None, block=block)
 
 
 def _block_means(

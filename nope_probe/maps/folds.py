@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from nope_probe.errors import UserError
 
 State = dict[str, Tensor]
 DEFAULT_FOLDS = 8
-Read = TypeVar("Read")
 FoldSum = tuple[int | slice, Tensor]  # folds of a total, and the tensor to add to them
 
 
@@ -45,38 +44,30 @@ def tensors_of(value: object, name: str = "") -> State:
     return tensors
 
 
-def read_tensors(kind: type[Read], tensors: State) -> Read:
-    """Return the dataclass that `tensors_of` turned into tensors.
+class TensorRecord:
+    """A dataclass of tensors, numbers and other such dataclasses, which tensors by name store.
 
-    Args:
-        kind: a dataclass of tensors, numbers, tuples of numbers, mappings by name or number, and
-            other such dataclasses.
-        tensors: its tensors and numbers by name; a field without one has its default.
+    Its fields are tensors, numbers, tuples of numbers, mappings by name or number, and records.
 
     Example:
         >>> from dataclasses import dataclass
         >>> @dataclass
-        ... class Sums:
+        ... class Sums(TensorRecord):
         ...     means: dict[int, Tensor]
         ...     scale: float = 1.0
-        >>> read_tensors(Sums, tensors_of(Sums(means={2: torch.zeros(1)}, scale=0.5)))
+        >>> Sums.from_tensors(Sums(means={2: torch.zeros(1)}, scale=0.5).to_tensors())
         Sums(means={2: tensor([0.])}, scale=0.5)
     """
-    fields_of, hints = _parts(tensors), get_type_hints(kind)
-    return kind(**{name: _value(hints[name], part) for name, part in fields_of.items()})
-
-
-class TensorRecord:
-    """A dataclass of tensors, numbers and other such dataclasses, which tensors by name store."""
 
     def to_tensors(self) -> State:
         """Return the tensors and numbers by name, for `from_tensors`."""
         return tensors_of(self)
 
     @classmethod
-    def from_tensors(cls: type[Read], tensors: State) -> Read:
-        """Return what `to_tensors` turned into these tensors."""
-        return read_tensors(cls, tensors)
+    def from_tensors(cls, tensors: State) -> Self:
+        """Return what `to_tensors` turned into these tensors; other fields have their defaults."""
+        hints = get_type_hints(cls)
+        return cls(**{name: _value(hints[name], part) for name, part in _parts(tensors).items()})
 
 
 def _parts(tensors: State) -> dict[str, State]:
@@ -92,8 +83,8 @@ def _value(kind: Any, tensors: State) -> Any:
     """Return a field's value of some type from its tensors."""
     if isinstance(kind, UnionType):  # or None
         kind = get_args(kind)[0]
-    if is_dataclass(kind):
-        return read_tensors(cast(type[Any], kind), tensors)
+    if isinstance(kind, type) and issubclass(kind, TensorRecord):
+        return kind.from_tensors(tensors)
     if "" not in tensors:
         key, value = get_args(kind)
         values = {key(n) if key is int else n: _value(value, x) for n, x in _parts(tensors).items()}

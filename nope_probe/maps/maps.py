@@ -165,18 +165,13 @@ class ScoreMaps(LayerRecord):
     @property
     def by_layer(self) -> Layers:
         """The maps of each layer by its number, which know their folds and rows."""
+        about = self.counts, self.query_positions, self.skip_keys, self.across_halves
         layers: Layers = {}
         for place, number in enumerate(self.layers):
-            layer = self._layer(self.folds[:, place])
-            if self.per_head is not None:
-                heads = map(self._layer, self.per_head[:, place].unbind(1))
-                layer = replace(layer, heads=tuple(heads))
-            layers[number] = layer
+            heads = () if self.per_head is None else self.per_head[:, place].unbind(1)
+            of_heads = tuple(LayerMaps.of(folds, *about) for folds in heads)
+            layers[number] = replace(LayerMaps.of(self.folds[:, place], *about), heads=of_heads)
         return layers
-
-    def _layer(self, folds: Float[Tensor, "fold row key_pos"]) -> LayerMaps:
-        about = self.query_positions, self.skip_keys, self.across_halves
-        return LayerMaps.of(folds, self.counts, *about)
 
 
 def maps_by_layer(
@@ -233,31 +228,22 @@ def stored_layers(stored: State) -> Layers:
 
     Maps of a file are mapped from it, those of heads too, and read where they are used.
     """
-    queries = stored.get("query_positions")
-    counts, skip_keys = stored["counts"], int(stored["skip_keys"])
-    across_halves = bool(stored["across_halves"])
-
-    def maps_of(name: str) -> LayerMaps:
+    queries, counts = stored.get("query_positions"), stored["counts"]
+    skip_keys, across_halves = int(stored["skip_keys"]), bool(stored["across_halves"])
+    maps: dict[tuple[int, ...], LayerMaps] = {}  # by layer, and by head
+    for name in (key.removesuffix("/mean") for key in stored if key.endswith("/mean")):
         cells = stored[f"{name}/folds"]
-        folds = PackedFolds(cells, MapRows.of_cells(cells.shape[1], queries))
-        mean = stored[f"{name}/mean"]
-        return LayerMaps(
-            folds=folds,
+        maps[tuple(map(int, name.split("/")))] = LayerMaps(
+            folds=PackedFolds(cells, MapRows.of_cells(cells.shape[1], queries)),
             counts=counts,
             skip_keys=skip_keys,
             across_halves=across_halves,
-            stored_mean=mean,
+            stored_mean=stored[f"{name}/mean"],
         )
-
-    names = sorted(
-        tuple(map(int, name.split("/")[:-1])) for name in stored if name.endswith("/mean")
-    )
     layers: Layers = {}
-    for number, *head in names:  # a layer comes before its heads
-        layer = layers[number] if head else maps_of(f"{number}")
-        if head:
-            layer = replace(layer, heads=(*layer.heads, maps_of(f"{number}/{head[0]}")))
-        layers[number] = layer
+    for (number, *head), of_place in sorted(maps.items(), key=lambda item: item[0]):
+        layer = layers.get(number, of_place)  # a layer comes before its heads
+        layers[number] = replace(layer, heads=(*layer.heads, of_place)) if head else layer
     return layers
 
 

@@ -21,7 +21,7 @@ Angles: TypeAlias = tuple[Tensor, Tensor] | Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rotation:
+class Rotation(TensorRecord):
     """The rotation of queries and keys by RoPE at some positions.
 
     Attributes:
@@ -127,7 +127,7 @@ def _as_slice(coordinates: Int[Tensor, " pair"]) -> slice | Int[Tensor, " pair"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ReaderSums:
+class ReaderSums(TensorRecord):
     """Fold means of one layer's queries and keys before RoPE, float64.
 
     Attributes:

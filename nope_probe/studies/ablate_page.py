@@ -28,7 +28,7 @@ from nope_probe.analyses.verdicts import (
 from nope_probe.figures.attention import head_values
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import brief, row_name, short, words
-from nope_probe.figures.panels import ACROSS, Pooled, pool
+from nope_probe.figures.panels import ACROSS, RowMaps, pool
 from nope_probe.figures.style import GUIDE
 from nope_probe.figures.words import (
     MEASURES,
@@ -196,7 +196,7 @@ def headline_of_intact(run: Run) -> Headline:
 
 def pooled(
     run: Run, values: Float[np.ndarray, "layer row key_pos"], with_leads: bool = True
-) -> Pooled:
+) -> RowMaps:
     """Return maps with as many positions as the page has room for, of all its maps alike."""
     n_maps = sum(name.startswith(("term/", "score")) for name in run.maps)
     n_heads = run.maps[PER_HEAD].shape[1] if PER_HEAD in run.maps else 0
@@ -244,7 +244,7 @@ def with_marked_layer(section: Section, run: Run) -> Section:
 
 
 def maps_section(
-    run: Run, title: str, maps: Callable[[], dict[str, Pooled]], caption: str, **options: Any
+    run: Run, title: str, maps: Callable[[], dict[str, RowMaps]], caption: str, **options: Any
 ) -> Section:
     """Return a section with patterns by their names; see `term_maps` for its options."""
     return Section(
@@ -270,7 +270,7 @@ def condition_section(run: Run) -> Section:
     )
 
 
-def pattern_of(run: Run, scores: Float[np.ndarray, "layer row key_pos"]) -> Pooled:
+def pattern_of(run: Run, scores: Float[np.ndarray, "layer row key_pos"]) -> RowMaps:
     """Return the pattern of score maps in the intact pattern's cells, with as many as fit."""
     cells = np.isfinite(run.maps["pattern/intact"])
     others = cells.copy()

@@ -8,7 +8,7 @@ import torch
 from support.rounding import assert_same
 
 from nope_probe import capture_scores, capture_stages, load
-from nope_probe.maps.folds import folds_of, grouped_folds, read_tensors, tensors_of
+from nope_probe.maps.folds import TensorRecord, folds_of, grouped_folds
 
 
 def test_the_largest_document_goes_first_to_the_fold_with_the_fewest_sequences() -> None:
@@ -64,13 +64,13 @@ def test_fold_means_are_those_of_the_documents_at_any_batch_size(batch_size: int
 
 
 @dataclass
-class Part:
+class Part(TensorRecord):
     means: torch.Tensor
     size: float = 1.0
 
 
 @dataclass
-class Whole:
+class Whole(TensorRecord):
     parts: Mapping[int, Part]
     layers: tuple[int, ...]
     has_bos: bool
@@ -81,14 +81,14 @@ class Whole:
 def test_a_dataclass_of_tensors_is_read_back_in_the_types_of_its_fields() -> None:
     parts = {layer: Part(torch.full((2,), layer), layer / 2) for layer in range(12)}
     whole = Whole(parts, (3, 1), True)
-    tensors = dict(sorted(tensors_of(whole).items()))  # as a file orders them: 10 before 2
-    again = read_tensors(Whole, tensors)
+    tensors = dict(sorted(whole.to_tensors().items()))  # as a file orders them: 10 before 2
+    again = Whole.from_tensors(tensors)
     assert [*again.parts] == [*range(12)]
     assert [part.size for part in again.parts.values()] == [part.size for part in parts.values()]
     assert all(torch.equal(again.parts[layer].means, parts[layer].means) for layer in parts)
     assert (again.layers, again.has_bos, again.last, again.named) == ((3, 1), True, None, {})
     with_all = replace(whole, last=parts[5], named={"a": torch.ones(1)})
-    again = read_tensors(Whole, tensors_of(with_all))
+    again = Whole.from_tensors(with_all.to_tensors())
     assert again.last is not None
     assert again.last.size == 2.5
     assert torch.equal(again.named["a"], torch.ones(1))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nope_probe.errors import UserError
+from nope_probe.maps.folds import TensorRecord
 from nope_probe.maps.positions import Angles
 
 HeadVectors = Float[Tensor, "batch pos head d_head"]
@@ -181,7 +182,7 @@ def _transposed(sees: Callable[..., Visible], query: Tensor, key: Tensor) -> Vis
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MeanPattern:
+class MeanPattern(TensorRecord):
     """The mean attention pattern of some heads, which takes the place of what they attend to.
 
     Attributes:
