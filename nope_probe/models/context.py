@@ -101,7 +101,7 @@ def has_position_table(name: str, revision: str | None = None) -> bool:
 
 
 def _config_of(name: str, revision: str | None) -> PreTrainedConfig:
-    source = str(CHECKPOINTS.get(name.lower()) or resolve(name))
+    source = resolve(name)
     with offline_if_unreachable(source), reading_model(source, "config.json"):
         return text_config_of(read_config(source, revision=revision))
 

@@ -133,7 +133,7 @@ def load(
         validate_context(name, n_ctx, beyond=True, revision=revision)
     if key in PARAMETER_FREE:
         return _parameter_free(key, n_layers, n_ctx, device, dtype)
-    source = str(CHECKPOINTS.get(key) or resolve(name))
+    source = resolve(name)
     by_default = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
     read_as = torch.float32 if key in CHECKPOINTS else dtype or by_default
     decoder = load_hugging_face(

@@ -69,6 +69,8 @@ def test_without_the_hub_what_is_not_cached_is_refused_in_one_line_that_says_wha
     monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
     for here in ("owner/model", "nope-tiny", "ROPE-tiny", "parameter-free"):
         validate_reachable(here)
+    with pytest.raises(UserError, match=r"^revision v2 of owner/model is not in the local cache"):
+        validate_reachable("owner/model", "v2")
     with pytest.raises(UserError) as refused:
         validate_reachable("llama-3.1-8b")
     (line,) = str(refused.value).splitlines()

@@ -15,14 +15,8 @@ from nope_probe.run.settings import RunSettings
 from nope_probe.studies.ablate import Settings
 from nope_probe.studies.ablate_run import Ablate
 
-SMALL = {
-    "remove": ("none",),
-    "model": "nope-tiny",
-    "layers": 1,
-    "n_seqs": 13,
-    "seq_len": 17,
-    "folds": 4,
-}
+SMALL = {"remove": ("none",), "model": "nope-tiny", "layers": 1}
+SMALL |= {"n_seqs": 13, "seq_len": 17, "folds": 4}
 MAPS = {"folds": torch.zeros(4, 1, 17, 17).double()}
 
 
@@ -73,39 +67,31 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Ablate.run(Settings(**SMALL, out=tmp_path_factory.mktemp("finished") / "run"))
 
 
-def test_a_finished_run_is_shown_again_without_a_model_and_what_is_left_of_it_is_removed(
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_run_that_was_finished_before_or_meanwhile_is_shown_without_a_model(
+    meanwhile: bool,
     finished: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
     settings = Settings(**SMALL, out=tmp_path / "run")
-    copytree(finished, settings.out)
-    checkpoint_dir(settings.out).mkdir()
-    (checkpoint_dir(settings.out) / "about.json").touch()
+
+    def finish(settings: Settings) -> None:
+        assert meanwhile
+        copytree(finished, settings.out)
+
+    if not meanwhile:
+        copytree(finished, settings.out)
+        checkpoint_dir(settings.out).mkdir()
+        (checkpoint_dir(settings.out) / "about.json").touch()
     monkeypatch.setattr("nope_probe.run.session.load_model", not_reached)
-    monkeypatch.setattr("nope_probe.run.session.validate_reach", not_reached)
+    # Between the two looks at the folder, before it is locked.
+    monkeypatch.setattr("nope_probe.run.session.validate_reach", finish)
     assert Ablate.run(settings) == settings.out
     shown = capsys.readouterr().err
     assert shown.startswith("finished before, in ")
     assert shown.endswith(f"s: shown again from {settings.out}\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_a_run_that_another_process_finished_meanwhile_is_shown(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    settings = Settings(**SMALL, out=tmp_path / "run")
-    # Between the two looks at the folder: before it is locked.
-    monkeypatch.setattr(
-        "nope_probe.run.session.validate_reach", lambda settings: copytree(finished, settings.out)
-    )
-    monkeypatch.setattr("nope_probe.run.session.load_model", not_reached)
-    assert Ablate.run(settings) == settings.out
-    assert capsys.readouterr().err.startswith("finished before, in ")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
