@@ -80,8 +80,9 @@ def receive_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_second_signal_does_not_wait_and_one_raises_at_the_end_of_the_stream(
     receive: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted) as received:
         receive(capfd)
+    assert received.value.__cause__ is None  # nothing came after the signal
     assert capfd.readouterr().err == ""
 
 
