@@ -124,12 +124,7 @@ class Writer(str):
 
     @classmethod
     def parse(cls, name: str) -> Writer | None:
-        """Return the writer of a name; None for any other name, such as that of a layer.
-
-        Example:
-            >>> Writer.parse("MLP1"), Writer.parse("L1")
-            ('MLP1', None)
-        """
+        """Return the writer of a name; None for any other name, such as that of a layer."""
         return cls(name) if _WRITER.fullmatch(name) else None
 
     @property
@@ -160,22 +155,11 @@ class Writer(str):
         return blocks.get(self.kind, self.block), self.kind == "MLP", self.head or 0
 
     def runs_before(self, other: Writer) -> bool:
-        """Return whether its output can change another's; heads of a block run side by side.
-
-        Example:
-            >>> [Writer(name).runs_before(Writer("L1H1")) for name in ("MLP0", "L1H0", "MLP1")]
-            [True, False, False]
-        """
+        """Return whether its output can change another's; heads of a block run side by side."""
         return self.order[:2] < other.order[:2]
 
     def shares_output(self, removed: Component) -> bool:
-        """Return whether a removal, of a component or a position, changes the same output.
-
-        Example:
-            >>> removed = map(Component, ("w_o", "mlp", "position[ATTN1]"))
-            >>> [Writer("L1H0").shares_output(name) for name in removed]
-            [True, False, True]
-        """
+        """Return whether a removal, of a component or a position, changes the same output."""
         other = removed.writer
         in_attention = other is not None and (other.kind, other.block) == ("ATTN", self.block)
         is_part = self.kind == "HEAD" and in_attention
@@ -335,10 +319,7 @@ class Condition(frozenset[Component]):
 
     @classmethod
     def parse(cls, removed: str | Iterable[str]) -> Condition:
-        """Return the condition that removes components, circuits (`qk`, `ov`) or unions.
-
-        Args:
-            removed: a name, or names; a union is several names joined by `+`.
+        """Return the condition of a name or names: components, circuits, unions joined by `+`.
 
         Raises:
             UserError: for a name that does not exist, or two names that share a component.
@@ -467,14 +448,3 @@ def validate_components(wanted: Condition, has: Collection[str]) -> None:
     lacking = [name for name in wanted.ordered if name.kind in {*COMPONENTS} - {*has}]
     if lacking:
         raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
-
-
-def parts_of(name: str) -> tuple[str, list[str]]:
-    """Return the sign that joins the parts of a union or interaction, and the parts.
-
-    Example:
-        >>> parts_of("mask_x_rope"), parts_of("w_q+mlp"), parts_of("mask")
-        (('_x_', ['mask', 'rope']), ('+', ['w_q', 'mlp']), ('', ['mask']))
-    """
-    sign = next((sign for sign in (INTERACTION, UNION) if sign in name), "")
-    return sign, name.split(sign) if sign else [name]

@@ -28,7 +28,6 @@ from nope_probe.removal import (
     UNION,
     WRITTEN_NULL,
     Words,
-    parts_of,
     writer_of,
 )
 
@@ -221,3 +220,14 @@ def _words_of(name: str) -> Words:
         marker = "star" if len(others) > 1 else "x" if others == ["mask"] else "triangle-left"
         return replace(joined, colour=TABLE["window"].colour, marker=marker)
     return joined
+
+
+def parts_of(name: str) -> tuple[str, list[str]]:
+    """Return the sign that joins the parts of a union or interaction, and the parts.
+
+    Example:
+        >>> parts_of("mask_x_rope"), parts_of("w_q+mlp"), parts_of("mask")
+        (('_x_', ['mask', 'rope']), ('+', ['w_q', 'mlp']), ('', ['mask']))
+    """
+    sign = next((sign for sign in (INTERACTION, UNION) if sign in name), "")
+    return sign, name.split(sign) if sign else [name]

@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative, sample_colorscale
 
-from nope_probe.figures.names import TABLE, colour, named, row_name, symbol
+from nope_probe.figures.names import TABLE, colour, named, parts_of, row_name, symbol
 from nope_probe.figures.style import (
     BLANK,
     FLAT,
@@ -44,7 +44,7 @@ from nope_probe.figures.words import (
     bound_columns,
     estimates_of,
 )
-from nope_probe.removal import INK, NO_REPLACEMENT, parts_of
+from nope_probe.removal import INK, NO_REPLACEMENT
 
 SPREAD = 0.6  # width of the dots of a layer or another value of x
 MOST_TICKS = 12  # of layers
