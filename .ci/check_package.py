@@ -28,6 +28,8 @@ NOT_CODE = (
     ),
     "reports/headline.html",
     "reports/page.html",
+    "reports/about.txt",
+    "reports/notes.txt",
     "reports/texts.toml",
     "figures/columns.toml",
     "figures/names.toml",

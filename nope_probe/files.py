@@ -204,7 +204,7 @@ def json_checksum(value: object) -> str:
 
 
 def template(folder: str, name: str, **tests: Callable[[str], bool]) -> Template:
-    """Return a template of a folder of the package, which escapes what it is given.
+    """Return a template of a folder of the package; one of HTML escapes what it is given.
 
     Args:
         folder: `reports`, for example.
@@ -215,7 +215,7 @@ def template(folder: str, name: str, **tests: Callable[[str], bool]) -> Template
 
     environment = Environment(
         loader=PackageLoader("nope_probe", folder),
-        autoescape=True,
+        autoescape=name.endswith(".html"),
         trim_blocks=True,
         undefined=StrictUndefined,
     )

@@ -6,14 +6,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from nope_probe.errors import printable
 from nope_probe.figures import names, words
-from nope_probe.files import packaged
+from nope_probe.files import packaged, template
 from nope_probe.run.manifest import Manifest
-
-MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
-UNBALANCED = 1.5  # times the mean fold
-LEAST_TEXTS = 48  # of a half; with fewer, errors of the means of written position break a model
-REPEATED = 1.25  # times the number of different sequences
 
 
 def captions(command: str) -> Mapping[str, str]:
@@ -55,38 +51,27 @@ def run_notes(manifest: Manifest) -> list[str]:
         >>> run_notes(Manifest(results={"left_out": left_out}))
         ['Not removed by default: sliding window (it hides no key in sequences of 64 tokens).']
     """
-    documents, sizes, stride = manifest.documents, manifest.fold_sizes, manifest.query_stride
-    n, largest = sum(sizes), max(sizes, default=0)
-    distinct = manifest.distinct_sequences or n
-    silent = () if manifest.model is None else manifest.model.not_attending
-    keys_from = () if manifest.model is None else manifest.model.keys_from
-    sharing = [layer for layer, source in enumerate(keys_from) if layer != source]
-    sources = words.layer_names({keys_from[layer] for layer in sharing})
-    windows, left_out = (manifest.results.get(name) or {} for name in ("windows", "left_out"))
-    kept = "; ".join(
-        f"{', '.join(map(names.words, alike))} ({why})"
-        for why, alike in groupby(left_out, left_out.get)
+    info, sizes = manifest.model, manifest.fold_sizes
+    keys_from = () if info is None else info.keys_from
+    reasons = manifest.results.get("left_out") or {}
+    lines = template("reports", "notes.txt").render(
+        manifest=manifest,
+        results=manifest.results,
+        layers=words.layer_names,
+        info=info,
+        sharing={layer: source for layer, source in enumerate(keys_from) if layer != source},
+        n=sum(sizes),
+        half=min(sum(sizes[::2]), sum(sizes[1::2])),
+        largest=max(sizes, default=0),
+        distinct=manifest.distinct_sequences or sum(sizes),
+        left_out=[
+            (why, ", ".join(map(names.words, alike)))
+            for why, alike in groupby(reasons, reasons.get)
+        ],
     )
-    keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
-    half = min(sum(sizes[::2]), sum(sizes[1::2]))
-    is_short = "written" in manifest.results.get("conditions", ()) and half < LEAST_TEXTS
-    uneven, n_folds = largest * len(sizes) > UNBALANCED * n, len(sizes)
-    rows = (  # by the name of the note
-        ("silent", silent, {"layers": words.layer_names(silent)}),
-        ("sharing", sharing, {"layers": words.layer_names(sharing), "sources": sources}),
-        ("few_documents", documents is not None and documents < MANY_DOCUMENTS, {"n": documents}),
-        ("few_texts", is_short, {"n": half, "least": LEAST_TEXTS}),
-        ("same_sequences", distinct == 1 < n, {"n": n}),
-        ("repeated", distinct > 1 and distinct * REPEATED < n, {"n": n, "distinct": distinct}),
-        ("uneven_folds", uneven, {"n": n_folds, "largest": largest / max(n, 1)}),
-        ("stride", stride > 1, {"n": stride}),
-        ("windows", windows, {"keys": keys}),
-        ("left_out", left_out, {"kept": kept}),
-    )
-    said = [line for name, is_so, of in rows if is_so for line in how_to_read([name], **of)]
     of_text = () if manifest.text is None else manifest.text.notes
     padding = [manifest.data.padding] if manifest.data.padding else []
-    return [*said, *padding, *manifest.data.notes, *of_text]
+    return [*lines.splitlines(), *padding, *manifest.data.notes, *of_text]
 
 
 def about(manifest: Manifest) -> dict[str, str]:
@@ -98,22 +83,14 @@ def about(manifest: Manifest) -> dict[str, str]:
         >>> about(Manifest(settings=settings))
         {'Data': '64 sequences of 128 tokens of shipped Python source'}
     """
-    facts, model, settings, data = {}, manifest.model, manifest.settings, manifest.data
-    if model is not None:
-        weights = f" ({model.gguf.file})" if model.gguf else ""
-        is_all = {*range(model.depth)} <= {*manifest.layers, *model.not_attending}
-        of = "" if is_all else f" of {model.depth}"
-        layers = f", {words.layer_names(manifest.layers)}{of}" if manifest.layers else ""
-        facts["Model"] = f"{manifest.model_name}{weights}{layers}"
-    if "data" in settings:
-        name = str(settings["data"])
-        name = Path(name).name if Path(name).is_absolute() else name
-        facts["Data"] = captions("data").get(name, name)
-        if manifest.seq_len:
-            unit = "positions" if name == "gaussian" else "tokens"
-            of = "" if name.startswith("given") else "of "
-            shuffled = ", shuffled" * bool(settings.get("shuffle"))
-            begin = f", each after {data.bos_token or 'BOS'}" if data.bos else ""
-            sequences = f"{settings['n_seqs']:,} sequences of {manifest.seq_len:,} {unit}"
-            facts["Data"] = f"{sequences} {of}{facts['Data']}{shuffled}{begin}"
-    return facts
+    model, name = manifest.model, str(manifest.settings.get("data", ""))
+    name = printable(Path(name).name if Path(name).is_absolute() else name)
+    layers = {*manifest.layers, *(() if model is None else model.not_attending)}
+    lines = template("reports", "about.txt").render(
+        manifest=manifest,
+        name=printable(manifest.model_name),
+        layers=words.layer_names,
+        source=captions("data").get(name, name),
+        is_all=model is None or {*range(model.depth)} <= layers,
+    )
+    return dict(line.split(": ", 1) for line in lines.splitlines())
