@@ -1,17 +1,13 @@
 """The measures of behaviour by hand arithmetic; ridge regression against least squares."""
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from nope_probe.analyses.behaviour import (
     binned_means,
-    by_document,
-    chance_distance,
     index_targets,
     mean_interval,
-    parts_of,
     position_means,
     ridge,
     span_loss,
@@ -32,38 +28,10 @@ def test_a_span_holds_the_targets_from_first_to_stop() -> None:
         span_loss(losses_of(7), 7)
 
 
-def part_loss(n: int, part: str, **sizes: int) -> float:
-    return float(span_loss(losses_of(n), *parts_of(n, **sizes)[part]))
-
-
-def test_the_in_context_gain_and_the_extrapolation_cost_compare_tenths_and_the_last_quarter() -> (
-    None
-):
-    # Of 43 tokens a tenth is 4: targets 4 to 7 (5.5) and 39 to 42 (40.5).
-    assert [part_loss(43, part) for part in ("early", "late")] == [5.5, 40.5]
-    # Trained at 8: the last quarter's targets 6, 7 (6.5) against 8 to 11 (9.5).
-    assert [part_loss(12, part, trained=8) for part in ("trained", "beyond")] == [6.5, 9.5]
-    # All targets but the first; those after a prefix of 5 tokens.
-    assert [part_loss(12, part, prefix=5) for part in ("after_bos", "suffix")] == [6.5, 8.0]
-
-
-def test_a_copy_is_compared_token_by_token_without_its_first_one() -> None:
-    # BOS, then 5 tokens twice: first copy 1 to 5, second 6 to 10. Targets 2..5 and 7..10.
-    copies = ("first_copy", "second_copy")
-    assert [part_loss(11, part, segment=5) for part in copies] == [3.5, 8.5]
-    # Without BOS 0 to 4 and 5 to 9. Targets 1..4 and 6..9.
-    assert [part_loss(10, part, segment=5) for part in copies] == [2.5, 7.5]
-
-
 def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
     for first, expected in ((1, {1: 2.0, 4: 5.5, 8: 9.5}), (6, {6: 6.5, 8: 9.5})):
         starts, means = binned_means(losses_of(12, 5), first, width=4)
         assert dict(zip(starts, means.value - 200, strict=True)) == pytest.approx(expected)
-
-
-def test_sequences_of_a_document_count_as_one() -> None:
-    values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]])
-    assert by_document(values, torch.tensor([4, 1, 4])).tolist() == [[3.0, 4.0], [3.0, 5.5]]
 
 
 @pytest.mark.filterwarnings("error")
@@ -89,11 +57,6 @@ def test_shuffled_targets_are_the_same_indices_in_another_order() -> None:
     assert torch.equal(targets[..., 1].sort(-1).values, index.expand(7, 23))
     assert torch.equal(targets[:, :2, 1], index[:2].expand(7, 2))
     assert not torch.equal(targets[0, :, 1], targets[1, :, 1])
-
-
-def test_chance_is_the_distance_from_the_middle() -> None:
-    index = np.arange(1, 128)
-    assert chance_distance(128, 1) == pytest.approx(np.abs(index - np.median(index)).mean())
 
 
 N, D, TARGETS = 97, 7, 3

@@ -141,6 +141,7 @@ def test_the_first_line_is_the_largest_part_of_the_larger_of_lead_and_order() ->
         lead = page.headline(run_of(terms, written, reader=reader))
         assert lead.sentence == f"In {reader}, {said} nats."
         assert_numbers_are_cells(lead)
+        assert len(lead.table) == {"L1": 4, "L2": 8}[reader], "L0H0 and L0H1 write too little"
 
 
 def test_lead_and_order_have_their_parts_and_what_pushes_back_next_to_each_other() -> None:
