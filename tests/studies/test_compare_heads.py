@@ -11,7 +11,7 @@ import torch
 from support.command_line import ended, run_command
 from transformers import AutoModelForCausalLM
 
-from nope_probe import attention, compare, read_run
+from nope_probe import attention, compare, figures, read_run
 from nope_probe.studies.compare import PARTS
 
 SMALL = ("--data", "random", "--n-seqs", 34, "--seq-len", 13, "--folds", 17)
@@ -67,6 +67,8 @@ def test_the_edited_heads_are_named_first_and_no_other(compared: Path, folders: 
     assert {*table["method"].dropna()} == {"paired"}
     assert sentence in " ".join((compared.parent / "terminal").read_text().split())
     assert "Which heads changed" in page
+    colours = figures.of_run(run)["Which heads changed"].layout.coloraxis
+    assert colours.cmin == -colours.cmax < 0
     assert table["differs"].is_monotonic_decreasing
     sizes = table["difference"].abs()
     assert sizes[table["differs"]].is_monotonic_decreasing

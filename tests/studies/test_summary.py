@@ -183,6 +183,12 @@ def test_what_makes_a_number_in_each_layer_is_a_table() -> None:
     ]
 
 
+def test_a_term_is_flat_in_the_layers_in_which_it_is_within_its_noise() -> None:
+    given = tables()
+    given["terms"].loc[given["terms"]["layer"] == 1, "size_low"] = -1.0
+    assert ablate_page.flat_layers(given) == {"intact": [], "mask": [1]}
+
+
 def test_the_answer_of_a_run_is_a_frame_and_other_runs_have_none() -> None:
     run = Run(manifest=manifest_of(**MANIFEST), tables=tables())
     assert run.answer["made_by"].tolist() == ["mask", "rope", "mask+rope"]
