@@ -333,7 +333,7 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
                     low=low,
                     high=high,
                     diverging=figure.layout.coloraxis.colorscale == tuple(DIVERGING),
-                    span=trace.dx,
+                    span=float(trace.dx),
                     leads=leads.get(trace.xaxis),
                     largest_lead=meta["leads"][place] if leads else 1.0,
                 )

@@ -250,7 +250,7 @@ class RowMaps:
         """
         leads = None if self.leads is None else self.leads[layer]
         values = self.values[layer]
-        return Panel(name=name, values=values, span=self.block, leads=leads, **about)
+        return Panel(name=name, values=values, span=float(self.block), leads=leads, **about)
 
 
 def pool(maps: RowMaps, max_positions: int, with_leads: bool = False) -> RowMaps:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from nope_probe.errors import UserError
 
 State = dict[str, Tensor]
 DEFAULT_FOLDS = 8
+Read = TypeVar("Read")
 FoldSum = tuple[int | slice, Tensor]  # folds of a total, and the tensor to add to them
 
 
@@ -64,7 +65,7 @@ class TensorRecord:
         return tensors_of(self)
 
     @classmethod
-    def from_tensors(cls, tensors: State) -> Self:
+    def from_tensors(cls: type[Read], tensors: State) -> Read:
         """Return what `to_tensors` turned into these tensors; other fields have their defaults."""
         hints = get_type_hints(cls)
         return cls(**{name: _value(hints[name], part) for name, part in _parts(tensors).items()})

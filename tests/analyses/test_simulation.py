@@ -141,7 +141,13 @@ def test_a_target_error_is_reached_in_every_layer_without_many_more_samples(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"n_samples": 0}, {"n_samples": 1}, {"target_se": 1e-9}, {}, {"n_samples": 9, "target_se": 1}],
+    [
+        {"n_samples": 0},
+        {"n_samples": 1},
+        {"target_se": 1e-9},
+        {},
+        {"n_samples": 9, "target_se": 1.0},
+    ],
 )
 def test_impossible_settings_are_refused(settings):
     with pytest.raises(ValueError, match=r"samples|float32"):

@@ -37,7 +37,7 @@ def test_groups_on_scales_of_their_own_have_bars_of_their_own() -> None:
     assert bars(figure) == [True, False, True] * 2
     assert figure.layout.coloraxis4.cmax == 3.0
     assert list(figure.layout.coloraxis4.colorbar.ticktext) == ["0", "1.5", "3"]
-    pooled = Panel(name="pooled", values=np.zeros((4, 4)), low=-0.0, high=1.0, span=10)
+    pooled = Panel(name="pooled", values=np.zeros((4, 4)), low=-0.0, high=1.0, span=10.0)
     figure = panel_groups([[pooled]], title="title")
     assert (figure.data[0].x0, figure.data[0].dx) == (4.5, 10.0), "it spans all positions"
     assert list(figure.layout.coloraxis.colorbar.ticktext) == ["0", "0.5", "1"], "no minus zero"
