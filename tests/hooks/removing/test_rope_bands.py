@@ -95,4 +95,5 @@ def test_rope_forgets_longer_sequences(kind: str, n_pos: int, of_length: dict[st
         logits_of(model, tokens(1, 31))
         assert fingerprint(model) == before
         model(tokens(1, 31))  # a user's pass, whose frequencies transformers keeps
-        assert distance(logits_of(model, given), plain_run(fresh, given).logits) <= 1e-5
+        for batch in (given, tokens(3, 17)):
+            assert distance(logits_of(model, batch), plain_run(fresh, batch).logits) <= 1e-5
