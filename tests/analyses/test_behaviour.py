@@ -6,6 +6,7 @@ from scipy import stats
 
 from nope_probe.analyses.behaviour import (
     binned_means,
+    by_document,
     index_targets,
     mean_interval,
     position_means,
@@ -32,6 +33,11 @@ def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -
     for first, expected in ((1, {1: 2.0, 4: 5.5, 8: 9.5}), (6, {6: 6.5, 8: 9.5})):
         starts, means = binned_means(losses_of(12, 5), first, width=4)
         assert dict(zip(starts, means.value - 200, strict=True)) == pytest.approx(expected)
+
+
+def test_sequences_of_a_document_count_as_one() -> None:
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]])
+    assert by_document(values, torch.tensor([4, 1, 4])).tolist() == [[3.0, 4.0], [3.0, 5.5]]
 
 
 @pytest.mark.filterwarnings("error")
