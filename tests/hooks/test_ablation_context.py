@@ -61,6 +61,16 @@ def test_resetting_hooks_inside_an_ablation_changes_nothing(
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_resetting_permanent_hooks_inside_an_ablation_is_said_at_its_end(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    with pytest.raises(UserError, match="including_permanent"), ablated(model, "mlp"):
+        model.reset_hooks(including_permanent=True)
+    assert not hooks_left(model)
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_running_with_hooks_and_with_a_cache_leaves_the_ablation_as_it_is(
     spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:

@@ -31,6 +31,8 @@ from typing import (
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from nope_probe.errors import UserError
+
 
 @runtime_checkable
 class Hook(Protocol):
@@ -125,6 +127,9 @@ def hooks_in_place(hooks: Iterable[PlacedHook]) -> Iterator[None]:
 
     First hooks of a point run in the order in which they are given, and so do its last hooks. First
     hooks of a later context run before these. `reset_hooks` leaves them: they are permanent.
+
+    Raises:
+        UserError: at the end, if permanent hooks were reset meanwhile.
     """
     placed = [*hooks]
     with ExitStack() as stack:
@@ -137,6 +142,13 @@ def hooks_in_place(hooks: Iterable[PlacedHook]) -> Iterator[None]:
                 behind_all = partial(_run_last, handle.hook.id)
                 stack.enter_context(cast(nn.Module, point).register_forward_pre_hook(behind_all))
         yield
+        present = [of.user_hook for point, *_ in placed for of in point.fwd_hooks]
+        in_place = {of.hook for of in present if isinstance(of, OfThread)}
+        if not in_place >= {hook for _, hook, _ in placed}:
+            raise UserError(
+                "permanent hooks of the model were reset meanwhile, and passes after that were "
+                "intact: leave out reset_hooks(including_permanent=True)"
+            )
 
 
 def _run_last(number: int, point: Any, args: object) -> None:
