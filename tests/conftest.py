@@ -86,7 +86,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
 @pytest.fixture(scope="session")
 def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
     """Return the TransformerBridge of a tiny model's folder, by name."""
-    from nope_probe.models.load import load
+    from nope_probe import load
 
     return cache(lambda name: load(str(tiny(name).folder)).model)
 

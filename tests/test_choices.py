@@ -12,8 +12,7 @@ import torch
 from command_reference import commands
 
 import nope_probe
-from nope_probe import figures, run_behaviour, sequences
-from nope_probe.errors import UserError
+from nope_probe import UserError, figures, run_behaviour, sequences
 
 MADE = ("Ablation", "ParameterFreeSpec", "RowMaps")  # by users; functions return the other classes
 MISSING = object()  # for arguments that have no default: they are not looked at before the choices

@@ -8,15 +8,11 @@ from jaxtyping import Float
 from scipy.special import rel_entr
 from torch import Tensor
 
-from nope_probe.analyses.attention import (
-    AttentionSplit,
-    information_parts,
-    split_attention,
-)
+from nope_probe import AttentionMaps, AttentionSplit, split_attention
+from nope_probe.analyses.attention import information_parts
 from nope_probe.analyses.jackknife import Interval, jackknife, share
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import sum_parts
-from nope_probe.maps.maps import AttentionMaps
 
 N, N_FOLDS = 13, 5
 FIRST_ROW = 7  # the first query that sees 8 keys

@@ -9,20 +9,21 @@ import torch
 from support.dense_patterns import leads, other_keys, patterns
 from torch import Tensor
 
-from nope_probe import ablated, capture_scores, load, sequences
-from nope_probe.analyses.attribution import (
+from nope_probe import (
+    ScoreMaps,
+    UserError,
+    ablated,
     attribute,
     attribute_heads,
-    conditions_of,
-    mean_over_layers,
-    sources_of,
+    capture_scores,
+    load,
+    measure,
+    sequences,
 )
+from nope_probe.analyses.attribution import conditions_of, mean_over_layers, sources_of
 from nope_probe.analyses.contrasts import contrast_map, source_terms
 from nope_probe.analyses.jackknife import jackknife
-from nope_probe.analyses.pattern import measure
-from nope_probe.errors import UserError
 from nope_probe.maps.estimates import Estimates
-from nope_probe.maps.maps import ScoreMaps
 from nope_probe.removal import INTACT, MASK, Condition
 
 N, FOLDS = 13, 5

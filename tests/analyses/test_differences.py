@@ -11,7 +11,7 @@ from scipy.stats import ttest_ind, ttest_rel
 from support.compared_numbers import Difference, compare
 from torch import Tensor
 
-from nope_probe.analyses.attention import AttentionSplit
+from nope_probe import AttentionSplit
 from nope_probe.analyses.differences import LEVEL, holm
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, rms_difference
 from nope_probe.maps.estimates import Estimates

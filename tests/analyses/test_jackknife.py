@@ -6,6 +6,7 @@ from scipy import stats
 from support.dense_patterns import estimates as estimates_of
 from support.dense_patterns import fold_products
 
+from nope_probe import UserError
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
@@ -16,7 +17,6 @@ from nope_probe.analyses.jackknife import (
     share,
     standard_error,
 )
-from nope_probe.errors import UserError
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights, leave_one_out
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from nope_probe.analyses.pattern import measure, measure_estimates
-from nope_probe.errors import UserError
+from nope_probe import UserError, measure, row_centred
+from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.figures.words import MEASURES
-from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
+from nope_probe.maps.centred import diagonal_normalised, kept_cells
 from nope_probe.maps.maps import maps_by_layer
 
 NAN = float("nan")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.dense_patterns import estimates
 
+from nope_probe import row_centred
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, along, jackknife, rms, share
 from nope_probe.analyses.positions import (
     TERMS,
@@ -19,7 +20,6 @@ from nope_probe.analyses.positions import (
     written_terms,
 )
 from nope_probe.analyses.reader import Reader
-from nope_probe.maps.centred import row_centred
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import Question
 from nope_probe.maps.positions import NO_ROTATION, ReaderSums, Rotation

@@ -7,13 +7,11 @@ import torch
 from support.dense_patterns import estimates as estimates_of
 from torch import Tensor
 
-from nope_probe import capture_scores, load
-from nope_probe.analyses.attribution import attribute
+from nope_probe import attribute, capture_scores, load, measure, row_centred
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_rows import ROUNDING, beyond_rounding
-from nope_probe.maps.centred import kept_cells, row_centred
+from nope_probe.maps.centred import kept_cells
 from nope_probe.maps.layers import LayerMaps
 
 FOLDS, N = 5, 23

@@ -10,10 +10,9 @@ from support.frequency_steps import frequency_steps
 from support.rounding import assert_same, rounding
 from torch.func import jvp
 
-from nope_probe.analyses.simulation import ControlVariate, Estimate, sample_inputs, simulate_scores
+from nope_probe import ParameterFreeSpec, build, parameter_free, simulate_scores
+from nope_probe.analyses.simulation import ControlVariate, Estimate, sample_inputs
 from nope_probe.analyses.theory import expected_gram, steps
-from nope_probe.models.parameter_free import build, parameter_free
-from nope_probe.stages import ParameterFreeSpec
 
 N, D = 7, 6
 NORMS = ["l2", "layernorm-sqrt-d", "layernorm-d"]

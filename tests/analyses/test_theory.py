@@ -6,11 +6,10 @@ import pytest
 import torch
 from support.frequency_steps import frequency_steps
 
+from nope_probe import ParameterFreeSpec, build, parameter_free, theory_scores
 from nope_probe.analyses import theory as paper
 from nope_probe.analyses.simulation import spec_of
-from nope_probe.analyses.theory import expected_gram, mean_field, rope_kernel, steps, theory_scores
-from nope_probe.models.parameter_free import build, parameter_free
-from nope_probe.stages import ParameterFreeSpec
+from nope_probe.analyses.theory import expected_gram, mean_field, rope_kernel, steps
 
 ALPHAS = torch.tensor([0.0, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)
 

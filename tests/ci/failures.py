@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nope_probe.errors import UserError
+from nope_probe import UserError
 from nope_probe.hooks.reading import streaming
 
 

@@ -13,12 +13,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe import (
+    Ablation,
+    ablated,
+    build,
+    calibrate,
+    capture_scores,
+    capture_stages,
+    load,
+    parameter_free,
+)
 from nope_probe.hooks.removing.components import components
-from nope_probe.models.load import load
-from nope_probe.models.parameter_free import build, parameter_free
 
 FOLDER = Path(__file__).parent / "reference"
 INPUTS, MAPS = FOLDER / "inputs.safetensors", FOLDER / "maps.safetensors"

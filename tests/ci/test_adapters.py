@@ -15,11 +15,9 @@ from support.tiny_models import ByName, distance, plain, tokens
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nope_probe import Ablation, ablated, capture_losses
-from nope_probe.errors import UserError
+from nope_probe import Ablation, UserError, ablated, capture_losses, load
 from nope_probe.files import read_json
 from nope_probe.hooks.layers.objects import model_of
-from nope_probe.models.load import load
 
 WEIGHTS, TOKENS = "model.safetensors", tokens(5, 11)
 

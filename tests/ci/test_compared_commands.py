@@ -12,8 +12,8 @@ import pytest
 from support.command_line import run_command
 from support.finished_runs import WITHOUT_REPLICATES
 
-from nope_probe import compare, figures
-from nope_probe.run.folder import Run, read_run, write_run
+from nope_probe import Run, compare, figures, read_run
+from nope_probe.run.folder import write_run
 from nope_probe.studies.commands import COMMANDS
 from nope_probe.studies.compare import declared
 from tests.support.manifests import manifest_of

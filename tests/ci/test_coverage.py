@@ -10,15 +10,14 @@ from support.dense_patterns import fold_products
 from support.manifests import manifest_of
 from torch import Tensor
 
+from nope_probe import Run, difference
 from nope_probe.analyses.differences import LEVEL, holm
 from nope_probe.analyses.jackknife import jackknife, rms, share
 from nope_probe.analyses.reader import Reader
 from nope_probe.analyses.verdicts import strongest_row
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.positions import ReaderSums
-from nope_probe.run.folder import Run
 from nope_probe.studies.compare import PARTS
-from nope_probe.studies.compare_run import difference
 from nope_probe.studies.tables import interval_columns
 
 N_FOLDS, N_POS, D_HEAD = 7, 13, 6

@@ -13,15 +13,21 @@ from support.plain_states import agree
 from support.rounding import NETWORK
 from support.tiny_models import ByName, tokens
 
-from nope_probe import ablate, capture_attention, run_ablations
-from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe import (
+    Ablation,
+    UserError,
+    ablate,
+    ablated,
+    calibrate,
+    capture_attention,
+    capture_scores,
+    capture_stages,
+    load,
+    run_ablations,
+    untrained,
+)
 from nope_probe.hooks.layers.bridges import boot_bridge
-from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.weights import untrained
-from nope_probe.models.load import load
 from nope_probe.models.parity import describe, error_of_tap
 
 WINDOWS = tokens(7, 11, seed=3)

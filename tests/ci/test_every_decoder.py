@@ -18,11 +18,17 @@ from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from nope_probe import Ablation, ablated, calibrate, capture_scores, load
-from nope_probe.errors import UserError
-from nope_probe.hooks.removing.weights import Calibration
+from nope_probe import (
+    Ablation,
+    Calibration,
+    LoadedModel,
+    UserError,
+    ablated,
+    calibrate,
+    capture_scores,
+    load,
+)
 from nope_probe.models.context import has_position_table
-from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import FETCHED, resolve
 
 # Decoders that attend and that `load` refuses: docs/models.md says why.

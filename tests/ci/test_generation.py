@@ -8,7 +8,7 @@ from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance, tokens
 from transformers import AutoTokenizer, DynamicCache
 
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe import Ablation, ablated
 from nope_probe.hooks.removing.components import components
 from nope_probe.models.load import to_hooked
 

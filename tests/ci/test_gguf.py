@@ -21,10 +21,8 @@ from support.command_line import run_command
 from support.tiny_models import distance, tokenizer, tokens
 from transformers import LlamaForCausalLM
 
-from nope_probe import ablate
-from nope_probe.errors import UserError
+from nope_probe import UserError, ablate, load
 from nope_probe.files import read_json
-from nope_probe.models.load import load
 from nope_probe.models.names import FETCHED, is_on_hub, path_of, resolve, validate_reachable
 from nope_probe.run.session import fingerprint
 

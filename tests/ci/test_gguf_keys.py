@@ -12,9 +12,8 @@ from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, distance, randomised, tokens
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from nope_probe.errors import UserError
+from nope_probe import UserError, load
 from nope_probe.models.context import configured_context
-from nope_probe.models.load import load
 
 EPSILON = 0.03  # large enough to show in logits
 BASE = 700.0

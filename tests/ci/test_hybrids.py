@@ -22,6 +22,7 @@ from support.tiny_models import tokens as random_tokens
 
 from nope_probe import (
     Ablation,
+    Run,
     ablate,
     ablated,
     behaviour,
@@ -34,7 +35,6 @@ from nope_probe import (
 )
 from nope_probe.maps.maps import packed_tensors, stored_layers
 from nope_probe.reports.page import Report
-from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import report
 from nope_probe.studies.behaviour import report as behaviour_report
 

@@ -11,12 +11,15 @@ import pytest
 from scipy.stats import binom
 from torch import Tensor
 
-from nope_probe import run_behaviour
-from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.pattern import measure
-from nope_probe.data.sequences import gaussian
-from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.models.parameter_free import build, parameter_free
+from nope_probe import (
+    attribute,
+    build,
+    capture_scores,
+    gaussian,
+    measure,
+    parameter_free,
+    run_behaviour,
+)
 
 STUDIES, FOLDS, SEQUENCES = 120, 8, 2  # sequences per fold
 CHANCE = 0.999  # that a share of studies lies within its bounds

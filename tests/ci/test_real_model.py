@@ -9,6 +9,7 @@ from support.tiny_models import Tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nope_probe import (
+    LoadedModel,
     capture_attention,
     load,
     run_ablations,
@@ -16,7 +17,6 @@ from nope_probe import (
     sequences,
     split_attention,
 )
-from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import FETCHED
 
 FIRST = {"smollm2-135m": 4, "gemma-3-270m": 6}  # layers; Gemma's L5 is its first without a window

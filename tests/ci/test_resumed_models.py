@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nope_probe import Ablation, ablated, load
-from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError
+from nope_probe import Ablation, Sequences, UserError, ablated, load
 from nope_probe.run.session import Session
 from nope_probe.studies.trace import Settings
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.gemma4.modeling_gemma4 import apply_rotary_pos_emb
 
-from nope_probe import Ablation, ablated, calibrate, capture_scores, load
-from nope_probe.errors import UserError
+from nope_probe import Ablation, UserError, ablated, calibrate, capture_scores, load
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import entered, logits_of, run_to_enter
 from nope_probe.hooks.reading.readers import capture_positions

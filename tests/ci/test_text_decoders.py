@@ -11,8 +11,7 @@ import transformers
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, distance, randomise, tokens
 
-from nope_probe import ablated, capture_losses, load
-from nope_probe.errors import UserError
+from nope_probe import UserError, ablated, capture_losses, load
 from nope_probe.hooks.layers.text_decoder import text_config_of
 
 TEXT: dict[str, Any] = {

@@ -16,10 +16,9 @@ from support.rounding import NETWORK, assert_same
 from support.tiny_models import D_VOCAB, ByName
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from nope_probe import ablated, capture_scores, untrained
-from nope_probe.errors import UserError
+from nope_probe import UserError, ablated, capture_scores, load, untrained
 from nope_probe.hooks.reading.streaming import Stream
-from nope_probe.models.load import load, to_hooked
+from nope_probe.models.load import to_hooked
 from nope_probe.models.names import CHECKPOINTS
 
 ModelsOf = Callable[[str], tuple[Any, PreTrainedModel]]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from support.tiny_models import CONFIGS, randomised
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from nope_probe.errors import UserError
+from nope_probe import UserError
 from nope_probe.models.weights import read_weights
 
 SETS = ("single", "sharded", "pickled", "pickled shards", "variant")

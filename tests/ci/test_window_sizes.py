@@ -7,8 +7,7 @@ from support.decoders import write_decoder
 from support.refused_models import change
 from torch.nn.functional import cross_entropy
 
-from nope_probe import capture_losses, load
-from nope_probe.errors import UserError
+from nope_probe import UserError, capture_losses, load
 
 
 @pytest.mark.parametrize("size", [0, -1])

@@ -7,13 +7,22 @@ import pytest
 import torch
 from support.maps import N_LAYERS, text_of, triangle
 
-from nope_probe import ablated, capture_attention, figures, load, sequences
+from nope_probe import (
+    AttentionMaps,
+    ScoreMaps,
+    StageMaps,
+    ablated,
+    capture_attention,
+    capture_scores,
+    capture_stages,
+    figures,
+    load,
+    sequences,
+)
 from nope_probe.analyses.simulation import Estimate
 from nope_probe.figures.maps import score_maps, term_maps, unfold_layers
 from nope_probe.figures.panels import RowMaps
-from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import diagonal_normalised
-from nope_probe.maps.maps import AttentionMaps, ScoreMaps, StageMaps
 
 
 def test_few_layers_are_side_by_side_each_on_its_own_scale() -> None:

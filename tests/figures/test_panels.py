@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from nope_probe.errors import UserError
+from nope_probe import UserError
 from nope_probe.figures.maps import export
 from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool
 from nope_probe.figures.style import axis, place_panels

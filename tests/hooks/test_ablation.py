@@ -15,10 +15,9 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, ModelOf
 
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe import Ablation, ablated, capture_scores
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.capture import capture_scores
 
 BRIDGES = ("llama", "phi3", "qwen3", "smollm3", "cohere", "mistral", "gemma2", "gpt2")
 SCALED = ("llama-yarn", "phi3-longrope")  # rotated queries and keys grow, at position 0 too

@@ -12,11 +12,9 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance, tokens
 
-from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe import Ablation, UserError, ablated, calibrate
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, position_point
-from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.components import components
 
 
@@ -154,7 +152,7 @@ def test_a_head_or_layer_that_does_not_exist_is_an_error_that_lists_those_that_d
 
 
 def test_an_encoder_has_no_mask_and_an_attention_only_model_no_mlp() -> None:
-    from nope_probe.models.parameter_free import build, parameter_free
+    from nope_probe import build, parameter_free
 
     encoder = build(parameter_free(2, 8, causal=False))
     assert components(encoder) == ("w_q", "w_k", "w_o", "w_v")

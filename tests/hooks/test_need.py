@@ -13,8 +13,7 @@ from support.plain_attention import PlainAttention, blocks_of, plain_attention
 from support.tiny_models import ByName, ModelOf, Tiny
 from torch import Tensor
 
-from nope_probe import Ablation, ablated, capture_need, load
-from nope_probe.errors import UserError
+from nope_probe import Ablation, UserError, ablated, capture_need, load
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import read_attention

@@ -6,9 +6,9 @@ from support.dense_patterns import estimates, fold_products, leads, other_keys, 
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nope_probe import UserError
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import jackknife
-from nope_probe.errors import UserError
 from nope_probe.maps.estimates import fold_weights, leave_one_out
 from nope_probe.maps.layers import LayerMaps, PackedFolds, Pattern, shared_patterns
 from nope_probe.maps.rows import MapRows, choose_rows

@@ -13,26 +13,29 @@ from support.rounding import MEASURE
 
 from nope_probe import (
     Ablation,
+    UserError,
+    attribute,
     calibrate,
     capture_attention,
     capture_need,
+    capture_scores,
+    capture_stages,
     gaussian,
     load,
+    measure,
+    measure_heads,
+    row_centred,
     sequences,
     simulate_scores,
     split_attention,
 )
-from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.pattern import measure, measure_heads
-from nope_probe.errors import UserError
 from nope_probe.figures.maps import score_maps
-from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.maps.centred import pattern_rms, row_centred
+from nope_probe.maps.centred import pattern_rms
 
 
 @pytest.fixture(scope="module")
 def loaded() -> Any:
-    from nope_probe.models.load import load
+    from nope_probe import load
 
     return load("nope-tiny", n_layers=2)
 

@@ -29,8 +29,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from nope_probe import Ablation, ablated, capture_scores, load, untrained
-from nope_probe.errors import UserError
+from nope_probe import Ablation, UserError, ablated, capture_scores, load, untrained
 
 TEXT = tokens(N_SEQS, 13)
 

@@ -12,8 +12,7 @@ from support.tiny_models import distance
 from torch import Tensor
 from transformers import AutoConfig
 
-from nope_probe import ablated, build, load, parameter_free
-from nope_probe.hooks.ablation import Ablation
+from nope_probe import Ablation, ablated, build, load, parameter_free
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import run_blocks
 from nope_probe.models.names import CHECKPOINTS

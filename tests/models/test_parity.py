@@ -12,16 +12,15 @@ from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf
 from transformers import AutoConfig
 
-from nope_probe.errors import UserError
+from nope_probe import UserError, build, load, parameter_free
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.parity import errors_of, probe_tokens, probed
 from nope_probe.hooks.layers.passes import TRAITS, traits_of
 from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.models.info import ModelInfo
-from nope_probe.models.load import load
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.parameter_free import build, hooked_config, parameter_free
+from nope_probe.models.parameter_free import hooked_config
 from nope_probe.models.parity import describe, error_of_tap, position_dependence
 
 BRIDGES = ("llama", "phi3", "qwen3", "smollm3", "gemma2", "mistral", "gpt2")

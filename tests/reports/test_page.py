@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nope_probe import Run
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Headline, positions
-from nope_probe.run.folder import Run
 from nope_probe.studies import ablate
 from tests.support.manifests import manifest_of
 

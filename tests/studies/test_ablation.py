@@ -16,14 +16,20 @@ from support.tiny_models import plain
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from nope_probe import ablate, figures, load, read_run
-from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.maps.centred import row_centred
+from nope_probe import (
+    Ablation,
+    Run,
+    ablate,
+    ablated,
+    calibrate,
+    capture_scores,
+    figures,
+    load,
+    read_run,
+    row_centred,
+)
 from nope_probe.maps.folds import folds_of
 from nope_probe.models.names import path_of
-from nope_probe.run.folder import Run
 from nope_probe.studies.ablate import report
 
 N = 13

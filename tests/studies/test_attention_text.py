@@ -19,13 +19,20 @@ from support.plain_attention import plain_attention
 from support.tiny_models import ByName
 from transformers import AutoModelForCausalLM
 
-from nope_probe import attention, load, read_run, run_attention, text_view
+from nope_probe import (
+    LoadedModel,
+    Run,
+    TextView,
+    UserError,
+    attention,
+    load,
+    read_run,
+    run_attention,
+    text_view,
+)
 from nope_probe.data.tokenizing import pieces_of
-from nope_probe.errors import UserError
-from nope_probe.figures.text_view import STEPS, TextView, percent
-from nope_probe.models.info import LoadedModel
+from nope_probe.figures.text_view import STEPS, percent
 from nope_probe.models.names import path_of
-from nope_probe.run.folder import Run
 from nope_probe.studies.attention import Settings, report
 
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 61, "folds": 5, "layers": 2}

@@ -19,17 +19,17 @@ from support.tiny_models import tokenizer
 from transformers import AutoModelForCausalLM
 
 from nope_probe import (
+    LoadedModel,
+    Run,
+    UserError,
+    Why,
     attention,
     load,
     read_run,
     run_attention,
     text_view,
 )
-from nope_probe.errors import UserError
-from nope_probe.figures.attention import Why
-from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import path_of
-from nope_probe.run.folder import Run
 from nope_probe.run.manifest import ShownText
 from nope_probe.studies.attention import report
 from nope_probe.studies.attention_text import Look, Question, Text

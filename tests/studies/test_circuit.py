@@ -10,12 +10,9 @@ from support.command_line import run_command
 from support.first_line import assert_numbers_are_cells
 from support.rounding import NETWORK, assert_same
 
-from nope_probe import circuit, load, read_run, run_circuit
+from nope_probe import Ablation, Run, ablated, capture_stages, circuit, load, read_run, run_circuit
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.reading.capture import capture_stages
 from nope_probe.maps.estimates import fold_weights
-from nope_probe.run.folder import Run
 from nope_probe.studies.circuit import report
 
 N = 19

@@ -15,11 +15,11 @@ import torch
 from scipy.stats import ttest_ind, ttest_rel
 from support.command_line import ended, refused, run_command
 
-from nope_probe import ablate, compare, difference, figures, read_run
+from nope_probe import Run, ablate, compare, difference, figures, read_run
 from nope_probe.analyses.jackknife import jackknife, rms
 from nope_probe.figures import words as names
 from nope_probe.maps.estimates import Estimates
-from nope_probe.run.folder import Run, write_run
+from nope_probe.run.folder import write_run
 from nope_probe.run.manifest import read_manifest
 from nope_probe.run.processes import checkpoint_dir, locked
 from nope_probe.studies.tables import interval_columns

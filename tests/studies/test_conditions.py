@@ -9,14 +9,10 @@ import torch
 from support.edited_model import subsets
 from transformers import AutoConfig
 
-from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe import Ablation, Sequences, UserError, ablated, build, capture_scores
 from nope_probe.hooks.reading.written import capture_written
-from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.parameter_free import build, hooked_config
+from nope_probe.models.parameter_free import hooked_config
 from nope_probe.removal import INTACT
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import Processes

@@ -9,9 +9,7 @@ from support.command_line import run_command
 from support.tiny_models import randomised, smollm3_config, tokenizer
 from support.traced import bos_reader
 
-from nope_probe import ablate, circuit, read_run, run_ablations
-from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.models.load import load
+from nope_probe import ablate, calibrate, circuit, load, read_run, run_ablations
 from nope_probe.reports.notes import captions
 from nope_probe.studies.ablate_page import headline
 

@@ -9,8 +9,7 @@ import torch
 from safetensors.numpy import load_file
 from support.rounding import assert_same
 
-from nope_probe import load, run_ablations, sequences
-from nope_probe.errors import UserError
+from nope_probe import UserError, load, run_ablations, sequences
 from nope_probe.maps.folds import grouped_folds
 from nope_probe.reports.notes import run_notes
 

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from support.first_line import assert_numbers_are_cells
 
+from nope_probe import Run
 from nope_probe.reports.page import Headline
-from nope_probe.run.folder import Run
 from nope_probe.studies import behaviour
 from nope_probe.studies.circuit import preference
 from tests.support.manifests import manifest_of

@@ -16,11 +16,8 @@ from support.finished_runs import Finished, show
 from support.rounding import NETWORK
 
 import nope_probe
-from nope_probe import ablated, capture_losses, load, read_run, sequences
-from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError
+from nope_probe import Run, Sequences, UserError, ablated, capture_losses, load, read_run, sequences
 from nope_probe.reports.notes import about
-from nope_probe.run.folder import Run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -14,6 +14,7 @@ from support.tiny_models import ModelOf
 
 from nope_probe import (
     Ablation,
+    UserError,
     ablated,
     calibrate,
     capture_losses,
@@ -23,7 +24,6 @@ from nope_probe import (
     run_heads,
     sequences,
 )
-from nope_probe.errors import UserError
 from nope_probe.hooks.layers.passes import entered, logits_from, logits_of, run_to_enter
 from nope_probe.reports.page import sections
 from nope_probe.studies.heads import (

@@ -6,8 +6,7 @@ import plotly.graph_objects as go
 import pytest
 from support.command_line import run_command
 
-from nope_probe import attention
-from nope_probe.errors import UserError
+from nope_probe import UserError, attention
 from nope_probe.reports.page import Headline, Report, Section
 from nope_probe.run.manifest import read_manifest
 from nope_probe.studies import page

@@ -13,6 +13,10 @@ from support.rounding import MEASURE, assert_same, assert_same_table
 from support.tiny_models import tokens as make_tokens
 
 from nope_probe import (
+    LoadedModel,
+    ScoreMaps,
+    Sequences,
+    UserError,
     ablate,
     ablated,
     attribute,
@@ -27,10 +31,6 @@ from nope_probe import (
     read_run,
     run_ablations,
 )
-from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError
-from nope_probe.maps.maps import ScoreMaps
-from nope_probe.models.info import LoadedModel
 
 SMALL = "--layers 2 --n-seqs 23 --seq-len 13 --folds 5"
 

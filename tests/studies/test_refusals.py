@@ -14,8 +14,7 @@ from support.refused_models import change, write, write_llama
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import CONFIGS, plain, randomised, tokens
 
-from nope_probe import ablate, behaviour, circuit, read_run, run_ablations, run_trace
-from nope_probe.models.load import load
+from nope_probe import ablate, behaviour, circuit, load, read_run, run_ablations, run_trace
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 

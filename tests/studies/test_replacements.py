@@ -9,8 +9,7 @@ import pytest
 from support.rounding import MEASURE
 from support.tiny_models import tokens
 
-from nope_probe import Ablation, ablated, attribute_heads, capture_scores
-from nope_probe.studies.ablate_run import run_ablations
+from nope_probe import Ablation, ablated, attribute_heads, capture_scores, run_ablations
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -17,12 +17,11 @@ from support.plain_states import plain_states
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import tokens
 
-from nope_probe import ablate, read_run, run_ablations
+from nope_probe import Run, ablate, read_run, run_ablations
 from nope_probe import attention as attention_weights
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
 from nope_probe.reports.notes import run_notes
-from nope_probe.run.folder import Run
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.head_scores import captured_induction
 from nope_probe.studies.study import PASSES_SAVED

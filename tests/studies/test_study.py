@@ -13,6 +13,7 @@ from support.rounding import MEASURE, assert_same
 
 from nope_probe import (
     Ablation,
+    Run,
     ablate,
     ablated,
     behaviour,
@@ -21,7 +22,6 @@ from nope_probe import (
     run_ablations,
     sequences,
 )
-from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.ablate_page import headline
 from nope_probe.studies.ablate_run import Ablate

@@ -10,9 +10,7 @@ from safetensors.torch import save_file
 from support.command_line import run_command
 from support.tiny_models import ByName, tokenizer, tokens
 
-from nope_probe import ablate, run_ablations, run_attention
-from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError
+from nope_probe import Sequences, UserError, ablate, run_ablations, run_attention
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

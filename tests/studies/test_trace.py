@@ -16,11 +16,10 @@ from support.first_line import assert_numbers_are_cells
 from support.rounding import assert_same, assert_same_table
 from support.tiny_models import tokens
 
-from nope_probe import Ablation, ablated, load, read_run, run_trace, trace
+from nope_probe import Ablation, Run, ablated, load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import PositionSums
-from nope_probe.run.folder import Run
 from nope_probe.studies import trace as page
 from nope_probe.studies.tables import term_table, writer_table
 from nope_probe.studies.trace_run import strongest_reader

@@ -11,9 +11,8 @@ from support.edited_model import subsets
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK
 
-from nope_probe import run_ablations
+from nope_probe import Run, run_ablations
 from nope_probe.reports.notes import run_notes
-from nope_probe.run.folder import Run
 
 TERMS = (
     *("without_sources", "mask", "rope", "window"),

@@ -26,11 +26,11 @@ from support.tiny_models import Tiny
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from nope_probe import Ablation, Calibration, calibrate
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.components import components
-from nope_probe.hooks.removing.settings import REPLACEMENTS, WITH_GAIN, Ablation
-from nope_probe.hooks.removing.weights import Calibration, Place
+from nope_probe.hooks.removing.settings import REPLACEMENTS, WITH_GAIN
+from nope_probe.hooks.removing.weights import Place
 
 PER_HEAD = {"mask", "window", "rope", *WEIGHTS}
 GAINS = ("output", "norm", "identity")

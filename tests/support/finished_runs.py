@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 from scipy.special import stdtrit
 from support.command_line import ended, module_of
 
+from nope_probe import Run, read_run
 from nope_probe.figures.words import bound_columns
 from nope_probe.reports.page import Section
-from nope_probe.run.folder import Run, read_run
 from nope_probe.studies.compare import declared
 
 # What makes a run small, of the flags that its command has.

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe import ParameterFreeSpec
 from nope_probe.analyses.theory import attend, rope_frequencies
-from nope_probe.stages import ParameterFreeSpec
 
 
 def frequency_steps(

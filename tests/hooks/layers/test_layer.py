@@ -22,7 +22,7 @@ from support.tiny_models import (
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_adjacent
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
-from nope_probe.errors import UserError
+from nope_probe import UserError, load
 from nope_probe.hooks.layers.attention import repeat_heads
 from nope_probe.hooks.layers.base_layer import RemovedPairs, fit_rotary
 from nope_probe.hooks.layers.hook_points import (
@@ -35,7 +35,6 @@ from nope_probe.hooks.layers.hook_points import (
 )
 from nope_probe.hooks.layers.model import as_inputs, layers_of
 from nope_probe.hooks.layers.passes import read_attention
-from nope_probe.models.load import load
 from nope_probe.removal import Component
 
 

@@ -13,6 +13,8 @@ from support.tiny_models import D_VOCAB, ByName, ModelOf, distance, tokens
 
 import nope_probe
 from nope_probe import (
+    LoadedModel,
+    UserError,
     calibrate,
     capture_losses,
     capture_scores,
@@ -20,12 +22,10 @@ from nope_probe import (
     load,
     run_ablations,
 )
-from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import as_inputs, layers_of
 from nope_probe.hooks.layers.passes import run_blocks, run_forward
 from nope_probe.hooks.layers.tap import StopForward
-from nope_probe.models.info import LoadedModel
 
 N_SEQS, N_POS = 3, 11
 

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from nope_probe import (
+    UserError,
     ablated,
     calibrate,
     capture_attention,
@@ -30,7 +31,6 @@ from nope_probe import (
     load,
     untrained,
 )
-from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import foreign_hooks
 from nope_probe.hooks.layers.objects import model_of
 

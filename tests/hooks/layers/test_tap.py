@@ -29,8 +29,7 @@ from transformers.masking_utils import (
 )
 from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 
-from nope_probe import Ablation, ablated, capture_scores, load
-from nope_probe.errors import UserError
+from nope_probe import Ablation, UserError, ablated, capture_scores, load
 from nope_probe.hooks.layers import attention as attention_module
 from nope_probe.hooks.layers.attention import Attention, AttentionMask, relative_error
 from nope_probe.hooks.layers.hook_points import hooks_attached

@@ -12,13 +12,12 @@ from support.plain_attention import assert_attention, plain_attention, plain_sco
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, ModelOf, Tiny, tokens
 
-from nope_probe import ablated, capture_attention, head_scores, load
+from nope_probe import AttentionMaps, ablated, capture_attention, head_scores, load
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import read_attention
 from nope_probe.hooks.reading.attention import weights_on
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.maps import AttentionMaps
 
 N_SEQS, N_FOLDS = 7, 3
 

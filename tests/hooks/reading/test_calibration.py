@@ -5,11 +5,9 @@ import torch
 from support.hooked_runs import hooks_left
 from support.tiny_models import ByName, ModelOf, tokens
 
-from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import ablated
+from nope_probe import Calibration, UserError, ablated, calibrate, untrained
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
-from nope_probe.hooks.removing.weights import Calibration, untrained
+from nope_probe.hooks.reading.calibration import weights_checksum
 
 
 def test_a_calibration_survives_as_tensors(bridge: ByName) -> None:

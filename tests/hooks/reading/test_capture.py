@@ -11,8 +11,7 @@ from support.stream_checkpoints import out_of_memory_above
 from support.tiny_models import N_POS, ByName, ModelOf, tokens
 from torch.nn.functional import cross_entropy
 
-from nope_probe import capture_scores
-from nope_probe.errors import UserError
+from nope_probe import UserError, capture_scores
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import traits_of

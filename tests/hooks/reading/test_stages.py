@@ -8,12 +8,11 @@ from support.plain_states import per_fold
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
-from nope_probe.errors import UserError
+from nope_probe import UserError, capture_stages
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, available
-from nope_probe.hooks.reading.capture import capture_stages
 from nope_probe.stages import LETTERS
 
 N_SEQS, N_FOLDS = 19, 3
@@ -62,7 +61,7 @@ def test_a_block_has_the_stages_that_mean_what_the_paper_means(
 
 
 def test_an_attention_only_block_has_no_stages_e_and_f() -> None:
-    from nope_probe.models.parameter_free import build, parameter_free
+    from nope_probe import build, parameter_free
 
     layers = numbered(build(parameter_free(2, 8)))
     assert "".join(available(layers, 0)) == "abcdghi"

@@ -13,10 +13,7 @@ from support.rounding import NETWORK, assert_same
 from support.stream_checkpoints import Recorded, out_of_memory_above
 from support.tiny_models import N_POS, ByName, tokens
 
-from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
+from nope_probe import UserError, ablated, calibrate, capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.streaming import Stream
 
 N_SEQS, N_FOLDS = 37, 5

@@ -13,14 +13,11 @@ from support.tiny_models import ModelOf, distance, tokens
 from support.written import of_all, of_others
 from torch import Tensor
 
-from nope_probe import capture_scores, load, measure
+from nope_probe import Ablation, UserError, ablated, capture_scores, load, measure
 from nope_probe.analyses.contrasts import contrast_grams
-from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.written import capture_written
-from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.written import fingerprints
 
 N_TEXTS, N_POS = 11, 13

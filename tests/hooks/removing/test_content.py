@@ -14,8 +14,16 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from nope_probe import Ablation, ablated, calibrate, load, run_attention, run_behaviour, sequences
-from nope_probe.hooks.removing.weights import Calibration
+from nope_probe import (
+    Ablation,
+    Calibration,
+    ablated,
+    calibrate,
+    load,
+    run_attention,
+    run_behaviour,
+    sequences,
+)
 
 HEADS = {0: [1, 3], 1: [4]}  # of six query heads, of which three share a key head
 NAME = "written_in_by_the_tests"

@@ -14,17 +14,23 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import ByName, ModelOf, distance, tokens
 
-from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import ablated
+from nope_probe import (
+    Ablation,
+    Calibration,
+    UserError,
+    ablated,
+    build,
+    calibrate,
+    load,
+    parameter_free,
+    run_ablations,
+    untrained,
+)
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import run_blocks
-from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.removing.settings import Ablation
-from nope_probe.hooks.removing.weights import STD, Calibration, Place, untrained
-from nope_probe.models.load import load, to_hooked
-from nope_probe.models.parameter_free import build, parameter_free
-from nope_probe.studies.ablate_run import run_ablations
+from nope_probe.hooks.removing.weights import STD, Place
+from nope_probe.models.load import to_hooked
 
 
 @pytest.mark.parametrize("name", ["olmo", "olmoe"])

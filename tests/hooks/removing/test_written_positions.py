@@ -15,11 +15,8 @@ from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 from support.written import of_all, of_others
 
-from nope_probe import load
-from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import ablated, directly_ablated
-from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe import UserError, ablated, calibrate, capture_scores, load
+from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.removing.weights import AS_INTACT
 from nope_probe.removal import Writer
 
