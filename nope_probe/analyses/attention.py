@@ -72,8 +72,6 @@ class AttentionSplit:
             of the mean weights from it; NaN if the maps have no scores.
         pattern_missed: the share of it in `others_position`; undefined if that does not exceed its
             noise.
-        first_gap, others_gap: how far the upper bound of `first_position` and of `others_position`
-            exceeds the lower bound.
         positional_share_gap, others_share_gap: the upper less the lower bound of these shares, 0.5
             for 50 points.
     """
@@ -88,8 +86,6 @@ class AttentionSplit:
     first_weight: Interval
     unexplained: Interval
     pattern_missed: Interval
-    first_gap: float
-    others_gap: float
     positional_share_gap: float
     others_share_gap: float
 
@@ -113,8 +109,6 @@ class AttentionSplit:
             ),
             others_share=_between_bounds(share(others, among), among_gap),
             pattern_missed=share(parts["unexplained"], others),
-            first_gap=first_gap,
-            others_gap=others_gap,
             positional_share_gap=gap,
             others_share_gap=among_gap,
         )
