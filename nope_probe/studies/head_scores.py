@@ -24,8 +24,8 @@ from nope_probe.hooks.need import capture_need
 from nope_probe.hooks.reading.accumulators import Cut
 from nope_probe.hooks.reading.attention import (
     AttentionAccumulator,
+    HeadMeasures,
     HeadSums,
-    Measure,
     attended,
     attention_maps,
     induction_scores,
@@ -53,7 +53,7 @@ N_REPEATED = 16  # number of sequences of repeated random tokens
 N_CELLS = 2**18  # query-key cells of a head that are in memory at once
 
 
-def induction(n_tokens: int) -> Measure:
+def induction(n_tokens: int) -> HeadMeasures:
     """Return what measures induction in n random tokens twice."""
     return lambda attention: {"induction": induction_scores(attention, n_tokens)}
 
@@ -108,7 +108,7 @@ def head_scores(
 
 
 def head_sums(
-    model: HookedModel, layers: Sequence[int], n_folds: int, measure: Measure
+    model: HookedModel, layers: Sequence[int], n_folds: int, measure: HeadMeasures
 ) -> list[HeadSums]:
     """Return the sums that passes add the measures of heads to, by layer."""
     return [HeadSums(block, n_folds, measure) for block in numbered_layers(model, layers)]

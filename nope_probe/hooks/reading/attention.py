@@ -37,7 +37,7 @@ from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import RowGroup, choose_rows, rows_of
 
 RowWeights = Float[Tensor, "batch head query_pos which"]
-Measure = Callable[[Attention], Mapping[str, Float[Tensor, "batch head"]]]
+HeadMeasures = Callable[[Attention], Mapping[str, Float[Tensor, "batch head"]]]
 ROWS = 128  # queries whose scores are in memory at once
 LOWEST = -800  # nats below a row's largest score: its weight is 0 in float64
 
@@ -241,7 +241,7 @@ class HeadSums(Accumulator):
 
     reads_attention = True
 
-    def __init__(self, layer: Layer, n_folds: int, measure: Measure) -> None:
+    def __init__(self, layer: Layer, n_folds: int, measure: HeadMeasures) -> None:
         super().__init__(n_folds)
         self.layer, self.measure = layer, measure
 
