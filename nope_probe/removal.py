@@ -21,6 +21,7 @@ WEIGHTS: tuple[Projection, ...] = get_args(Projection)
 Gain = Literal["output", "norm", "identity"]
 NO_REPLACEMENT = "none"  # in tables, where no weight is removed
 INK = "#1b1f24"
+OTHERS = "other writers"  # those that a table has in one row
 INTERACTION, UNION, IN_HEADS = "_x_", "+", "@"  # mask_x_rope, mask+w_q, w_q@L1H0,L1H2
 _WRITER = re.compile(r"L([0-9]+)H([0-9]+)|(ATTN|MLP|BLOCK)([0-9]+)|embed|pos_embed|bias")
 _OF_COMPONENT = {"HEAD": "w_o", "ATTN": "w_o", "MLP": "mlp", "pos_embed": "pos_embed"}

@@ -13,6 +13,10 @@ and of ALiBi's bias. Keys and queries are sums over the writers before the head,
 terms of content. Of a text alone, without other texts, the score is the sum of <R_i q_i, R_j k_j>
 over the writers of k_j.
 
+A look is a head's score from a query to a key. Its strongest writers of the key and of the query
+are shown. A writer that is a head moved its part from tokens that it looked at: these looks are the
+next step back.
+
 A head that wrote into k_j moved the sum of A[j,t] v_t W_O over the tokens t, and its term of k_j is
 the sum of <R_i q_i, R_j m_t>, with m_t the part of k_j that it moved from t, less what the means
 over texts and over keys subtract. The same holds of q_i, with <R_i m_t, R_j E k_j>.
@@ -20,16 +24,27 @@ over texts and over keys subtract. The same holds of q_i, with <R_i m_t, R_j E k
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, get_args
+
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.positions import TERMS
 from nope_probe.analyses.reader import Side
+from nope_probe.hooks.reading.attention import Cell
 from nope_probe.maps.centred import centred_rows
+from nope_probe.maps.folds import State, under
 from nope_probe.maps.positions import ReaderSums
+from nope_probe.removal import OTHERS, Writer
 
 PositionVectors = Float[Tensor, "pos d_head"]
+SIDES: tuple[Side, ...] = get_args(Side)
+MOST_ROWS = 10  # writers that have a row each in `why.csv`: those whose terms differ most
+LEAST_WRITTEN, MOST_WRITERS = 0.1, 3  # of a look's score; shown writers of its key, or its query
+LEAST_MOVED, MOST_MOVED = 0.2, 2  # of a writer's term; tokens that the writer moved it from
 
 
 def query_terms(
@@ -120,3 +135,131 @@ def moved_terms(
 
 def _vectors(x: Float[Tensor, "1 pos 1 d_head"]) -> PositionVectors:
     return x[0, :, 0].double()
+
+
+class Look(Cell):
+    """A head that looks from a query at a key; a key below 0 is that of the highest score."""
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of its terms, each a tensor over keys."""
+        return f"L{self.layer}H{self.head}/{self.query}/"
+
+    def token(self, side: str) -> int:
+        """Return the token into which the writers of its key or query wrote."""
+        return self.key if side == "key" else self.query
+
+    def moved(self, side: str, writer: str) -> str:
+        """Return the name of the terms of what a writer moved, a tensor over tokens."""
+        return f"{self.prefix}moved/{self.key}/{side}/{writer}"
+
+    def with_key(self, terms: State) -> Look:
+        """Return the look with its key, found from the terms of looks by name."""
+        if self.key >= 0:
+            return self
+        scores = terms[f"{self.prefix}scores"].nan_to_num(-torch.inf)
+        return self._replace(key=int(scores.argmax()))
+
+
+class Row(NamedTuple):
+    """A term of a look in `why_steps.csv`; or the part of it that a head moved from a token."""
+
+    look: Look
+    writer: str
+    side: str
+    moved_from: int | None
+    nats: float
+
+    @property
+    def before(self) -> Look | None:
+        """The look by which a head moved it."""
+        if self.moved_from is None:
+            return None
+        head = Writer(self.writer)
+        return Look(head.block, head.head or 0, self.look.token(self.side), self.moved_from)
+
+
+def strongest_writers(terms: State, key: int, side: Side) -> list[Writer]:
+    """Return the writers of a look's key or query whose terms are not small, the largest first.
+
+    Args:
+        terms: of the look, by name, for every key.
+        key: the look's key.
+        side: whether the writers wrote into the key or the query.
+
+    Example:
+        >>> terms = {"scores": 10.0, "key/L0H0": 2.0, "key/MLP0": -7.0, "key/embed": 0.5}
+        >>> strongest_writers({name: torch.tensor([x]) for name, x in terms.items()}, 0, "key")
+        ['MLP0', 'L0H0']
+    """
+    sizes = {Writer(name): abs(float(x[key])) for name, x in under(terms, f"{side}/").items()}
+    least = LEAST_WRITTEN * abs(float(terms["scores"][key]))
+    return sorted([w for w in sizes if sizes[w] > least], key=lambda w: -sizes[w])[:MOST_WRITERS]
+
+
+def rows_of(look: Look, state: State) -> Iterator[Row]:
+    """Yield the rows of a look; those of its key, query and position and of others are its score.
+
+    Args:
+        look: with its key.
+        state: terms of looks by name: of each look under its `prefix`, see `query_terms`, and of
+            what the strongest writers moved, see `Look.moved` and `moved_terms`.
+    """
+    of_look, key = under(state, look.prefix), look.key
+    terms = {name: float(x[key]) for name, x in of_look.items()}
+    rest = terms["scores"]
+    for name in sorted(name for name in terms if name.startswith("position/")):
+        yield Row(look, name.removeprefix("position/"), "position", None, terms[name])
+        rest -= terms[name]
+    for side in SIDES:
+        for writer in strongest_writers(of_look, key, side):
+            term = terms[f"{side}/{writer}"]
+            yield Row(look, writer, side, None, term)
+            rest -= term
+            parts = state.get(look.moved(side, writer))
+            if parts is None:
+                continue
+            least = LEAST_MOVED * of_look[f"{side}/{writer}"][key].abs()
+            largest = parts.abs().argsort(descending=True)[:MOST_MOVED].tolist()
+            moved = {token: float(parts[token]) for token in largest if parts[token].abs() > least}
+            for token, nats in moved.items():
+                yield Row(look, writer, side, token, nats)
+            yield Row(look, writer, "other", None, float(parts.sum()) - sum(moved.values()))
+            yield Row(look, writer, "mean", None, term - float(parts.sum()))
+    yield Row(look, OTHERS, "other", None, rest)
+
+
+def why_table(
+    terms: State,
+    weights: Float[Tensor, " key_pos"],
+    tokens: Sequence[str],
+) -> pd.DataFrame:
+    """Return the table of one query: a row for each key that it sees and each term.
+
+    Args:
+        terms: of the look, by name; see `query_terms`.
+        weights: the query's attention weights.
+        tokens: of the text, as they are shown.
+
+    Returns:
+        `key`, its `token` and attention `weight`; `score`, less its mean over the keys, nats;
+        `side` (position, key, query) and `term`: of position, or the writer of content; and
+        `nats`. The rows of a key add up to its score. The ten strongest writers have one
+        row each on a side, the other writers one row together.
+    """
+    scores = terms["scores"]
+    seen = scores.isfinite()
+    writers = [name for name in sorted(terms) if name.startswith(("key/", "query/"))]
+    strongest = sorted(writers, key=lambda name: -float(terms[name][seen].norm()))[:MOST_ROWS]
+    shown = {name: terms[name] for name in sorted(terms) if name.startswith("position/")}
+    shown |= {name: terms[name] for name in strongest}
+    for side in SIDES:
+        rest = [terms[x] for x in writers if x.startswith(f"{side}/") and x not in strongest]
+        if rest:
+            shown[f"{side}/{OTHERS}"] = torch.stack(rest).sum(0)
+    rows = [
+        (key, tokens[key], float(weights[key]), float(scores[key]), *name.split("/"), float(x[key]))
+        for key in seen.nonzero().flatten().tolist()
+        for name, x in shown.items()
+    ]
+    return pd.DataFrame(rows, columns=["key", "token", "weight", "score", "side", "term", "nats"])

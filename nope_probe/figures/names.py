@@ -34,7 +34,6 @@ from nope_probe.removal import (
 if TYPE_CHECKING:
     import pandas as pd
 
-OTHERS = "other writers"  # those that a table has in one row
 _NAMES = packaged("figures/names.toml")
 TABLE = {**REMOVABLE, **{name: Words(**words) for name, words in _NAMES["terms"].items()}}
 TABLE |= {UNION.join(weights): TABLE[name] for name, weights in CIRCUITS.items()}

@@ -19,10 +19,10 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.figures.attention import Why, term_styles
-from nope_probe.figures.names import OTHERS
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import with_readers
 from nope_probe.files import JsonObject, template
+from nope_probe.removal import OTHERS
 
 MAX_BYTES = 5_200_000  # of all heads; with plotly and the heads' mean maps a page has 12 MB
 MOST_LOOKS = 5  # in a table

@@ -232,6 +232,23 @@ def headline(model: str, table: pd.DataFrame, skip_keys: int = 1) -> Headline:
         table: `attention.csv`.
         skip_keys: how many keys count as first.
     """
+    rows = first_table(table, skip_keys)
+    if rows.empty:
+        return Headline(sentence=SAID["unmeasured"].format(model=model))
+    first, share = (
+        rows.iloc[0].get(NUMBERS[name].title, "none") for name in ("first_weight", "others_share")
+    )
+    sentence = SAID["first"].format(model=model, first=first, share=share)
+    return Headline(sentence=sentence, table=rows, caption=SAID["numbers"])
+
+
+def first_table(table: pd.DataFrame, skip_keys: int = 1) -> pd.DataFrame:
+    """Return the first table: the mean of all measured heads, then those at both ends, as text.
+
+    Args:
+        table: `attention.csv`.
+        skip_keys: how many keys count as first.
+    """
     import pandas as pd
 
     known = table.dropna(subset=["information"]).assign(
@@ -239,7 +256,7 @@ def headline(model: str, table: pd.DataFrame, skip_keys: int = 1) -> Headline:
         others=table["others_position"] + table["others_content"],
     )
     if known.empty:
-        return Headline(sentence=SAID["unmeasured"].format(model=model))
+        return known
     shares = known[known["information"] >= UNIFORM].dropna(subset=["others_share"])
     ordered = shares.sort_values("others_share", ascending=False, kind="stable")
     ends = with_readers(ordered.drop(index=ordered.index[AT_AN_END:-AT_AN_END]))
@@ -248,14 +265,9 @@ def headline(model: str, table: pd.DataFrame, skip_keys: int = 1) -> Headline:
     numbers = [name for name in NUMBERS if name in known][0 if skip_keys else 2 :]
     of_all = pd.DataFrame([{"head": "mean", **mean[numbers]}])
     of_ends = ends.assign(head=ends["reader"])
-    rows = pd.concat(
+    return pd.concat(
         [brief(rows, "head", numbers, NUMBERS) for rows in (of_all, of_ends)], ignore_index=True
     )
-    first, share = (
-        rows.iloc[0].get(NUMBERS[name].title, "none") for name in ("first_weight", "others_share")
-    )
-    sentence = SAID["first"].format(model=model, first=first, share=share)
-    return Headline(sentence=sentence, table=rows, caption=SAID["numbers"])
 
 
 def head_section(run: Run) -> Section:
@@ -286,8 +298,8 @@ def text_headlines(view: TextView) -> Iterator[Headline]:
 def text_sections(view: TextView) -> Iterator[Section]:
     """Yield the sections on the run's text, and on the head that the run asks about."""
     why, steps = (None, None) if view.why is None else (view.why.table, view.why.steps)
-    text = Section(title="Attention on your text", html=view.html(), caption=SAID["text"])
-    yield replace(text, table=why, columns=COLUMNS)
+    section = partial(Section, columns=COLUMNS)
+    title = "Attention on your text"
+    yield section(title=title, html=view.html(), caption=SAID["text"], table=why)
     if steps is not None:
-        caption = SAID["steps"]
-        yield Section(title="Why, steps back", caption=caption, table=steps, columns=COLUMNS)
+        yield section(title="Why, steps back", caption=SAID["steps"], table=steps)

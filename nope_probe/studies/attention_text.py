@@ -1,33 +1,38 @@
 """A text of the user's, and why a head looks where it looks in it: terms of its scores, steps back.
 
-A look is a head's score from a query to a key. Its strongest writers of the key and of the query
-are shown. A writer that is a head moved its part from tokens that it looked at: these looks are the
-next step.
+The looks, their terms and the steps are those of `analyses.one_text`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.one_text import Side, moved_terms, query_terms
+from nope_probe.analyses.one_text import (
+    SIDES,
+    Look,
+    Row,
+    moved_terms,
+    query_terms,
+    rows_of,
+    strongest_writers,
+    why_table,
+)
 from nope_probe.data.sequences import Sequences
 from nope_probe.data.tokenizing import TextReader, first_token, pieces_of
 from nope_probe.errors import UserError
-from nope_probe.figures.names import OTHERS
 from nope_probe.figures.text_view import mark_of
 from nope_probe.figures.words import reader_of
 from nope_probe.hooks.layers.model import validate_inputs
-from nope_probe.hooks.reading.attention import Cell, ScoreWithout, score_without
+from nope_probe.hooks.reading.attention import ScoreWithout, score_without
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.hooks.removing.settings import Ablation
@@ -41,10 +46,6 @@ from nope_probe.studies.attention import ALONE, SAID, TEXT_TOKENS, Settings
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import Pass, Results, captured
 
-MOST_ROWS = 10  # writers that have a row each in `why.csv`: those whose terms differ most
-LEAST_WRITTEN, MOST_WRITERS = 0.1, 3  # of a look's score; shown writers of its key, or its query
-LEAST_MOVED, MOST_MOVED = 0.2, 2  # of a writer's term; tokens that the writer moved it from
-SIDES: tuple[Side, ...] = get_args(Side)
 UNMEASURED = ScoreWithout(nan, nan, nan)
 COLUMNS = ["step", "layer", "head", "query", "key", "writer", "side", "moved_from", "nats"]
 
@@ -98,59 +99,6 @@ def read_text(settings: Settings, loaded: LoadedModel) -> Text | None:
     return Text(tokens, shown)
 
 
-class Look(NamedTuple):
-    """A head that looks from a query at a key; without a key, at that of the highest score."""
-
-    layer: int
-    head: int
-    query: int
-    key: int | None = None
-
-    @property
-    def prefix(self) -> str:
-        """The beginning of the names of its terms, each a tensor over keys."""
-        return f"{reader_of(self._asdict())}/{self.query}/"
-
-    @property
-    def cell(self) -> Cell:
-        """The cell of the head's scores."""
-        assert self.key is not None
-        return Cell(self.layer, self.head, self.query, self.key)
-
-    def token(self, side: str) -> int:
-        """Return the token into which the writers of its key or query wrote."""
-        return self.cell.key if side == "key" else self.query
-
-    def moved(self, side: str, writer: str) -> str:
-        """Return the name of the terms of what a writer moved, a tensor over tokens."""
-        return f"{self.prefix}moved/{self.key}/{side}/{writer}"
-
-    def with_key(self, terms: State) -> Look:
-        """Return the look with its key, found from the terms of looks by name."""
-        if self.key is not None:
-            return self
-        scores = terms[f"{self.prefix}scores"].nan_to_num(-torch.inf)
-        return self._replace(key=int(scores.argmax()))
-
-
-class Row(NamedTuple):
-    """A term of a look in `why_steps.csv`; or the part of it that a head moved from a token."""
-
-    look: Look
-    writer: str
-    side: str
-    moved_from: int | None
-    nats: float
-
-    @property
-    def before(self) -> Look | None:
-        """The look by which a head moved it."""
-        if self.moved_from is None:
-            return None
-        head = Writer(self.writer)
-        return Look(head.block, head.head or 0, self.look.token(self.side), self.moved_from)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Question:
     """Why a head looks where it looks in a text.
@@ -175,7 +123,7 @@ class Question:
             UserError: for a token that the text does not have.
         """
         name, query = Writer(settings.why or ""), text.shown.token(settings.query)
-        look, compared = Look(name.block, name.head or 0, query), settings.reads_corpus
+        look, compared = Look(name.block, name.head or 0, query, -1), settings.reads_corpus
         return cls(first=look, text=text, n_steps=settings.steps, compared=compared)
 
     @property
@@ -274,7 +222,7 @@ def captured_looks(
     except NotImplementedError as error:
         raise UserError(f"--why {reader_of(looks[0]._asdict())}: {error}") from error
     effects = [
-        score_without(engine.model, text, row.look.cell, row.before.cell)
+        score_without(engine.model, text, row.look, row.before)
         for look in looks
         for row in rows_of(look.with_key(state), state)
         if row.before is not None
@@ -290,7 +238,7 @@ def _moved(
     capture: Callable[..., PositionSums],
 ) -> State:
     """Return the terms of what a look's strongest writers moved, by name."""
-    state, (*_, query, key) = State(), look.cell
+    state, (*_, query, key) = State(), look
     for side in SIDES:
         heads = [name for name in strongest_writers(terms, key, side) if name.head is not None]
         if heads:
@@ -304,78 +252,3 @@ def _moved(
 
 def _head(sums: PositionSums, look: Look) -> ReaderSums:
     return dict(sums.readers[look.layer].heads())[look.head]
-
-
-def strongest_writers(terms: State, key: int, side: Side) -> list[Writer]:
-    """Return the writers of a look's key or query whose terms are not small, the largest first.
-
-    Args:
-        terms: of the look, by name, for every key.
-        key: the look's key.
-        side: whether the writers wrote into the key or the query.
-    """
-    sizes = {Writer(name): abs(float(x[key])) for name, x in under(terms, f"{side}/").items()}
-    least = LEAST_WRITTEN * abs(float(terms["scores"][key]))
-    return sorted([w for w in sizes if sizes[w] > least], key=lambda w: -sizes[w])[:MOST_WRITERS]
-
-
-def rows_of(look: Look, state: State) -> Iterator[Row]:
-    """Yield the rows of a look; those that are of no moved part add up to its score."""
-    of_look, key = under(state, look.prefix), look.cell.key
-    terms = {name: float(x[key]) for name, x in of_look.items()}
-    rest = terms["scores"]
-    for name in sorted(name for name in terms if name.startswith("position/")):
-        yield Row(look, name.removeprefix("position/"), "position", None, terms[name])
-        rest -= terms[name]
-    for side in SIDES:
-        for writer in strongest_writers(of_look, key, side):
-            term = terms[f"{side}/{writer}"]
-            yield Row(look, writer, side, None, term)
-            rest -= term
-            parts = state.get(look.moved(side, writer))
-            if parts is None:
-                continue
-            least = LEAST_MOVED * of_look[f"{side}/{writer}"][key].abs()
-            largest = parts.abs().argsort(descending=True)[:MOST_MOVED].tolist()
-            moved = {token: float(parts[token]) for token in largest if parts[token].abs() > least}
-            for token, nats in moved.items():
-                yield Row(look, writer, side, token, nats)
-            yield Row(look, writer, "other", None, float(parts.sum()) - sum(moved.values()))
-            yield Row(look, writer, "mean", None, term - float(parts.sum()))
-    yield Row(look, OTHERS, "other", None, rest)
-
-
-def why_table(
-    terms: Mapping[str, Float[Tensor, " key_pos"]],
-    weights: Float[Tensor, " key_pos"],
-    tokens: Sequence[str],
-) -> pd.DataFrame:
-    """Return the table of one query: a row for each key that it sees and each term.
-
-    Args:
-        terms: of the look, by name; see `captured_looks`.
-        weights: the query's attention weights.
-        tokens: of the text, as they are shown.
-
-    Returns:
-        `key`, its `token` and attention `weight`; `score`, less its mean over the keys, nats;
-        `side` (position, key, query) and `term`: of position, or the writer of content; and
-        `nats`. The rows of a key add up to its score. The ten strongest writers have one
-        row each on a side, the other writers one row together.
-    """
-    scores = terms["scores"]
-    seen = scores.isfinite()
-    writers = [name for name in sorted(terms) if name.startswith(("key/", "query/"))]
-    strongest = sorted(writers, key=lambda name: -float(terms[name][seen].norm()))[:MOST_ROWS]
-    shown = {name: terms[name] for name in sorted(terms) if name.startswith("position/")}
-    shown |= {name: terms[name] for name in strongest}
-    for side in SIDES:
-        rest = [terms[x] for x in writers if x.startswith(f"{side}/") and x not in strongest]
-        if rest:
-            shown[f"{side}/{OTHERS}"] = torch.stack(rest).sum(0)
-    rows = [
-        (key, tokens[key], float(weights[key]), float(scores[key]), *name.split("/"), float(x[key]))
-        for key in np.flatnonzero(seen.numpy()).tolist()
-        for name, x in shown.items()
-    ]
-    return pd.DataFrame(rows, columns=["key", "token", "weight", "score", "side", "term", "nats"])

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Interval
 
-from nope_probe.figures.names import OTHERS
 from nope_probe.figures.words import MEASURES, View, bound_columns, columns, with_readers
 from nope_probe.maps import PRODUCT_FOLDS
 from nope_probe.models.info import ModelInfo
-from nope_probe.removal import Writer
+from nope_probe.removal import OTHERS, Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, row_maps, sections
 from nope_probe.run.flags import LARGEST, Mistakes

@@ -12,7 +12,14 @@ from support.tiny_models import ByName, tokens
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from nope_probe import load
-from nope_probe.analyses.one_text import Side, moved_terms, query_terms
+from nope_probe.analyses.one_text import (
+    Look,
+    Side,
+    moved_terms,
+    query_terms,
+    rows_of,
+    why_table,
+)
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import ReaderSums
@@ -167,3 +174,40 @@ def test_an_induction_heads_score_is_the_term_of_the_previous_token_head() -> No
     for found in (terms.pop("scores"), terms.pop("key/L0H0")):
         assert (found - expected)[SEEN].abs().max() <= 1e-5
     assert all(x.abs().max() <= 1e-5 for x in terms.values())
+
+
+def test_the_rows_of_a_look_are_its_largest_terms_and_add_up_to_its_score() -> None:
+    """By hand: terms above 1 of the score of 10, and parts above 1.2 of the head's 6."""
+    look, writers = Look(2, 1, 4, 3), {"L0H1": 6.0, "L1H0": -2.0, "MLP1": 1.5, "ATTN0": 1.25}
+    terms = {f"key/{name}": x for name, x in writers.items()} | {"key/embed": 0.5}
+    terms |= {"scores": 10.0, "position/rotation": 1.0, "query/embed": 1.75}
+    state = {look.prefix + name: torch.tensor([9.0, 9.0, 9.0, x]) for name, x in terms.items()}
+    state[look.moved("key", "L0H1")] = torch.tensor([0.5, 4.0, -1.5, 2.0])
+    rows = [*rows_of(look, state)]
+    assert [row[1:] for row in rows] == [
+        ("rotation", "position", None, 1.0),
+        ("L0H1", "key", None, 6.0),
+        ("L0H1", "key", 1, 4.0),
+        ("L0H1", "key", 3, 2.0),
+        ("L0H1", "other", None, -1.0),
+        ("L0H1", "mean", None, 1.0),
+        ("L1H0", "key", None, -2.0),
+        ("MLP1", "key", None, 1.5),
+        ("embed", "query", None, 1.75),
+        ("other writers", "other", None, 1.75),
+    ]
+    assert [row.before for row in rows if row.before] == [(0, 1, 3, 1), (0, 1, 3, 3)]
+    state[f"{look.prefix}scores"][0] = torch.nan
+    assert look._replace(key=-1).with_key(state) == look
+
+
+def test_the_ten_writers_whose_terms_differ_most_have_rows_and_the_others_one() -> None:
+    terms = {f"key/L0H{head}": torch.tensor([head, -head, 99.0]) for head in range(12)}
+    terms["scores"] = torch.tensor([66.0, -66.0, torch.nan])
+    table = why_table(terms, torch.tensor([0.75, 0.25, 0.0]), ["a", "b", "c"])
+    assert table["key"].unique().tolist() == [0, 1]
+    of_key = table[table["key"] == 1]
+    assert {*of_key["weight"]} == {0.25}
+    assert {*of_key["token"]} == {"b"}
+    nats = {f"L0H{head}": -head for head in range(2, 12)} | {"other writers": -1}
+    assert dict(zip(of_key["term"], of_key["nats"], strict=True)) == nats

@@ -29,10 +29,11 @@ from nope_probe import (
     run_attention,
     text_view,
 )
+from nope_probe.analyses.one_text import Look
 from nope_probe.models.names import path_of
 from nope_probe.run.manifest import ShownText
 from nope_probe.studies.attention import report
-from nope_probe.studies.attention_text import Look, Question, Text
+from nope_probe.studies.attention_text import Question, Text
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import run_passes
 
@@ -140,7 +141,7 @@ def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() 
     tokens, query = torch.tensor([[0, 3, 5, 1, 2, 6, 4, 0, 2, 3, 5]]), 9
     inputs = (tokens + torch.arange(N_VOCAB)[:, None]) % N_VOCAB  # every token at each position
     text = Text(tokens, ShownText(pieces=("x",) * tokens.shape[1], bos=""))
-    question = Question(first=Look(1, 0, query), text=text, n_steps=3)
+    question = Question(first=Look(1, 0, query, -1), text=text, n_steps=3)
     engine = Engine(model=induction_model(tokens.shape[1]), inputs=inputs, batch_size=3)
     results = run_passes(question.passes(engine, None))
     [removed] = results["why"]["effects"].tolist()
