@@ -68,17 +68,26 @@ class Answer:
     """What makes a number, and what carries it.
 
     Attributes:
-        makers: in how many layers what makes it; most layers first.
-        n_layers: the number of layers in which it exceeds its noise.
-        n_below_zero: in how many of these it is below 0: the first key trails.
+        layers: what makes it in each layer.
+        n_below_zero: in how many of the layers in which it exceeds its noise it is below 0: the
+            first key trails.
         carriers: what else leaves less than half of it in most of these layers; `w_k alone` if it
             does not where another weight is removed too.
     """
 
-    makers: Mapping[Maker, int]
-    n_layers: int
+    layers: tuple[Maker, ...]
     n_below_zero: int
     carriers: tuple[str, ...]
+
+    @property
+    def makers(self) -> dict[Maker, int]:
+        """In how many layers what makes it, where it exceeds its noise; most layers first."""
+        return dict(Counter(of for of in self.layers if of.way != "within noise").most_common())
+
+    @property
+    def n_layers(self) -> int:
+        """The number of layers in which it exceeds its noise."""
+        return sum(self.makers.values())
 
     @property
     def main(self) -> dict[Maker, int]:
@@ -132,7 +141,8 @@ def answer_of(
         layers: the number in each layer by what is removed; `maker_of` says what there must be.
         sources: the model's.
     """
-    above = [of for of in layers if maker_of(of, sources).way != "within noise"]
+    makers = tuple(maker_of(of, sources) for of in layers)
+    above = [of for of, maker in zip(layers, makers, strict=True) if maker.way != "within noise"]
     n_lost = {
         other: sum(bool(mostly_lost(of[INTACT], of[other])) for of in above)
         for other in (above[0] if above else ())
@@ -141,8 +151,7 @@ def answer_of(
     carriers = [other for other, n in n_lost.items() if is_carrier(other) and 2 * n > len(above)]
     stays = [other for other, n in n_lost.items() if 2 * n < len(above)]
     return Answer(
-        makers=dict(Counter(maker_of(of, sources) for of in above).most_common()),
-        n_layers=len(above),
+        layers=makers,
         n_below_zero=sum(of[INTACT][0] < 0 for of in above),
         carriers=tuple(
             other.name + " alone" * any(other < union for union in stays) for other in carriers

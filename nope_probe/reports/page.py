@@ -46,7 +46,7 @@ class Headline:
         then: a second result.
     """
 
-    sentence: str
+    sentence: str = ""
     table: pd.DataFrame | None = None
     caption: str = ""
     then: Headline | None = None

@@ -18,7 +18,6 @@ from nope_probe.figures.words import (
     INFORMATION,
     MEASURES,
     NUMBERS,
-    Column,
     View,
     columns,
 )
@@ -78,20 +77,7 @@ class Settings(RemovingSettings):
         return [parse_removed(name) for name in self.remove or () if name not in WORDS]
 
 
-COLUMNS = {
-    **MEASURES,
-    **ATTENTION,
-    **INFORMATION,
-    **columns("ablate"),
-    **{
-        f"{name}_{end}": Column(f"layers, {of}", f"In how many layers {of}.")
-        for name in NUMBERS
-        for end, of in (
-            ("layers", "the intact value exceeds its noise"),
-            ("below_half", "less than half of it is left"),
-        )
-    },
-}
+COLUMNS = {**MEASURES, **ATTENTION, **INFORMATION, **columns("ablate")}
 THREE_NUMBERS = View(
     table="pattern",
     title="The three numbers in every layer",
@@ -181,14 +167,14 @@ def removal_sections(run: Run) -> Iterator[Section]:
     tables, results = run.tables, run.manifest.results
     sources, conditions = results["positional_sources"], results["conditions"]
     controls = [name for name in tables["pattern"]["removed"].unique() if name not in conditions]
-    lines = [INTACT.name, *sources, Condition(sources).name, WRITTEN.name]
-    rows = (
-        (THREE_NUMBERS, conditions),
-        (SHAPE, [INTACT.name, *sources, Condition(sources).name]),
-        (CONTROL, [*SHUFFLED, WRITTEN.name, *controls] if controls else []),
-    )
-    views = [replace(view, rows=f"removed in {shown}") for view, shown in rows if shown]
-    views[0] = replace(views[0], later=f"removed not in {[*dict.fromkeys(lines)][:MOST_LINES]}")
+    of_sources = [*dict.fromkeys([INTACT.name, *sources, Condition(sources).name])]
+    first = [*of_sources, WRITTEN.name][:MOST_LINES]
+    views = [
+        replace(THREE_NUMBERS, rows=f"removed in {conditions}", later=f"removed not in {first}"),
+        replace(SHAPE, rows=f"removed in {of_sources}"),
+    ]
+    if controls:
+        views.append(replace(CONTROL, rows=f"removed in {[*SHUFFLED, WRITTEN.name, *controls]}"))
     three_numbers, *folded = sections([*views, BY_DISTANCE], tables, COLUMNS)
     heads = [page.head_section(run)] if "head_pattern" in tables else []
     yield page.pattern_section(run)

@@ -21,9 +21,7 @@ from nope_probe.analyses.verdicts import (
     above_noise,
     answers,
     is_carrier,
-    maker_of,
     strongest_row,
-    values_by_layer,
 )
 from nope_probe.figures.attention import head_values
 from nope_probe.figures.maps import score_maps, term_maps
@@ -48,7 +46,6 @@ COLUMNS = {**MEASURES, **columns("ablate")}
 SHOWN = ("lead", "amplitude", "locality")
 ROW = ["removed", "replacement"]
 HALF = "±z.2f"
-FIRST_TOKEN = "the first token itself"
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 PER_HEAD = "score_per_head/intact"
 
@@ -60,15 +57,16 @@ def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 def headline(run: Run) -> Headline:
     """Return what makes and carries each number, and its values in every condition."""
+    found = answers_of(run)
+    values = Headline(table=value_table(run), caption=SAID["values"])
+    table, sentence = verdict_table(run, found), "" if found["order"].n_layers else SAID["nothing"]
+    return Headline(sentence=sentence, table=table, caption=SAID["rule"], then=values)
+
+
+def answers_of(run: Run) -> dict[str, Answer]:
+    """Return what makes and carries each number."""
     results = run.manifest.results
-    found = answers(run.tables["pattern"], results["conditions"], results["positional_sources"])
-    values = Headline(sentence="", table=value_table(run), caption=SAID["values"])
-    return Headline(
-        sentence="" if found["order"].n_layers else SAID["nothing"],
-        table=verdict_table(run, found),
-        caption=SAID["rule"],
-        then=values,
-    )
+    return answers(run.tables["pattern"], results["conditions"], results["positional_sources"])
 
 
 def verdict_table(run: Run, found: Mapping[str, Answer]) -> pd.DataFrame:
@@ -78,25 +76,24 @@ def verdict_table(run: Run, found: Mapping[str, Answer]) -> pd.DataFrame:
         run: of `ablate`.
         found: its answers; see `Run.answer`.
     """
-    asked = [of for of in map(Condition.parse, run.manifest.removed or ()) if is_carrier(of)]
-    rows = []
+    layers, rows = run.tables["pattern"]["layer"].unique(), []
     for number, answer in found.items():
-        n, below = answer.n_layers, answer.n_below_zero
-        trails = number == "lead" and below >= THIRD * n > 0
-        layer = shown_layer(run, number)
-        main, shown = answer.main, None if layer is None else makers_of(run, number)[layer]
-        main |= {x: k for x, k in answer.makers.items() if x == shown}
+        trails = number == "lead" and answer.n_below_zero >= THIRD * answer.n_layers > 0
+        layer, main = shown_layer(run, number), answer.main
+        shown = dict(zip(layers, answer.layers, strict=True)).get(layer)
+        main |= {maker: k for maker, k in answer.makers.items() if maker == shown}
         at = {shown: f": L{layer}"} if len(main) > 1 else {}
-        makers = [f"{maker_text(x, number)} ({k} of {n}{at.get(x, '')})" for x, k in main.items()]
+        made = [
+            SAID["made"].format(
+                maker=maker_text(maker, number), k=k, at=at.get(maker, ""), answer=answer
+            )
+            for maker, k in main.items()
+        ]
         carriers = ", ".join(map(carrier_text, answer.carriers)) or "none"
-        rows.append(
-            {
-                "": NUMBERS[number] + f"\n(trails in {below} of {n})" * trails,
-                "made by": "\n".join(makers) or WITHIN,
-                "carried by": carriers if makers else "",
-            }
-        )
-    table = pd.DataFrame(rows)
+        name = NUMBERS[number] + SAID["trails"].format(answer=answer) * trails
+        rows.append((name, "\n".join(made) or WITHIN, carriers if made else ""))
+    table = pd.DataFrame(rows, columns=["", "made by", "carried by"])
+    asked = any(is_carrier(Condition.parse(name)) for name in run.manifest.removed or ())
     return table if asked else table.drop(columns="carried by")
 
 
@@ -109,10 +106,8 @@ def maker_text(maker: Maker, number: str) -> str:
         >>> maker_text(Maker(way="no source"), "lead")
         'the first token itself'
     """
-    if not maker.sources:
-        return FIRST_TOKEN if number == "lead" and maker.way != WITHIN else maker.way
-    joined = short(UNION.join(maker.sources))
-    return joined if maker.way == "alone" else f"{joined}, {maker.way}"
+    way = "first token" if number == "lead" and maker.way == "no source" else maker.way
+    return SAID[way].format(sources=short(UNION.join(maker.sources)))
 
 
 def carrier_text(carrier: str) -> str:
@@ -122,8 +117,8 @@ def carrier_text(carrier: str) -> str:
         >>> carrier_text("w_k alone")
         'W_K alone'
     """
-    name, *alone = carrier.split(" ")
-    return " ".join([words(name), *alone])
+    name = carrier.removesuffix(" alone")
+    return carrier.replace(name, words(name))
 
 
 def value_table(run: Run) -> pd.DataFrame:
@@ -161,26 +156,13 @@ def shown_layer(run: Run, number: str) -> int | None:
     return int(rows["layer"].iloc[rows[number].abs().argmax()])
 
 
-def makers_of(run: Run, number: str) -> dict[int, Maker]:
-    """Return what makes a number in each layer."""
-    results = run.manifest.results
-    of_layers = values_by_layer(run.tables["pattern"], number, results["conditions"])
-    sources = results["positional_sources"]
-    return {layer: maker_of(values, sources) for layer, values in of_layers.items()}
-
-
 def maker_section(run: Run) -> Section:
     """Return the section of what makes each number in each layer."""
-    made = {
-        title: {f"L{layer}": maker_text(x, number) for layer, x in makers_of(run, number).items()}
-        for number, title in NUMBERS.items()
-        if number != "lead" or run.manifest.skip_keys
-    }
-    return Section(
-        title="What makes each number in each layer",
-        caption=SAID["makers"],
-        table=pd.DataFrame(made).rename_axis("layer").reset_index(),
-    )
+    table = pd.DataFrame({"layer": [f"L{x}" for x in run.tables["pattern"]["layer"].unique()]})
+    for number, answer in answers_of(run).items():
+        table[NUMBERS[number]] = [maker_text(maker, number) for maker in answer.layers]
+    title = "What makes each number in each layer"
+    return Section(title=title, caption=SAID["makers"], table=table)
 
 
 def headline_of_intact(run: Run) -> Headline:
@@ -191,41 +173,39 @@ def headline_of_intact(run: Run) -> Headline:
         return Headline(sentence=SAID["nothing"])
     shown = above.nlargest(MOST_ROWS, "amplitude").sort_values("layer")
     table = brief(shown, "layer", SHOWN, MEASURES)
-    return Headline(sentence="", table=table, caption=SAID["intact"])
-
-
-def pooled(
-    run: Run, values: Float[np.ndarray, "layer row key_pos"], with_leads: bool = True
-) -> RowMaps:
-    """Return maps with as many positions as the page has room for, of all its maps alike."""
-    n_maps = sum(name.startswith(("term/", "score")) for name in run.maps)
-    n_heads = run.maps[PER_HEAD].shape[1] if PER_HEAD in run.maps else 0
-    n_positions = positions(2 + n_maps + n_heads, len(values))
-    return pool(row_maps(run, values), n_positions, with_leads)
+    return Headline(table=table, caption=SAID["intact"])
 
 
 def of_figure(run: Run) -> dict[str, Any]:
-    """Return what figures of maps have in common: the shown layer, all layers, the maps' noise."""
-    rows = intact_rows(run.tables["pattern"])
+    """Return what figures of maps have in common: layers, the maps' noise, and their size."""
+    rows, maps = intact_rows(run.tables["pattern"]), run.maps
     layers, shown = rows["layer"].tolist(), strongest_row(rows, run.manifest.fold_sizes)
-    first = layers[0] if shown is None else int(shown["layer"])
-    drawn: dict[str, Any] = {"layer": first, "layers": layers}
-    if (errors := run.arrays.get("maps", {}).get("se/intact")) is not None:
-        drawn["noise"] = [float(np.sqrt(np.nanmean(of_layer**2))) for of_layer in errors]
-    return drawn
+    return {
+        "layer": layers[0] if shown is None else int(shown["layer"]),
+        "layers": layers,
+        "noise": [float(np.sqrt(np.nanmean(of**2))) for of in maps.get("se/intact", ())],
+        "max_positions": positions_of(run),
+    }
+
+
+def positions_of(run: Run) -> int:
+    """Return how many positions the page has room for, in each of its maps."""
+    maps = run.maps
+    n_heads = maps[PER_HEAD].shape[1] if PER_HEAD in maps else 0
+    n_maps = 2 + n_heads + sum(name.startswith(("term/", "score")) for name in maps)
+    return positions(n_maps, len(maps["pattern/intact"]))
 
 
 def pattern_section(run: Run) -> Section:
     """Return the section with the maps of the intact pattern and, of an exact sum, its terms."""
     terms = run.tables.get("terms")
     names = [] if terms is None else terms["term"].unique().tolist()
-    title = "The pattern, and what each source makes" if names else "The positional pattern"
-    maps = {"intact": "pattern/intact", **{name: f"term/{name}" for name in names}}
+    maps = {INTACT.name: "pattern/intact", **{name: f"term/{name}" for name in names}}
     section = maps_section(
         run,
-        title,
-        lambda: {name: pooled(run, run.maps[of]) for name, of in maps.items()},
+        "The pattern, and what each source makes" if names else "The positional pattern",
         SAID["sum" if names else "pattern"],
+        lambda: {name: row_maps(run, run.maps[of]) for name, of in maps.items()},
         flat=flat_layers(run.tables) if names else {},
     )
     return replace(section, table=terms, columns=COLUMNS)
@@ -233,10 +213,9 @@ def pattern_section(run: Run) -> Section:
 
 def with_marked_layer(section: Section, run: Run) -> Section:
     """Return a section of numbers by layer with a line at the layer whose maps are shown."""
-    shown = of_figure(run)
 
     def draw() -> go.Figure:
-        figure = section.drawn() or go.Figure()
+        shown, figure = of_figure(run), section.drawn() or go.Figure()
         figure.update_layout(meta={"marked": shown["layers"]})
         return figure.add_vline(x=shown["layer"], line=GUIDE, name="layer")
 
@@ -244,7 +223,7 @@ def with_marked_layer(section: Section, run: Run) -> Section:
 
 
 def maps_section(
-    run: Run, title: str, maps: Callable[[], dict[str, RowMaps]], caption: str, **options: Any
+    run: Run, title: str, caption: str, maps: Callable[[], dict[str, RowMaps]], **options: Any
 ) -> Section:
     """Return a section with patterns by their names; see `term_maps` for its options."""
     return Section(
@@ -265,18 +244,19 @@ def condition_section(run: Run) -> Section:
     return maps_section(
         run,
         "The pattern without each part",
-        lambda: {title: pattern_of(run, run.maps[name]) for title, name in maps.items()},
         SAID["without"],
+        lambda: {title: pattern_of(run, run.maps[name]) for title, name in maps.items()},
     )
 
 
 def pattern_of(run: Run, scores: Float[np.ndarray, "layer row key_pos"]) -> RowMaps:
-    """Return the pattern of score maps in the intact pattern's cells, with as many as fit."""
+    """Return the pattern of score maps in the intact pattern's cells, pooled as the page is."""
     cells = np.isfinite(run.maps["pattern/intact"])
     others = cells.copy()
     others[..., : run.manifest.skip_keys] = False
     means = scores.sum(-1, where=others) / others.sum(-1).clip(1)
-    return pooled(run, np.where(cells, scores - means[..., None], nan))
+    pattern = np.where(cells, scores - means[..., None], nan)
+    return pool(row_maps(run, pattern), positions_of(run), with_leads=True)
 
 
 def head_map_section(run: Run) -> Section:
@@ -285,8 +265,8 @@ def head_map_section(run: Run) -> Section:
     return maps_section(
         run,
         "The positional pattern of each head",
-        lambda: {f"H{head}": pattern_of(run, scores) for head, scores in enumerate(heads)},
         SAID["per_head"],
+        lambda: {f"H{head}": pattern_of(run, scores) for head, scores in enumerate(heads)},
         rows=-(-len(heads) // ACROSS),
     )
 
@@ -296,10 +276,7 @@ def score_section(run: Run) -> Section:
     return Section(
         title="Mean scores",
         figure=lambda: score_maps(
-            pooled(run, run.maps["score/intact"], with_leads=False),
-            multiples=1,
-            clipped=PERCENT,
-            **of_figure(run),
+            row_maps(run, run.maps["score/intact"]), multiples=1, clipped=PERCENT, **of_figure(run)
         ),
         caption=SAID["scores"],
     )
@@ -310,9 +287,9 @@ def flat_layers(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
     intact, terms = intact_rows(tables["pattern"]), tables["terms"]
     is_clear = excludes_zero(intact, "amplitude") | excludes_zero(intact, "lead")
     flat = {INTACT.name: intact["layer"][~is_clear].tolist()}
-    for term, rows in terms.groupby("term"):
-        clear = {*rows["layer"][excludes_zero(rows, "size")]}
-        flat[str(term)] = sorted({*rows["layer"]} - clear)
+    clear = excludes_zero(terms, "size").groupby([terms["term"], terms["layer"]]).any()
+    for term, of_layers in clear.groupby("term"):
+        flat[str(term)] = of_layers[~of_layers].index.get_level_values("layer").tolist()
     return flat
 
 

@@ -118,22 +118,16 @@ class Plan:
         The sources are removed in all heads, what else is removed in the heads of the ablations.
         Behind a constant output W_V does not matter, so a row of both runs without W_O alone.
         """
-        plain = [condition for condition in self.removed if not condition.weights]
-        first, ordered = self.ablations[0], conditions_of(self.sources)
-        if WRITTEN in plain:  # what the mask makes, in a model that keeps it
-            plain.remove(WRITTEN)
+        whole, ordered = replace(self.ablations[0], heads=None), conditions_of(self.sources)
+        if WRITTEN in self.removed:  # what the mask makes, in a model that keeps it
             ordered.insert(ordered.index(MASK) + 1, WRITTEN)
-        whole = replace(first, heads=None)
         rows = {(condition, NO_REPLACEMENT): whole.without(condition) for condition in ordered}
-        for condition in plain:
-            rows[condition.in_heads(first.heads), NO_REPLACEMENT] = first.without(condition)
         for by in self.ablations:
-            for condition in self.removed:
+            for condition in sorted(self.removed, key=lambda removed: bool(removed.weights)):
                 is_constant = "w_o" in condition and by.kind not in WITH_GAIN
                 needed = Condition(condition - {"w_v"}) if is_constant else condition
-                if condition.weights:
-                    row = condition.in_heads(by.heads), str(by.replacement)
-                    rows[row] = by.without(needed)
+                replacement = str(by.replacement) if condition.weights else NO_REPLACEMENT
+                rows.setdefault((condition.in_heads(by.heads), replacement), by.without(needed))
         return rows
 
     @property
