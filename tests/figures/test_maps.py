@@ -103,10 +103,7 @@ def test_maps_by_name_are_side_by_side_on_the_scale_of_their_layer() -> None:
 
 
 def test_maps_name_query_down_key_right_and_nats() -> None:
-    for figure in (
-        score_maps(triangle()),
-        term_maps({"all": triangle()}, title="a title"),
-    ):
+    for figure in (score_maps(triangle()), term_maps({"all": triangle()}, title="a title")):
         assert figure.layout.xaxis.title.text == "key position"
         assert figure.layout.yaxis.title.text == "query position"
         assert figure.layout.yaxis.autorange == "reversed"

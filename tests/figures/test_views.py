@@ -84,10 +84,7 @@ def test_a_second_number_in_a_panel_and_a_second_label_have_open_markers():
     rows["removed"] = "rope"
     labelled = View(table="", title="", y=("lead",), by=("removed", "tokens"))
     symbols = {trace.name: trace.marker.symbol for trace in draw(labelled, rows, COLUMNS).data}
-    assert symbols == {
-        "without RoPE, text": "diamond",
-        "without RoPE, random": "diamond-open",
-    }
+    assert symbols == {"without RoPE, text": "diamond", "without RoPE, random": "diamond-open"}
 
 
 def test_lines_name_a_removed_weight_by_what_replaces_it():

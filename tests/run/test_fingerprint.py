@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.refused_models import change
+from support.tiny_models import ByName
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nope_probe import Sequences, UserError, load
@@ -61,7 +61,7 @@ def test_shapes_names_and_dtypes_count() -> None:
 @pytest.mark.parametrize(
     "edit", [{"rms_norm_eps": 1e-2}, {"rope_parameters": {"rope_type": "default", "rope_theta": 7}}]
 )
-def test_the_configuration_counts(edit: dict, tiny: Callable) -> None:
+def test_the_configuration_counts(edit: dict, tiny: ByName) -> None:
     model, prints = AutoModelForCausalLM.from_pretrained(tiny("llama").folder), []
     for changes in ({}, edit):
         config = AutoConfig.from_pretrained(tiny("llama").folder)
@@ -73,7 +73,7 @@ def test_the_configuration_counts(edit: dict, tiny: Callable) -> None:
     assert prints[0] != prints[1]
 
 
-def test_the_place_of_a_model_does_not_count(tiny: Callable, tmp_path: Path) -> None:
+def test_the_place_of_a_model_does_not_count(tiny: ByName, tmp_path: Path) -> None:
     there = shutil.copytree(tiny("llama").folder, tmp_path / "elsewhere")
     models = [load(str(folder)).model for folder in (tiny("llama").folder, there)]
     assert (
@@ -84,7 +84,7 @@ def test_the_place_of_a_model_does_not_count(tiny: Callable, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def settings(tiny: Callable, tmp_path: Path) -> Settings:
+def settings(tiny: ByName, tmp_path: Path) -> Settings:
     """A run on a model folder and a data file of its own."""
     model, data = shutil.copytree(tiny("llama").folder, tmp_path / "model"), tmp_path / "rows.jsonl"
     rows = [json.dumps({"text": f"document {i} of many words " * 9}) for i in range(9)]

@@ -73,9 +73,7 @@ def test_the_first_column_of_a_pattern_is_the_lead_of_the_first_key(default_run:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transformers(
-    tmp_path: Path,
-):
+def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transformers(tmp_path: Path):
     hf, n_seqs = plain(path_of("rope-tiny")), 67
     run = run_of(tmp_path / "run", "--n-seqs", n_seqs, "--layers", 4)
     sizes = torch.tensor(run.manifest.fold_sizes).double()

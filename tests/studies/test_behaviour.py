@@ -15,6 +15,7 @@ from scipy import stats
 from support.command_line import run_command
 from support.edited_model import edited, norm_sizes, plain_run
 from support.rounding import MEASURE, NETWORK, assert_same
+from support.tiny_models import ByName
 from support.tiny_models import plain as plain_model
 from support.written import of_others
 
@@ -44,7 +45,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(tiny: Callable[[str], Any], texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def done(tiny: ByName, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the folder of a Llama with grouped keys and a BOS token."""
     out = tmp_path_factory.mktemp("runs") / "llama"
     model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *TYPED]
@@ -53,7 +54,7 @@ def done(tiny: Callable[[str], Any], texts: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="module")
-def plain(done: Path, tiny: Callable[[str], Any]) -> Callable[[str, str], np.ndarray]:
+def plain(done: Path, tiny: ByName) -> Callable[[str, str], np.ndarray]:
     """Return the losses [seq, target] of an edited plain model on a probe of the run."""
     hf, tokens = tiny("llama").hf, load_file(done / "tokens.safetensors")
 
@@ -145,16 +146,12 @@ def of_position(encoding: str) -> list[str]:
     [
         ("llama", ("position",), of_position("rope")),
         ("gpt2", ("position",), of_position("pos_embed")),
-        (
-            "llama",
-            ("weights", "mask"),
-            ["w_q", "w_k", "w_q+w_k", "w_o", "w_o+w_v", "mlp", "mask"],
-        ),
+        ("llama", ("weights", "mask"), ["w_q", "w_k", "w_q+w_k", "w_o", "w_o+w_v", "mlp", "mask"]),
         ("llama", ("sources",), ["rope", "mask", "mask+rope"]),
     ],
 )
 def test_position_is_removed_by_default_and_weights_where_they_are_asked_for(
-    model: str, remove: tuple[str, ...], conditions: list[str], bridge: Callable[[str], Any]
+    model: str, remove: tuple[str, ...], conditions: list[str], bridge: ByName
 ) -> None:
     assert Settings().remove == ("position",)
     made = make_conditions(components(bridge(model)), Settings(remove=remove))
@@ -206,10 +203,7 @@ def test_a_model_that_copies_has_the_losses_of_both_copies_in_plain_transformers
     removed = ["--model", "rope-tiny", "--remove", "mlp"]
     run_command(behaviour, *removed, *chosen, "--out", tmp_path / "run")
     run, hf = read_run(tmp_path / "run"), plain_model(CHECKPOINTS["rope-tiny"])
-    documents = {
-        "copy_text": run.arrays["tokens"]["documents"],
-        "copy_random": np.arange(16),
-    }
+    documents = {"copy_text": run.arrays["tokens"]["documents"], "copy_random": np.arange(16)}
     for measure, of in documents.items():
         ids = torch.from_numpy(run.arrays["tokens"][measure])
         losses = [losses_of(model, ids) for model in (hf, edited(hf, ["mlp"]))]
@@ -248,7 +242,7 @@ def test_losses_by_position_are_means_over_documents_of_plain_transformers(
 
 
 def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(
-    done: Path, tiny: Callable[[str], Any]
+    done: Path, tiny: ByName
 ) -> None:
     table = pd.read_csv(done / "decodability.csv").set_index(["removed", "layer"])
     assert set(table.index.get_level_values("removed")) == {"intact", *REMOVED}
@@ -289,7 +283,7 @@ def regressed(
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_length(
-    tiny: Callable[[str], Any], texts: Path, tmp_path: Path
+    tiny: ByName, texts: Path, tmp_path: Path
 ) -> None:
     """Lengths differ where BOS is left out, and beyond the trained context."""
     model = ["--model", tiny("llama").folder, "--data", texts]
@@ -317,7 +311,7 @@ def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_le
 
 @pytest.mark.usefixtures("undrawn")
 def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
-    tiny: Callable[[str], Any], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: ByName, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = ["--model", tiny("gpt2").folder, "--data", texts, "--remove", "w_q", "pos_embed"]
     chosen = ["--replacement", "mean", "zero", "--measures", "loss", "bos", "extrapolation"]
@@ -326,7 +320,7 @@ def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
     assert manifest["conditions"] == ["intact", "w_q", "pos_embed"]
     rows = rows_of(tmp_path / "run", "loss").reset_index()[["removed", "replacement"]]
     assert rows.to_numpy().tolist() == [
-        *(["intact", "none"], ["w_q", "mean"], ["w_q", "zero"], ["pos_embed", "none"]),
+        *(["intact", "none"], ["w_q", "mean"], ["w_q", "zero"], ["pos_embed", "none"])
     ]
     assert set(manifest["skipped"]) == {"bos", "extrapolation"}
     shown = " ".join(capsys.readouterr().out.split())

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from scipy.stats import ttest_ind, ttest_rel
 from support.command_line import ended, refused, run_command
+from support.tiny_models import ByName
 
 from nope_probe import Run, ablate, compare, difference, figures, read_run
 from nope_probe.analyses.jackknife import jackknife, rms
@@ -331,7 +331,7 @@ def test_folders_that_cannot_be_compared_are_refused(
 
 
 def test_models_in_the_place_of_runs_are_answered_by_the_command_to_type(
-    runs: list[Path], tiny: Callable[[str], Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    runs: list[Path], tiny: ByName, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in (["nope-tiny", "gpt2"], [runs[0], tiny("llama").folder]):
         line = refused(capfd, tmp_path, compare, *arguments)
@@ -340,7 +340,7 @@ def test_models_in_the_place_of_runs_are_answered_by_the_command_to_type(
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_model_that_begins_with_bos_is_compared_with_one_that_does_not(
-    tiny: Callable[[str], Any], tmp_path: Path
+    tiny: ByName, tmp_path: Path
 ) -> None:
     flags = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--layers", 2]
     for bos in ("always", "never"):

@@ -1,14 +1,13 @@
 """Two models head by head: the edited heads are named, and no other."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from support.command_line import ended, run_command
+from support.tiny_models import ByName
 from transformers import AutoModelForCausalLM
 
 from nope_probe import attention, compare, figures, read_run
@@ -20,7 +19,7 @@ TEXT = "at other times"
 
 
 @pytest.fixture(scope="module")
-def folders(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def folders(tiny: ByName, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A tiny Llama, and the same with the query weights of L1H2 and L1H4 tripled."""
     root = tmp_path_factory.mktemp("models")
     base, edited = tiny("llama").folder, root / "edited"

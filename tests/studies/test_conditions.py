@@ -47,11 +47,7 @@ def measured(
     shuffled: Sequences | None = None,
 ) -> Maps:
     engine = Engine(
-        model=model,
-        inputs=inputs.inputs,
-        n_folds=4,
-        batch_size=7,
-        checkpoint=checkpoint,
+        model=model, inputs=inputs.inputs, n_folds=4, batch_size=7, checkpoint=checkpoint
     )
     results = run_passes(plan.passes(engine, shuffled))
     return {row: results[key_of(row, by)].maps for row, by in plan.rows.items()}

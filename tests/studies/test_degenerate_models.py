@@ -14,9 +14,7 @@ from nope_probe.reports.notes import captions
 from nope_probe.studies.ablate_page import headline
 
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]
-pytestmark = [
-    pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning:nope_probe"),
-]
+pytestmark = [pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning:nope_probe")]
 
 
 def write(folder: Path, *dead: str) -> Path:

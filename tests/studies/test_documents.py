@@ -25,9 +25,7 @@ def write(path: Path, n_documents: int) -> Path:
     return path
 
 
-def test_folds_are_of_documents_and_few_documents_are_pointed_out(
-    tmp_path: Path,
-) -> None:
+def test_folds_are_of_documents_and_few_documents_are_pointed_out(tmp_path: Path) -> None:
     data, out = str(write(tmp_path / "text.jsonl", 6)), tmp_path / "run"
     run = run_ablations("nope-tiny", remove="sources", data=data, out=out, **SMALL)
     documents = torch.from_numpy(run.arrays["tokens"]["documents"])

@@ -1,15 +1,14 @@
 """Measures of heads and differences of runs in Python are those of the commands."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from support.command_line import run_command
 from support.rounding import MEASURE, assert_same, assert_same_table
+from support.tiny_models import ByName
 from support.tiny_models import tokens as make_tokens
 
 from nope_probe import (
@@ -109,9 +108,7 @@ def test_head_scores_are_those_of_the_command(
     assert_same_table(table, pd.read_csv(runs["rope"] / "head_pattern.csv")[table.columns])
 
 
-def test_head_scores_are_the_attention_of_a_plain_pass(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
-) -> None:
+def test_head_scores_are_the_attention_of_a_plain_pass(bridge: ByName, tiny: ByName) -> None:
     tokens = make_tokens(7, 11)
     heads = head_scores(bridge("llama"), tokens)
     with torch.no_grad():

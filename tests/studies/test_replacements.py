@@ -1,22 +1,17 @@
 """Several replacements side by side, bands of RoPE, and the values of heads."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
 from support.rounding import MEASURE
-from support.tiny_models import tokens
+from support.tiny_models import ByName, tokens
 
 from nope_probe import Ablation, ablated, attribute_heads, capture_scores, run_ablations
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-def test_each_replacement_has_the_rows_of_a_run_with_it_alone(
-    bridge: Callable[[str], Any],
-) -> None:
+def test_each_replacement_has_the_rows_of_a_run_with_it_alone(bridge: ByName) -> None:
     model, inputs, kinds = bridge("llama"), tokens(16, 11), ("random", "identity", "mean")
     together, mean = (
         run_ablations(model, inputs, remove=["w_q", "w_k"], folds=4, replacement=replacement)
@@ -35,9 +30,7 @@ def test_each_replacement_has_the_rows_of_a_run_with_it_alone(
         np.testing.assert_array_equal(together.maps[name], mean.maps[name])
 
 
-def test_each_band_of_rope_is_a_row_and_all_together_are_rope(
-    bridge: Callable[[str], Any],
-) -> None:
+def test_each_band_of_rope_is_a_row_and_all_together_are_rope(bridge: ByName) -> None:
     model, inputs = bridge("llama"), tokens(16, 11)
     bands, whole = (
         run_ablations(model, inputs, folds=4, **options)
@@ -58,7 +51,7 @@ BANDS = ("rope[0:2]", "rope[2:5]")
 
 
 def test_the_values_of_a_head_are_those_of_its_maps_without_each_source_and_band(
-    bridge: Callable[[str], Any],
+    bridge: ByName,
 ) -> None:
     model, inputs = bridge("llama"), tokens(97, 13)
     run = run_ablations(model, inputs, folds=5, batch_size=31, remove=BANDS, per_head=True)

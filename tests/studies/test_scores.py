@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from support.command_line import run_command
 from support.plain_attention import plain_scores
 from support.plain_states import plain_states
 from support.rounding import MEASURE, NETWORK, assert_same
-from support.tiny_models import tokens
+from support.tiny_models import ByName, tokens
 
 from nope_probe import Run, ablate, read_run, run_ablations
 from nope_probe import attention as attention_weights
@@ -31,14 +30,14 @@ BELOW = np.tril(np.ones((N_POS, N_POS), bool))
 
 
 @pytest.fixture(scope="module")
-def done(tiny: Callable[[str], Any]) -> Run:
+def done(tiny: ByName) -> Run:
     """A per-head run on the folder of a Llama with grouped keys."""
     flags = {"n_seqs": 29, "seq_len": N_POS, "folds": 5, "batch_size": 11, "data": "random"}
     return run_ablations(str(tiny("llama").folder), remove="none", per_head=True, layers=2, **flags)
 
 
 @pytest.fixture(scope="module")
-def truth(done: Run, tiny: Callable[[str], Any]) -> np.ndarray:
+def truth(done: Run, tiny: ByName) -> np.ndarray:
     """Plain transformers' scores of the run's tokens: [layer, seq, head, query, key]."""
     windows = torch.from_numpy(done.arrays["tokens"]["tokens"])
     states = plain_states(tiny("llama").hf, windows)
@@ -82,10 +81,7 @@ def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.usefixtures("undrawn")
 def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_analysis_keeps_both(
-    tiny: Callable[[str], Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tiny: ByName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     flags = ["--model", str(tiny("llama").folder), "--data", "random", "--per-head"]
     flags += ["--layers", "2", "--n-seqs", "59", "--seq-len", "13", "--folds", "5"]
@@ -119,7 +115,7 @@ def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_analysi
     ],
 )
 def test_position_and_content_of_heads_are_those_of_the_attention_command(
-    model: str, more: list[object], tiny: Callable[[str], Any], tmp_path: Path
+    model: str, more: list[object], tiny: ByName, tmp_path: Path
 ):
     folder = tiny("llama").folder if model == "grouped" else model  # 6 heads, 2 key heads
     flags = ["--model", folder, "--layers", 2, "--n-seqs", 23, "--seq-len", 19, "--folds", 5]
@@ -139,9 +135,7 @@ def interrupted(*args: Any) -> None:
 
 
 @pytest.mark.parametrize("n_bos", [0, 1])
-def test_induction_is_read_on_the_repeated_tokens(
-    n_bos: int, bridge: Callable[[str], Any], tiny: Callable[[str], Any]
-):
+def test_induction_is_read_on_the_repeated_tokens(n_bos: int, bridge: ByName, tiny: ByName):
     repeated = torch.nn.functional.pad(tokens(10, 5, seed=2).repeat(1, 2), (n_bos, 0))
     engine = Engine(model=bridge("llama"), inputs=repeated, n_folds=5)
     layers = range(len(layers_of(engine.model)))

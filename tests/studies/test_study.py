@@ -1,6 +1,5 @@
 """The attribution in memory is the ablate command's, for any model of TransformerLens."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from rich.filesize import decimal
 from support.command_line import run_command
 from support.rounding import MEASURE, assert_same
+from support.tiny_models import ModelOf
 
 from nope_probe import (
     Ablation,
@@ -50,9 +50,7 @@ def study(loaded: Any) -> Run:
     return run_ablations(loaded, remove=REMOVED, **options, **SMALL)
 
 
-def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(
-    study: Run,
-) -> None:
+def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(study: Run) -> None:
     terms, pattern = study.tables["terms"], study.tables["pattern"]
     added = terms[terms["of"] == "lead"].groupby("layer")["size"].sum()
     intact = pattern[pattern["removed"] == "intact"].set_index("layer")
@@ -88,9 +86,7 @@ def test_what_the_mask_adds_beyond_distance_is_the_part_with_it_less_that_withou
 
 
 @pytest.mark.parametrize("spec", ["bridge:gpt2", "hooked:llama"])
-def test_a_model_of_ones_own_is_studied(
-    spec: str, model_of: Callable[[str], tuple[Any, str]]
-) -> None:
+def test_a_model_of_ones_own_is_studied(spec: str, model_of: ModelOf) -> None:
     model, _ = model_of(spec)
     tokens = torch.randint(200, (19, 11), generator=torch.Generator().manual_seed(0))
     position = "pos_embed" if spec == "bridge:gpt2" else "rope"

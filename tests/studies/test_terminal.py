@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pandas as pd
 import pytest
 from rich.table import Table
 from support.command_line import refused, run_command
+from support.tiny_models import ByName
 
 from nope_probe import ablate
 from nope_probe.errors import printable
@@ -81,7 +81,7 @@ def test_text_that_terminals_show_stays():
 
 
 def test_hostile_names_of_folders_and_models_do_not_stop_a_command(
-    tmp_path: Path, tiny: Callable, capfd: Any
+    tmp_path: Path, tiny: ByName, capfd: Any
 ):
     model = Path(shutil.copytree(tiny("llama").folder, tmp_path / "m[/]\x1b[31m"))
     out = tmp_path / "o[/]\x1b[2Jx"

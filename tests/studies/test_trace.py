@@ -1,9 +1,7 @@
 """The trace command as a user types it: its tables and maps, its first table, its refusals."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +12,7 @@ from support import traced
 from support.command_line import refused, run_command
 from support.first_line import assert_numbers_are_cells
 from support.rounding import assert_same, assert_same_table
-from support.tiny_models import tokens
+from support.tiny_models import ByName, tokens
 
 from nope_probe import Ablation, Run, ablated, load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
@@ -83,7 +81,7 @@ def test_writers_stand_in_the_order_in_which_they_write(done: Path) -> None:
 
 
 def test_heads_read_and_whole_attentions_write(
-    tiny: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: ByName, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--model", tiny("llama").folder, "--data", "random", "--layers", 2, "--confirm", 0]
     flags += ["--reader", "L1H3", "--writers", "layers"]

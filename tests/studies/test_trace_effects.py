@@ -72,9 +72,7 @@ def test_a_clock_built_by_hand_loses_all_without_the_head_that_writes_it(kept: i
             assert lost == pytest.approx(truth, abs=NETWORK)
 
 
-def test_heads_of_attentions_that_matter_are_taken_by_part_then_by_size(
-    tmp_path: Path,
-) -> None:
+def test_heads_of_attentions_that_matter_are_taken_by_part_then_by_size(tmp_path: Path) -> None:
     """The size of a head's position: how much its mean output varies with the position."""
     tiny = write_decoder("llama", tmp_path)
     text, model = tokens(15, seed=3), load(str(tiny.folder)).model

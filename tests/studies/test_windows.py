@@ -1,8 +1,6 @@
 """Commands on sequences that are longer than a layer's sliding window of 5 positions."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from support.decoders import write_decoder
 from support.edited_model import subsets
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK
+from support.tiny_models import ByName
 
 from nope_probe import Run, run_ablations
 from nope_probe.reports.notes import run_notes
@@ -21,7 +20,7 @@ TERMS = (
 
 
 @pytest.fixture(scope="module")
-def runs(tiny: Callable[[str], Any]) -> dict[str, Run]:
+def runs(tiny: ByName) -> dict[str, Run]:
     """Runs of Mistral, and of Gemma 2 whose L1 has no window."""
     sizes = {"n_seqs": 16, "seq_len": 23, "folds": 4, "layers": "all"}
     options = {"data": "random", "bos": "never", "skip_keys": 0, **sizes}
@@ -40,7 +39,7 @@ def test_offsets_and_maps_end_with_the_window(runs: dict[str, Run]) -> None:
 
 
 def test_the_window_is_a_source_and_its_terms_are_differences_of_plain_models(
-    tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+    tiny: ByName, bridge: ByName
 ) -> None:
     tokens = torch.randint(200, (16, 23), generator=torch.Generator().manual_seed(0))
     study = run_ablations(bridge("mistral"), tokens, remove=["sources"], folds=4, skip_keys=0)
@@ -74,9 +73,7 @@ def _without(present: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in ("mask", "rope", "window") if name not in present)
 
 
-def test_a_window_that_hides_nothing_is_no_source_and_the_manifest_says_so(
-    tmp_path: Path,
-) -> None:
+def test_a_window_that_hides_nothing_is_no_source_and_the_manifest_says_so(tmp_path: Path) -> None:
     short = {"n_seqs": 8, "seq_len": 11, "folds": 4, "layers": 2, "data": "random"}
     folder = write_decoder("mistral", tmp_path, sliding_window=11).folder
     run = run_ablations(str(folder), remove="sources", bos="never", **short)

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.plain_attention import (
-    PlainAttention,
-    blocks_of,
-    components_of,
-    plain_attention,
-)
+from support.plain_attention import PlainAttention, blocks_of, components_of, plain_attention
 from support.tiny_models import Tiny
 from torch import Tensor, nn
 

@@ -115,10 +115,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3_next": _HYBRID,
     "qwen3_5_text": _HYBRID,
     "qwen3_5_moe_text": _HYBRID,
-    "recurrent_gemma": {
-        "block_types": ("recurrent", "attention"),
-        "attention_window_size": WINDOW,
-    },
+    "recurrent_gemma": {"block_types": ("recurrent", "attention"), "attention_window_size": WINDOW},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
     "youtu": _ALL_HEADS,
     "zamba2": {

@@ -3,9 +3,7 @@
 from typing import Any
 
 import torch
-from support.edited_model import (
-    Outputs,
-)
+from support.edited_model import Outputs
 from support.tiny_models import distance
 
 from nope_probe.hooks.layers.hook_points import hooks_attached
