@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass
 from inspect import isfunction, signature, unwrap
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 from command_reference import commands
+from support.command_line import leaves_of
 
 import nope_probe
 from nope_probe import UserError, figures, run_behaviour, sequences
@@ -25,13 +26,6 @@ class Names(dict[str, Any]):
         return getattr(builtins, name, object)
 
 
-def words_in(hint: Any) -> list[Any]:
-    """Return the choices in a type, those of the elements of sequences too."""
-    if get_origin(hint) is Literal:
-        return list(get_args(hint))
-    return [word for part in get_args(hint) for word in words_in(part)]
-
-
 def takes_several(hint: Any) -> bool:
     """Return whether a type is, or has among others, that of sequences of choices."""
     is_sequence = get_origin(hint) in (tuple, Sequence)
@@ -44,7 +38,7 @@ def choices_of(made: Any) -> Iterator[tuple[str, list[Any], bool]]:
     hints = get_type_hints(unwrap(made), localns=names)
     for name, parameter in signature(made).parameters.items():
         hint = hints.get(name, parameter.annotation)  # of a flag, its type itself
-        if words := words_in(hint):
+        if words := [leaf for leaf in leaves_of(hint) if isinstance(leaf, str)]:
             yield name, words, takes_several(hint)
 
 

@@ -17,7 +17,6 @@ from support.command_line import refused
 
 LONG = 250 * "a"
 FREE = "--model parameter-free --data gaussian"
-COMPUTED = ("nope_probe.models.load.load", "nope_probe.models.parameter_free.build")
 NUMBERS = [
     # What tyro refuses, in its own words.
     ("ablate --n-seq 5", "did you mean --n-seqs?"),

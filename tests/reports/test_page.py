@@ -3,70 +3,18 @@
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe import Run
-from nope_probe.figures.words import MEASURES
+from nope_probe import Run, run_ablations
 from nope_probe.reports.page import Headline, positions
 from nope_probe.studies import ablate
-from tests.support.manifests import manifest_of
 
-TERMS = ("mask", "rope", "mask_x_rope")
-
-
-def maps(layers: int, n: int) -> dict[str, np.ndarray]:
-    """Return a map of every name, the same in all layers."""
-    below = np.arange(n) - np.arange(n)[:, None]
-    one = np.where(below < 0, np.cos(3.0 * below), np.nan).astype(np.float32)
-    names = ["score/intact", *(f"term/{name}" for name in (*TERMS, "without_sources"))]
-    names += ["pattern/intact", "score/mask", "score_mean/w_q"]
-    return {name: np.broadcast_to(i * one, (layers, n, n)) for i, name in enumerate(names, 1)}
-
-
-def tables(layers: int) -> dict[str, pd.DataFrame]:
-    """Return tables in which all shares are 1/4 and all other estimates 1/2."""
-
-    def table(estimates: Iterable[str], *keys: dict[str, Any]) -> pd.DataFrame:
-        row = {}
-        for name in estimates:
-            value = 0.25 if name == "share" else 0.5
-            row |= {name: value, f"{name}_low": 0.8 * value, f"{name}_high": 1.2 * value}
-        return pd.DataFrame([{"layer": i, **key, **row} for i in range(layers) for key in keys])
-
-    both = ({"of": "lead"}, {"of": "pattern"})
-    terms = [{**of, "term": term} for of in both for term in (*TERMS, "without_sources")]
-    return {
-        "terms": table(["size"], *terms),
-        "pattern": table(
-            [*MEASURES, "order"],
-            {"removed": "intact", "replacement": "none"},
-            {"removed": "mask", "replacement": "none"},
-            {"removed": "w_q", "replacement": "mean"},
-            {"removed": "shuffled", "replacement": "none"},
-        ),
-        "over_layers": pd.DataFrame({"removed": ["intact", "mask"], "replacement": "none"}),
-    }
-
-
-MANIFEST = {
-    "command": "python -m nope_probe.ablate --model <tiny>",
-    "model": {"name": "tiny & small", "depth": 2},
-    "layers": [0, 1],
-    "data": {"name": "shipped"},
-    "settings": {"n_seqs": 17, "seq_len": 11, "folds": 4, "data": "shipped"},
-    "positional_sources": ["mask"],
-    "conditions": ["intact", "mask", "w_q"],
-    "replacements": ["mean"],
-    "removed": ["w_q"],
-    "skip_keys": 1,
-}
 HEADLINE = Headline(
     sentence="RoPE brings 97% of the pattern.",
     table=pd.DataFrame({"lost without": ["W_Q & W_K < enough."], "<b>": ["1%"]}),
@@ -74,10 +22,18 @@ HEADLINE = Headline(
 )
 
 
-def report(layers: int = 2, n: int = 11) -> str:
-    run = Run(
-        manifest=manifest_of(**MANIFEST), arrays={"maps": maps(layers, n)}, tables=tables(layers)
-    )
+@pytest.fixture(scope="module")
+def run() -> Run:
+    """A run of ablate under names that have to be escaped."""
+    sizes = {"n_seqs": 16, "seq_len": 11, "folds": 4, "layers": 2}
+    done = run_ablations("rope-tiny", remove="w_q", **sizes)
+    model = replace(done.manifest.model, name="tiny & small")
+    command = "python -m nope_probe.ablate --model <tiny>"
+    return replace(done, manifest=replace(done.manifest, model=model, command=command))
+
+
+@pytest.fixture(scope="module")
+def html(run: Run) -> str:
     return replace(ablate.report(run), headline=HEADLINE).html(run.manifest)
 
 
@@ -103,11 +59,6 @@ class Reader(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-@pytest.fixture(scope="module")
-def html() -> str:
-    return report()
-
-
 def test_the_page_loads_nothing_and_escapes_words(html: str) -> None:
     loaders = ("src", "srcset", "href", "data", "poster", "action")
     for _, attributes in Reader(html).elements:
@@ -121,8 +72,8 @@ def test_the_page_loads_nothing_and_escapes_words(html: str) -> None:
     assert "<tiny>" not in html
 
 
-def test_maps_are_drawn_as_they_are_given(html: str) -> None:
-    given = maps(2, 11)["term/mask"]
+def test_maps_are_drawn_as_they_are_given(run: Run, html: str) -> None:
+    given = run.maps["term/mask"]
     specs = re.findall(r'<script type="application/json">(.*?)</script>', html, re.S)
     traces = [trace for spec in specs for trace in json.loads(spec)["data"]]
     drawn = [t for t in traces if t["type"] == "heatmap" and t["name"] == "causal mask"]
@@ -136,7 +87,7 @@ def test_maps_are_drawn_as_they_are_given(html: str) -> None:
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     reader = Reader(html)
     plots = [item for item in reader.all("div") if item.get("class") == "plot"]
-    assert len(plots) == len(reader.all("figure")) == 6
+    assert len(plots) == len(reader.all("figure")) == 7
     assert all(len(str(plot["aria-label"])) > 40 for plot in plots)
     assert reader.all("html")[0]["lang"] == "en"
     assert len(reader.all("main")) == len(reader.all("h1")) == 1

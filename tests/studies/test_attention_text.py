@@ -17,7 +17,7 @@ from support.command_line import run_command
 from support.first_line import assert_numbers_are_cells
 from support.plain_attention import plain_attention
 from support.tiny_models import ByName
-from transformers import AutoModelForCausalLM
+from support.tiny_models import plain as plain_model
 
 from nope_probe import (
     LoadedModel,
@@ -71,9 +71,7 @@ def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relativ
     compared: Run, view: TextView, loaded: LoadedModel
 ) -> None:
     tokens = loaded.tokenizer(TEXT, return_tensors="pt").input_ids
-    plain = AutoModelForCausalLM.from_pretrained(
-        path_of("rope-tiny"), attn_implementation="eager", dtype=torch.float32
-    )
+    plain = plain_model(path_of("rope-tiny"))
     with torch.inference_mode():
         expected = plain(tokens, output_attentions=True).attentions[:2]
     np.testing.assert_allclose(view.weights, torch.cat(expected).numpy(), rtol=0, atol=1e-5)

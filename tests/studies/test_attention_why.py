@@ -15,8 +15,8 @@ from support.first_line import assert_numbers_are_cells
 from support.induction import N_VOCAB, induction_model
 from support.plain_attention import plain_scores
 from support.rounding import NETWORK
+from support.tiny_models import plain as plain_model
 from support.tiny_models import tokenizer
-from transformers import AutoModelForCausalLM
 
 from nope_probe import (
     LoadedModel,
@@ -121,7 +121,6 @@ def test_a_model_without_exact_terms_is_refused_before_attention_is_read_and_sho
 @pytest.mark.parametrize(
     ("head", "query", "said"),
     [
-        ("MLP1", -1, "--why MLP1: expected a head"),
         ("L2H0", -1, "--why L2H0: there are L0 to L1"),
         ("L1H0", 99, "--query 99: the text has "),
         ("L1H0", 1.5, "--query 1.5 should be a valid integer or should be a valid string"),
@@ -191,9 +190,7 @@ def test_without_a_moved_part_the_model_is_plain_transformers_without_it(steppin
     table = stepping.tables["why_steps"]
     [row] = table[table["moved_from"].notna()].to_dict("records")
     assert table["effect"].notna().equals(table["moved_from"].notna())
-    plain = AutoModelForCausalLM.from_pretrained(
-        path_of("rope-tiny"), attn_implementation="eager", dtype=torch.float32
-    )
+    plain = plain_model(path_of("rope-tiny"))
     tokens = load("rope-tiny", n_layers=1).tokenizer(TEXT, return_tensors="pt").input_ids
     attn, head = plain.model.layers[1].self_attn, 3
     before, values, d = plain_scores(plain, tokens), list[torch.Tensor](), attn.head_dim

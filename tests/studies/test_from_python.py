@@ -204,23 +204,20 @@ def test_mistakes_are_one_line_before_anything_is_run(
 ) -> None:
     monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
     function = getattr(nope_probe, name)
-    with pytest.raises(UserError, match=r"^unknown option 'nseqs'; did you mean n_seqs\?$"):
-        function("rope-tiny", nseqs=4)
+    (tmp_path / "text").write_text("mine")
+    for message, given, options in (
+        (r"^unknown option 'nseqs'; did you mean n_seqs\?$", ["rope-tiny"], {"nseqs": 4}),
+        (r"unknown option 'zzz'; there are .*, folds, .*, windows", ["rope-tiny"], {"zzz": 4}),
+        ("n_seqs has no effect next to given inputs", ["rope-tiny", text], {"n_seqs": 17}),
+        ("dtype has no effect next to a model in memory", [loaded], {"dtype": "float32"}),
+        ("has 4 layers, 5 were asked for; try --layers all", [loaded, text], {"layers": 5}),
+        (r"expected a transformers model .*, got Linear", [torch.nn.Linear(2, 3), text], {}),
+        ("holds other files; choose another --out", [loaded, text], {"out": str(tmp_path)}),
+    ):
+        with pytest.raises(UserError, match=message):
+            function(*given, **options)
     with pytest.raises(UserError, match=r"^unknown option 'layer'; did you mean layers='2:3'\?$"):
         nope_probe.run_ablations("nope-tiny", layer=2)
-    with pytest.raises(UserError, match=r"unknown option 'zzz'; there are .*, folds, .*, windows"):
-        function("rope-tiny", zzz=4)
-    with pytest.raises(UserError, match="n_seqs has no effect next to given inputs"):
-        function("rope-tiny", text, n_seqs=17)
-    with pytest.raises(UserError, match="dtype has no effect next to a model in memory"):
-        function(loaded, dtype="float32")
-    with pytest.raises(UserError, match="has 4 layers, 5 were asked for; try --layers all"):
-        function(loaded, text, layers=5)
-    with pytest.raises(UserError, match=r"expected a transformers model .*, got Linear"):
-        function(torch.nn.Linear(2, 3), text)
-    (tmp_path / "text").write_text("mine")
-    with pytest.raises(UserError, match="holds other files; choose another --out"):
-        function(loaded, text, out=str(tmp_path))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="several processes share the folder of a run: name it"):
         function(loaded, text)

@@ -4,13 +4,14 @@ from pathlib import Path
 from shutil import copytree
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
 from support.command_line import run_command
 from support.tiny_models import ByName, tokenizer, tokens
 
-from nope_probe import Sequences, UserError, ablate, run_ablations, run_attention
+from nope_probe import Sequences, UserError, ablate, attention, run_ablations, run_attention
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -27,14 +28,22 @@ def bare(tiny: ByName, tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_the_tokens_of_a_file_are_run_as_those_of_python(bare: str, tmp_path: Path) -> None:
-    np.save(tmp_path / "tokens.npy", TOKENS.numpy())
-    of_file = run_attention(bare, tokens=tmp_path / "tokens.npy", out=tmp_path / "run")
-    expected = run_attention(bare, TOKENS)
-    assert of_file.tables["attention"].equals(expected.tables["attention"])
-    assert of_file.manifest.data.name == "tokens.npy"
-    again = run_attention(bare, tokens=tmp_path / "tokens.npy", out=tmp_path / "run")
-    assert again.tables["attention"].equals(expected.tables["attention"])
+def test_the_tokens_of_a_file_are_run_as_those_of_python_and_shown_again_while_it_is_the_same(
+    bare: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, expected = tmp_path / "tokens.npy", run_attention(bare, TOKENS).tables["attention"]
+    asked = [attention, "--model", bare, "--tokens", file, "--out", tmp_path / "run"]
+    np.save(file, TOKENS.numpy())
+    for told in ("", "finished before, in "):
+        run_command(*asked)
+        assert told in capfd.readouterr().err
+        run = run_attention(bare, tokens=file, out=tmp_path / "run")
+        pd.testing.assert_frame_equal(run.tables["attention"], expected)
+        assert run.manifest.data.name == "tokens.npy"
+    np.save(file, TOKENS.flip(1).numpy())
+    with pytest.raises(SystemExit):
+        run_command(*asked)
+    assert "holds a run with other settings" in capfd.readouterr().err
 
 
 def test_padding_in_the_file_is_said_in_the_terminal_and_under_what_was_run(
@@ -57,22 +66,6 @@ def test_padding_in_the_file_is_said_in_the_terminal_and_under_what_was_run(
     assert ", 10 tokens in all" in page
     run_attention(str(folder), padded)
     assert note in capfd.readouterr().err
-
-
-def test_a_finished_run_on_the_tokens_of_a_file_is_shown_again(
-    bare: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    file, out = tmp_path / "tokens.npy", ["--out", tmp_path / "run"]
-    asked = [ablate, "--model", bare, "--remove", "none", "--tokens", file]
-    np.save(file, TOKENS.numpy())
-    run_command(*asked, *out)
-    capfd.readouterr()
-    run_command(*asked, *out)
-    assert "finished before, in " in capfd.readouterr().err
-    np.save(file, TOKENS.flip(1).numpy())
-    with pytest.raises(SystemExit):
-        run_command(*asked, *out)
-    assert "holds a run with other settings" in capfd.readouterr().err
 
 
 def test_documents_in_the_file_share_folds(bare: str, tmp_path: Path) -> None:
