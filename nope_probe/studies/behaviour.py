@@ -293,25 +293,23 @@ def report(run: Run) -> Report:
 def headline(run: Run) -> Headline:
     """Return the largest change of the first measure, and a table of it and two more."""
     name, rows = run.manifest.model_name, less_nulls(run.tables["behaviour"])
-    known = rows.dropna(subset=["difference"])
+    known, chance = rows.dropna(subset=["difference"]), run.tables["decodability"]["chance"].max()
     order = dict.fromkeys(("loss", *LEADING, *QUANTITIES))
     measures = [measure for measure in order if measure in {*known["measure"]}][:SHOWN]
     if not measures:
         return Headline(sentence=SAID["unmeasured"].format(model=name))
-    changes = known[known["measure"] == measures[0]]
-    parts = changes[~changes["removed"].str.contains(UNION, regex=False)]
-    most = (parts if len(parts) else changes).sort_values("difference", key=abs).iloc[-1]
-    about = WORDS[measures[0]]
-    sentence = SAID["first"].format(
-        model=name,
-        what=about.label,
-        unit=about.unit,
-        change=column_text(most, "difference", about, HALF_WIDTH),
-        row=row_name(most["removed"], most["replacement"]),
-    )
-    chance = float(run.tables["decodability"]["chance"].max())
-    table = as_text(rows, measures, chance)
+    most, about = largest_change(known[known["measure"] == measures[0]]), WORDS[measures[0]]
+    change = column_text(most, "difference", about, HALF_WIDTH)
+    row = row_name(most["removed"], most["replacement"])
+    sentence = SAID["first"].format(model=name, about=about, change=change, row=row)
+    table = as_text(rows, measures, float(chance))
     return Headline(sentence=sentence, table=table, caption=SAID["numbers"])
+
+
+def largest_change(changes: pd.DataFrame) -> pd.Series:
+    """Return the row of a measure's largest change: of a single removal if there is one."""
+    single = changes[~changes["removed"].str.contains(UNION, regex=False)]
+    return (single if len(single) else changes).sort_values("difference", key=abs).iloc[-1]
 
 
 def less_nulls(behaviour: pd.DataFrame) -> pd.DataFrame:

@@ -32,6 +32,7 @@ ORDERS: Mapping[str, str] = {  # and their names in a sentence
     "induction": "induction",
 }
 Removed = Literal["rope", "content", "mask"]
+ENDS = {False: ("first", 0), True: ("last", -1)}  # of an order, whose heads are removed
 COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are left out
 HEADING = 13  # characters in a line of the first table's headings
 SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
@@ -204,31 +205,32 @@ def report(run: Run) -> Report:
 
 
 def headline(run: Run) -> Headline:
-    """Return the cost that is furthest from other heads' mean cost, and the costs of all.
+    """Return the cost that is furthest from other heads' mean cost, and the costs of all."""
+    best = furthest(run.tables["tests"], is_least=run.manifest.settings["least"])
+    row, measure = row_of(run, best), MEASURES[str(best["measure"])].label
+    cost, others = cell_of(best).split("\n")
+    sentence = SAID["first"].format(row=row, measure=measure, cost=cost, others=others)
+    return Headline(sentence=sentence, table=as_text(run), caption=SAID["numbers"])
+
+
+def furthest(tests: pd.DataFrame, *, is_least: bool) -> pd.Series:
+    """Return the row of `tests` whose cost is furthest from other heads' mean cost.
 
     What is beyond all other heads comes first, and loss before induction; of the last heads, text.
     """
-    tests, is_least = run.tables["tests"], run.manifest.settings["least"]
     losses = ["text"] if is_least else [name for name in MEASURES if name != "induction"]
     far = (tests["cost"] - tests["chance"]).abs().where(tests["measure"].isin(losses), 0.0)
     ranked = tests.assign(far=far, counts=tests["beyond"] & (far > 0))
-    best = ranked.sort_values(["counts", "far"]).iloc[-1]
-    row, measure = row_of(run, best), MEASURES[str(best["measure"])].label
-    cost, others = cell_of(best).split("\n")
-    return Headline(
-        sentence=SAID["first"].format(row=row, measure=measure, cost=cost, others=others),
-        table=as_text(run),
-        caption=SAID["numbers"],
-    )
+    return ranked.sort_values(["counts", "far"]).iloc[-1]
 
 
 def row_of(run: Run, test: Mapping[Any, Any] | pd.Series) -> str:
     """Return what a row of `tests` removes, and from which heads."""
-    rows, is_least = run.tables["order"], run.manifest.settings["least"]
-    end, place = ("last", -1) if is_least else ("first", 0)
-    head = reader_of(rows[rows["order"] == test["order"]].iloc[place])
-    heads = f"{head}, {end}" if test["k"] == 1 else f"the {end} {test['k']}"
-    return f"{words(test['removed'])} in {heads} by {ORDERS.get(test['order'], test['order'])}"
+    order, (end, place) = test["order"], ENDS[run.manifest.settings["least"]]
+    head = reader_of(run.tables["order"].query("order == @order").iloc[place])
+    row = SAID["single_head" if test["k"] == 1 else "several_heads"]
+    by, removed = ORDERS.get(order, order), words(test["removed"])
+    return row.format(removed=removed, head=head, end=end, k=test["k"], by=by)
 
 
 def cell_of(test: Mapping[Any, Any] | pd.Series) -> str:

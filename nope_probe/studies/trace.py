@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
@@ -266,25 +266,31 @@ def headline(run: Run) -> Headline:
     Args:
         run: its tables `terms`, `writers` and `effects`, and its manifest with the `reader`.
     """
-    manifest, reader = run.manifest, run.manifest.results["reader"]
-    if reader is None:
-        return Headline(sentence=SAID["no_pattern"])
+    reader, n = run.manifest.results["reader"], run.manifest.seq_len
     asked = ((question, made_of(run.tables, reader, question)) for question in QUESTIONS)
     made = {question: rows for question, rows in asked if len(rows)}
     if not made:
-        return Headline(sentence=SAID["nothing"].format(reader=reader))
+        return Headline(sentence=SAID["nothing" if reader else "no_pattern"].format(reader=reader))
     table = first_table(made)
-    question = max(made, key=lambda question: abs(made[question]["part"]["whole"]))
-    of, parts = QUESTIONS[question], made[question]["part"] * made[question]["part"]["whole"]
-    most = str(parts[[name for name in table.index[1:] if name in parts]].idxmax())
-    heads = {name: INDENT + name for name in table.index if re.fullmatch(r"L\d+H\d+", name)}
+    of, most = largest_part(made, table.index[1:])
     part, whole = table[of][[most, "whole"]]
-    heading = f"{reader} at {manifest.seq_len:,} tokens, nats"
-    return Headline(
-        sentence=SAID["first"].format(reader=reader, of=of, most=most, part=part, whole=whole),
-        table=table.rename(heads).rename_axis(heading).reset_index(),
-        caption=SAID["numbers"],
-    )
+    sentence = SAID["first"].format(reader=reader, of=of, most=most, part=part, whole=whole)
+    heads = {name: INDENT + name for name in table.index if re.fullmatch(r"L\d+H\d+", name)}
+    table = table.rename(heads).reset_index(names=SAID["heading"].format(reader=reader, n=n))
+    return Headline(sentence=sentence, table=table, caption=SAID["numbers"])
+
+
+def largest_part(made: Mapping[str, pd.DataFrame], names: Iterable[str]) -> tuple[str, str]:
+    """Return the label of the lead or order, whichever is larger, and what makes most of it.
+
+    Args:
+        made: what `made_of` returns, by question.
+        names: of the parts that are shown.
+    """
+    parts = {question: rows["part"] for question, rows in made.items()}
+    question = max(parts, key=lambda question: abs(parts[question]["whole"]))
+    shares = parts[question] / parts[question]["whole"]
+    return QUESTIONS[question], str(shares[[name for name in names if name in shares]].idxmax())
 
 
 def first_table(made: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
