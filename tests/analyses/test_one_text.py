@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 from support.decoders import write_decoder
+from support.edited_model import plain_run
 from support.induction import N_VOCAB, induction_model
+from support.plain_states import calls_of
 from support.rounding import NETWORK
 from support.tiny_models import ByName, tokens
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -75,16 +77,11 @@ def test_with_alibi_its_bias_is_a_term(name: str, tmp_path: Path) -> None:
 
 def plain(hf: Any, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return block 0's values, weights and what its MLP writes, and what block 1 reads."""
-    kept, (first, second) = dict[str, torch.Tensor](), hf.model.layers[:2]
-    hooks = [
-        first.self_attn.v_proj.register_forward_hook(lambda m, i, out: kept.update(v=out)),
-        first.mlp.register_forward_hook(lambda m, i, out: kept.update(mlp=out)),
-        second.input_layernorm.register_forward_pre_hook(lambda m, i: kept.update(stream=i[0])),
-    ]
-    with torch.no_grad():
-        kept["weights"] = hf(inputs, output_attentions=True).attentions[0]
-    for hook in hooks:
-        hook.remove()
+    first, second = hf.model.layers[:2]
+    parts = {"v": first.self_attn.v_proj, "mlp": first.mlp, "norm": second.input_layernorm}
+    calls = calls_of(hf, parts, inputs)
+    kept = {"v": calls["v"].output, "mlp": calls["mlp"].output, "stream": calls["norm"].input}
+    kept["weights"] = plain_run(hf, inputs).patterns[0]
     return {name: x.double() for name, x in kept.items()}
 
 

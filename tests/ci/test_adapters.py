@@ -10,9 +10,11 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.adapters import adapted, lora
+from support.plain_states import plain_losses
 from support.rounding import NETWORK
 from support.tiny_models import ByName, distance, plain, tokens
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nope_probe import Ablation, UserError, ablated, capture_losses, load
@@ -29,15 +31,9 @@ def folder(tiny: ByName, tmp_path: Path) -> Path:
 
 
 ADAPTERS = {
-    "LORA": peft.LoraConfig(
-        r=3, lora_alpha=17, target_modules=["q_proj", "k_proj"], init_lora_weights=False
-    ),
-    "LORA-with-embedding-and-head": peft.LoraConfig(
-        r=2,
-        target_modules=["v_proj", "embed_tokens"],
-        modules_to_save=["lm_head"],
-        init_lora_weights=False,
-        use_dora=True,
+    "LORA": lora("q_proj", "k_proj", lora_alpha=17),
+    "LORA-with-embedding-and-head": lora(
+        "v_proj", "embed_tokens", r=2, modules_to_save=["lm_head"], use_dora=True
     ),
     "IA3": peft.IA3Config(
         target_modules=["k_proj", "down_proj"],
@@ -46,14 +42,9 @@ ADAPTERS = {
     ),
 }
 
-EMBEDDING = peft.LoraConfig(target_modules=["embed_tokens"], r=3, init_lora_weights=False)
 WITHOUT_MATRICES = {
-    "LORA-with-new-tokens": peft.LoraConfig(
-        r=2,
-        target_modules=["q_proj"],
-        trainable_token_indices=[5, 7],
-        rank_pattern={"q_proj": 5},
-        init_lora_weights=False,
+    "LORA-with-new-tokens": lora(
+        "q_proj", r=2, trainable_token_indices=[5, 7], rank_pattern={"q_proj": 5}
     ),
     "LN_TUNING": peft.LNTuningConfig(target_modules=["input_layernorm", "norm"]),
 }
@@ -129,12 +120,12 @@ def test_an_adapter_may_add_tokens_and_bring_their_tokenizer(folder: Path, tmp_p
 @pytest.mark.parametrize("kind", ADAPTERS | WITHOUT_MATRICES)
 def test_an_adapter_in_the_folder_is_merged_into_the_weights(kind: str, folder: Path) -> None:
     base, inputs = plain(folder)(tokens(5)).logits, tokens(5)
-    adapted = add_adapter(folder, (ADAPTERS | WITHOUT_MATRICES)[kind])
-    expected = adapted(inputs).logits
+    tuned = add_adapter(folder, (ADAPTERS | WITHOUT_MATRICES)[kind])
+    expected = tuned(inputs).logits
     loaded = load(str(folder))
     assert loaded.info.adapter == kind.partition("-")[0]
     assert distance(loaded.model(inputs), expected) <= NETWORK
-    assert distance(load(adapted).model(inputs), expected) <= NETWORK
+    assert distance(load(tuned).model(inputs), expected) <= NETWORK
     assert distance(base, expected) > 0.01
     if kind != "LORA-with-embedding-and-head":  # whose DoRA transformers 5.23 leaves out
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -147,9 +138,9 @@ def test_a_head_that_is_tied_to_an_adapted_embedding_keeps_its_numbers(folder: P
     stored = load_file(folder / WEIGHTS)
     del stored["lm_head.weight"]
     save_file(stored, folder / WEIGHTS, {"format": "pt"})
-    adapted = add_adapter(folder, EMBEDDING)
-    expected = adapted(tokens(5)).logits
-    for loaded in (load(folder), load(adapted)):
+    tuned = add_adapter(folder, lora("embed_tokens"))
+    expected = tuned(tokens(5)).logits
+    for loaded in (load(folder), load(tuned)):
         assert distance(loaded.model(tokens(5)), expected) <= NETWORK
 
 
@@ -201,19 +192,6 @@ def test_an_adapter_that_is_not_of_the_model_or_adds_no_numbers_to_weights_is_re
         load(str(folder))
 
 
-def losses(what: Any) -> Tensor:
-    predicted = what(TOKENS).logits[:, :-1].log_softmax(-1)
-    return -predicted.gather(-1, TOKENS[:, 1:, None])[..., 0]
-
-
-def adapted(hf: Any) -> Any:
-    torch.manual_seed(3)
-    settings = peft.LoraConfig(
-        r=3, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False
-    )
-    return peft.get_peft_model(hf, settings).eval()
-
-
 def test_an_adapter_that_peft_does_not_merge_is_refused_in_one_line(tiny: ByName) -> None:
     activated = peft.LoraConfig(
         r=2, target_modules=["q_proj"], alora_invocation_tokens=[3, 5], task_type="CAUSAL_LM"
@@ -227,20 +205,19 @@ def test_adapters_that_are_off_are_left_out_and_their_matrices_are_not_shared(
     tiny: ByName,
 ) -> None:
     hf = deepcopy(tiny("llama").hf)
-    expected, model = losses(hf), adapted(deepcopy(hf))
+    expected, model = plain_losses(hf, TOKENS), adapted(deepcopy(hf))
     with model.disable_adapter():
         assert distance(capture_losses(model, TOKENS), expected) <= NETWORK
     model.merge_adapter()
-    assert distance(capture_losses(model, TOKENS), losses(model)) <= NETWORK
+    assert distance(capture_losses(model, TOKENS), plain_losses(model, TOKENS)) <= NETWORK
 
 
 def test_an_adapter_in_a_bridge_that_the_user_made_is_part_of_its_weights(tiny: ByName) -> None:
     from transformer_lens.model_bridge import TransformerBridge
 
     llama = tiny("llama")
-    modules = ["q_proj", "o_proj"]
-    lora = peft.LoraConfig(r=2, target_modules=modules, init_lora_weights=False, lora_dropout=0.5)
-    tuned = peft.get_peft_model(deepcopy(llama.hf), lora).eval()
+    config = lora("q_proj", "o_proj", r=2, lora_dropout=0.5)
+    tuned = peft.get_peft_model(deepcopy(llama.hf), config).eval()
     merged = deepcopy(tuned).merge_and_unload()
     tokenizer = load(str(llama.folder)).tokenizer
     boot = TransformerBridge.boot_transformers
@@ -264,10 +241,9 @@ def test_a_bridge_of_the_users_that_lost_an_adapter_is_refused(
     from transformer_lens.model_bridge import TransformerBridge
 
     hf = deepcopy(tiny(name).hf)
-    lora = peft.LoraConfig(
-        r=2, target_modules=[target], init_lora_weights=False, fan_in_fan_out=name == "gpt2"
-    )
-    tuned, tokenizer = peft.get_peft_model(hf, lora).eval(), load(str(tiny(name).folder)).tokenizer
+    config = lora(target, r=2, fan_in_fan_out=name == "gpt2")
+    tuned = peft.get_peft_model(hf, config).eval()
+    tokenizer = load(str(tiny(name).folder)).tokenizer
     boot, folder = TransformerBridge.boot_transformers, str(tiny(name).folder)
     with torch.no_grad():
         expected = tuned(TOKENS).logits

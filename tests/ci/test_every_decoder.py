@@ -11,6 +11,7 @@ from support.decoder_errors import map_error, removals_of
 from support.decoders import DECODERS, SIZES, TYPES, tiny_config, write_decoder
 from support.finished_runs import assert_whole
 from support.plain_attention import Recorder, blocks_of, plain_attention, recording
+from support.plain_states import calls_of
 from support.rounding import NETWORK
 from support.tiny_models import Tiny, distance
 from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
@@ -59,7 +60,7 @@ def loaded(decoder: Tiny) -> LoadedModel | None:
 def test_the_recording_function_attends_as_transformers_itself_does(decoder: Tiny) -> None:
     with torch.inference_mode():
         logits = decoder.hf(decoder.tokens).logits
-        with recording(decoder.hf, Recorder([])):
+        with recording(decoder.hf, Recorder()):
             recorded = decoder.hf(decoder.tokens).logits
     assert distance(recorded, logits) <= NETWORK
 
@@ -161,16 +162,12 @@ def test_means_are_of_plain_transformers_own_projections(
     model_type: str, layer: int, weight: str, end: str, tmp_path: Path
 ) -> None:
     tiny = write_decoder(model_type, tmp_path)
-    outputs = []
     named = blocks_of(tiny.hf)[layer].named_modules()
     projection = next(module for name, module in named if name.endswith(end))
-    handle = projection.register_forward_hook(lambda _, inputs, output: outputs.append(output))
-    with torch.inference_mode():
-        tiny.hf(tiny.tokens)
-    handle.remove()
+    [call] = calls_of(tiny.hf, {end: projection}, tiny.tokens).values()
     calibration = calibrate(load(str(tiny.folder)).model, tiny.tokens)
     stored = Calibration.from_tensors(calibration.to_tensors())
-    assert distance(stored.mean(weight, layer), outputs[0].mean((0, 1))) <= NETWORK
+    assert distance(stored.mean(weight, layer), call.output.mean((0, 1))) <= NETWORK
 
 
 @pytest.mark.parametrize(

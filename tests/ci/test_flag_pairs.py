@@ -5,10 +5,10 @@ Flags and their choices come from the commands' settings; `GOOD` has values for 
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import chdir
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -19,10 +19,10 @@ import pytest
 from command_reference import settings_of
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
+from support.adapters import write_adapter
 from support.command_line import draw_without_chrome, ended, leaves_of
 from support.finished_runs import assert_whole
-from support.tiny_models import plain, randomised, tokenizer
+from support.tiny_models import randomised, tokenizer, tokens, write_texts
 from transformers import LlamaConfig
 
 from nope_probe.run.flags import flag_of
@@ -121,15 +121,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )  # fmt: skip
     randomised(config).save_pretrained(folder / "MODEL")
     tokenizer().save_pretrained(folder / "MODEL")
-    random = np.random.default_rng(0)
-    words = ["the", "other", "rather", "into", "at", "there", "here", "than", "an", "end", "of"]
     for name, n_words in (("TEXT", 60), ("SHORT", 1)):
-        rows = [{"text": " ".join(random.choice(words, n_words))} for _ in range(97)]
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    np.save(folder / "TOKENS.npy", random.integers(263, size=(10, 20)))
-    adapted = get_peft_model(plain(folder / "MODEL"), LoraConfig(target_modules=["q_proj"]))
-    adapted.peft_config["default"].base_model_name_or_path = "MODEL"
-    adapted.save_pretrained(folder / "ADAPTER")
+        write_texts(folder / f"{name}.jsonl", n_texts=97, n_words=n_words)
+    np.save(folder / "TOKENS.npy", tokens(10, 20))
+    with chdir(folder):
+        write_adapter(Path("ADAPTER"), base="MODEL")
     with pytest.MonkeyPatch.context() as patch:
         draw_without_chrome(patch)
         for name, data in (("one", "TEXT"), ("two", "random")):

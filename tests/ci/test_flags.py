@@ -7,7 +7,6 @@ image everything is made but Chrome's drawing.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -26,9 +25,10 @@ from ci.gguf_files import tiny_llama, write_gguf
 from command_reference import flags_of, settings_of
 from huggingface_hub import constants
 from support import command_line
+from support.adapters import write_adapter
 from support.command_line import Ended, draw_without_chrome
 from support.fake_hub import put_into_cache
-from support.tiny_models import CONFIGS, plain, smollm3_config, write_tiny
+from support.tiny_models import CONFIGS, smollm3_config, tokens, write_texts, write_tiny
 
 from nope_probe.cli import overview
 from nope_probe.models.names import FETCHED
@@ -323,15 +323,12 @@ def desk(
     folder = tmp_path_factory.mktemp("desk")
     copytree(tiny("qwen3").folder, folder / "models" / "qwen3-8b")
     write_gguf(folder / "models" / "smollm2.gguf", tiny_llama())
-    random = np.random.default_rng(0)
-    words = ["the", "other", "rather", "into", "at", "there", "here", "than", "an", "end", "of"]
-    rows = [{"text": " ".join(random.choice(words, 90))} for _ in range(19)]
-    (folder / "my.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    short = [{"text": " ".join(random.choice(words, 1))} for _ in range(97)]
-    (folder / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
+    write_texts(folder / TEXT, n_texts=19, n_words=90)
+    write_texts(folder / PACKED, n_texts=97, n_words=1)
     (folder / "order.csv").write_text("layer,head\n0,2\n0,1\n")
-    np.save(folder / "tokens.npy", random.integers(263, size=(16, 24)))
-    write_adapter(folder, "models/qwen3-8b")
+    np.save(folder / "tokens.npy", tokens(16, 24))
+    with chdir(folder):
+        write_adapter(Path("adapter"), base="models/qwen3-8b")
     for name in ("nope-tiny", "rope-tiny"):
         run = f"ablate --remove sources --model {name} --layers 1 --out runs/{name}"
         assert ended(parsed(run), folder).code == 0
@@ -345,15 +342,6 @@ def desk(
     (runs / "nope-tiny").rename(runs / "ablate-nope-tiny-0a1b2c3d")
     (runs / "rope-tiny").rename(runs / "ablate-rope-tiny-4e5f6a7b")
     return folder
-
-
-def write_adapter(folder: Path, base: str) -> None:
-    """Write an adapter of a model in a folder next to it."""
-    from peft import LoraConfig, get_peft_model
-
-    adapted = get_peft_model(plain(folder / base), LoraConfig(target_modules=["q_proj"]))
-    adapted.peft_config["default"].base_model_name_or_path = base
-    adapted.save_pretrained(folder / "adapter")
 
 
 def ended(line: Line, folder: Path) -> Ended:

@@ -1,6 +1,5 @@
 """Every command on a hybrid model, in which L1 and L3 attend and L0 and L2 are convolutions."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from support.decoder_errors import zero_mlps
 from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK
-from support.tiny_models import Tiny, distance
+from support.tiny_models import Tiny, distance, write_texts
 from support.tiny_models import tokens as random_tokens
 
 from nope_probe import (
@@ -56,10 +55,7 @@ def run_of(
     hybrid: Tiny, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[ModuleType, str, list[object]], Path]:
     root = tmp_path_factory.mktemp("runs")
-    words = ["the", "other", "rather", "than", "on", "into", "it", "at", "there", "here"]
-    draw = np.random.default_rng(0)
-    texts = [json.dumps({"text": " ".join(draw.choice(words, 60))}) for _ in range(N_SEQS)]
-    (root / "texts.jsonl").write_text("\n".join(texts))
+    write_texts(root / "texts.jsonl", n_texts=N_SEQS, n_words=60)
     asked = ["--model", hybrid.folder, "--data", root / "texts.jsonl", "--folds", 4]
     asked += ["--n-seqs", N_SEQS, "--seq-len", N_POS]
 

@@ -1,16 +1,15 @@
 """W_K is replaced where keys are normed, if a key head per query head has a norm of its own."""
 
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from support.decoders import write_decoder
-from support.edited_model import projections
+from support.edited_model import projections, ungrouped
 from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from nope_probe import Ablation, ablated, capture_scores, load
 from nope_probe.hooks.removing.weights import Place
@@ -18,22 +17,12 @@ from nope_probe.hooks.removing.weights import Place
 
 def with_a_key_head_per_query_head(hf: PreTrainedModel, w_k: dict[int, Tensor]) -> PreTrainedModel:
     """Return plain transformers' model of as many key heads, with weights of keys set by hand."""
-    config, group = deepcopy(hf.config), 6 // hf.config.num_key_value_heads
-    config.num_key_value_heads = 6
-    copied = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    theirs = hf.state_dict()
-    with torch.no_grad():
-        for name, parameter in copied.named_parameters():
-            given = theirs[name]
-            if parameter.shape != given.shape:  # key and value heads, and their norms
-                per_head = given.unflatten(0, (hf.config.num_key_value_heads, -1))
-                given = per_head.repeat_interleave(group, 0).flatten(0, 1)
-            parameter.copy_(given)
-        for layer, weight in w_k.items():
-            projections(copied, layer)["w_k"].weight.copy_(weight)
-            attn = copied.model.layers[layer].self_attn
-            if len(attn.k_norm.weight) > attn.head_dim:
-                attn.k_norm = OfEachHead(hf.model.layers[layer].self_attn.k_norm)
+    copied = ungrouped(hf)
+    for layer, weight in w_k.items():
+        projections(copied, layer)["w_k"].weight.copy_(weight)
+        attn = copied.model.layers[layer].self_attn
+        if len(attn.k_norm.weight) > attn.head_dim:
+            attn.k_norm = OfEachHead(hf.model.layers[layer].self_attn.k_norm)
     return copied
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.decoders import write_decoder
-from support.edited_model import plain_run
+from support.edited_model import plain_run, unmask_and_unrotate
 from support.hooked_runs import hooked_run, largest_error
 from support.plain_attention import blocks_of, plain_attention
 from support.rounding import NETWORK, assert_same
@@ -165,16 +165,9 @@ def test_rope_is_removed_from_the_scores_of_a_layer_alone(
 def test_the_mask_is_removed_in_layers_that_read_others_keys(
     gemma4: Tiny, model: Any, name: str
 ) -> None:
-    def before(attn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        mask = kwargs["attention_mask"]
-        seen = mask > -1e30
-        seen = seen | seen.mT if name == "mask" else torch.ones_like(seen).tril()
-        kwargs["attention_mask"] = torch.zeros_like(mask).masked_fill(~seen, -1e38)
-        return args, kwargs
-
     edited = deepcopy(gemma4.hf)
     for block in blocks_of(edited)[2:]:
-        block.self_attn.register_forward_pre_hook(before, with_kwargs=True)
+        unmask_and_unrotate(block.self_attn, {name})
     with ablated(model, Ablation(remove=name, layers=[2, 3])):
         outputs = hooked_run(model, gemma4.tokens)
     assert largest_error(outputs, plain_run(edited, gemma4.tokens)) <= CLOSE

@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 import transformers
+from support.plain_states import plain_losses
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, distance, randomise, tokens
 
@@ -81,19 +82,13 @@ def multimodal(name: str) -> Any:
     return randomise(kind(config))
 
 
-def losses(hf: Any, inputs: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        predicted = hf(input_ids=inputs).logits[:, :-1].log_softmax(-1)
-    return -predicted.gather(-1, inputs[:, 1:, None])[..., 0]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_decoder_of_an_object_or_a_folder_equals_the_whole_model(
     name: str, tmp_path: Path
 ) -> None:
     hf, inputs = multimodal(name), tokens(3, 11)
     hf.save_pretrained(tmp_path)
-    expected = losses(hf, inputs)
+    expected = plain_losses(hf, inputs)
     found = load(hf), load(tmp_path)
     for loaded in found:
         assert distance(capture_losses(loaded, inputs), expected) <= NETWORK
@@ -117,13 +112,13 @@ def _changed(loaded: Any, inputs: torch.Tensor) -> Any:
 @pytest.mark.parametrize("name", ["Gemma3", "Qwen2_5_VL"])
 def test_a_multimodal_model_inside_ablated_says_what_to_call(name: str) -> None:
     hf, inputs = multimodal(name), tokens(3, 11)
-    intact = losses(hf, inputs)
+    intact = plain_losses(hf, inputs)
     with ablated(hf, "mask") as model:
         assert distance(capture_losses(model, inputs), intact) > 0.01
         for own in (hf, hf.model, hf.get_decoder()):
             with pytest.raises(UserError, match="call the model that `ablated` yields"):
                 own(input_ids=inputs)
-    assert torch.equal(losses(hf, inputs), intact)
+    assert torch.equal(plain_losses(hf, inputs), intact)
 
 
 @pytest.mark.parametrize("of_text", [False, True], ids=["of the whole class", "of the text class"])
@@ -137,9 +132,9 @@ def test_an_adapter_on_a_multimodal_folder_acts_as_peft_does(of_text: bool, tmp_
     adapted = peft.get_peft_model(base, config).eval()
     adapted.save_pretrained(str(tmp_path / "adapter"))
     loaded = load(tmp_path / "model", adapter=tmp_path / "adapter")
-    expected = losses(adapted, inputs)
+    expected = plain_losses(adapted, inputs)
     assert distance(capture_losses(loaded, inputs), expected) <= NETWORK
-    assert distance(losses(multimodal("Qwen2_5_VL"), inputs), expected) > 1e-3
+    assert distance(plain_losses(multimodal("Qwen2_5_VL"), inputs), expected) > 1e-3
 
 
 def plain_text(hf: Any) -> Any:

@@ -1,15 +1,13 @@
 """Need against two rows of plain transformers' softmax, and against a head edited by hand."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.decoders import write_decoder
-from support.edited_model import attention, projections
-from support.plain_attention import PlainAttention, blocks_of, plain_attention
+from support.edited_model import constants, edited
+from support.plain_attention import plain_attention
 from support.tiny_models import ByName, ModelOf, Tiny
 from torch import Tensor
 
@@ -26,56 +24,13 @@ def inputs() -> Tensor:
     return torch.randint(3, 60, (N_SEQS, N_POS), generator=torch.Generator().manual_seed(0))
 
 
-@contextmanager
-def straight(module: Any, pairs: slice) -> Iterator[None]:
-    """Let one module attend with some columns of its angles as at position 0."""
-
-    def write(_: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        tables = [table.clone() for table in options["position_embeddings"]]
-        for table in tables:
-            for half in table.tensor_split(2, -1) if pairs.stop else [table]:
-                half[..., pairs] = half[:, :1, pairs]
-        return args, options | {"position_embeddings": tuple(tables)}
-
-    handle = module.register_forward_pre_hook(write, with_kwargs=True)
-    yield
-    handle.remove()
-
-
-@contextmanager
-def constant(hf: Any, number: int, name: str) -> Iterator[None]:
-    """Let one projection of a layer write the mean of its output."""
-    weight, bias = projections(hf, number)[name]
-    module = getattr(attention(blocks_of(hf)[number]), f"{name[-1]}_proj")
-    outputs: list[Tensor] = []
-    handle = module.register_forward_hook(lambda *call: outputs.append(call[2]))
-    hf(inputs())
-    handle.remove()
-    before = weight.clone(), bias.clone()
-    weight.zero_()
-    bias.copy_(outputs[0].double().mean((0, 1)))
-    yield
-    weight.copy_(before[0])
-    bias.copy_(before[1])
-
-
-def changed(hf: Any, number: int, removed: str, intact: PlainAttention) -> Tensor:
+def changed(hf: Any, number: int, removed: str) -> Tensor:
     """Return a layer's scores on the inputs that it has, without a component in it alone."""
-    if removed in ("mask", "window"):
-        scores = intact.q @ intact.k.repeat_interleave(intact.q.shape[1] // intact.k.shape[1], 1).mT
-        scores = scores * intact.scaling
-        if intact.softcap is not None:
-            scores = intact.softcap * (scores / intact.softcap).tanh()
-        visible = ~intact.scores.isnan()
-        seen = visible | visible.mT if removed == "mask" else torch.ones(N_POS, N_POS).tril() > 0
-        return scores.masked_fill(~seen, torch.nan)
-    if removed.startswith("w_"):
-        edit = constant(hf, number, removed)
-    else:
-        pairs = slice(0, 2) if removed == "rope[0:2]" else slice(None)
-        edit = straight(attention(blocks_of(hf)[number]), pairs)
-    with edit:
-        return plain_attention(hf, inputs())[number].scores
+    name, _, band = removed.partition("[")
+    means = constants(hf, inputs())
+    pairs = [0, 1] if band else None
+    plain = edited(hf, [name], where={number: None}, replaced=means, pairs=pairs)
+    return plain_attention(plain, inputs())[number].scores
 
 
 def kl(scores: Tensor, other: Tensor, sinks: Tensor | None) -> Tensor:
@@ -109,7 +64,7 @@ def test_need_is_the_divergence_of_plain_transformers_two_rows(
     fold_of = torch.arange(N_SEQS) % N_FOLDS
     assert need.layers == (*intact,)
     for place, (number, of_layer) in enumerate(intact.items()):
-        expected = kl(of_layer.scores, changed(model.hf, number, removed, of_layer), of_layer.sinks)
+        expected = kl(of_layer.scores, changed(model.hf, number, removed), of_layer.sinks)
         means = torch.stack([expected[fold_of == fold].mean(0) for fold in range(N_FOLDS)])
         assert (need.folds[:, place] - means).abs().max() < BOUND
     assert need.mean.max() > 1e-2  # and it is no zero

@@ -12,9 +12,9 @@ from support.edited_model import (
     WEIGHTS,
     Replaced,
     attention_inputs,
+    constants,
     edited,
     norm_sizes,
-    output_means,
     output_sizes,
     projections,
     rows_of,
@@ -162,14 +162,13 @@ def replaced_weights(kind: Any, gain: str | None, seed: int, model: Any, tiny: T
     measured = {"norm": norm_sizes, "output": lambda hf: output_sizes(hf, tiny.tokens)}
     if kind == "identity":
         return scaled_identities(copied, measured[gain](hf) if gain in measured else None)
+    if kind == "mean":
+        return constants(hf, tiny.tokens)
     shapes = {
         (name, layer): weight.shape
         for layer in range(len(blocks_of(hf)))
         for name, (weight, _) in projections(copied, layer).items()
     }
-    if kind == "mean":
-        means = output_means(hf, tiny.tokens)
-        return {key: (torch.zeros(shape), means[key]) for key, shape in shapes.items()}
     if kind == "zero":
         return {key: (torch.zeros(s), torch.zeros(s[0])) for key, s in shapes.items()}
     draw = random_matrix if kind == "random" else own_matrix

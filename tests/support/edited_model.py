@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from support.plain_attention import blocks_of
+from support.plain_states import calls_of
 from support.tiny_models import N_POS
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -221,7 +222,9 @@ def unrotated(x: Tensor, n_heads: int, heads: Any, pairs: Any) -> Tensor:
     half = x.shape[-1] // 2
     out = x[:, None].repeat(1, n_heads, 1, 1)
     is_adjacent = x.shape[1] > 1 and torch.equal(x[..., ::2], x[..., 1::2])  # as in Cohere
-    for pair in range(half) if pairs is None else pairs:
+    if pairs is None:
+        out[:, heads] = x[:, None, :1]
+    for pair in pairs or ():
         for item in (2 * pair, 2 * pair + 1) if is_adjacent else (pair, pair + half):
             out[:, heads, :, item] = x[:, None, :1, item]
     return out
@@ -268,33 +271,25 @@ def output_sizes(
     return sizes
 
 
-def output_means(hf: PreTrainedModel, tokens: Tensor) -> dict[tuple[str, int], Tensor]:
-    """Return the mean output of each projection, [out] of the ungrouped model."""
-    return {
-        (name, layer): torch.nn.functional.linear(z if name == "w_o" else y, *projection).mean(
-            (0, 1)
-        )
-        for layer, (y, z) in enumerate(attention_inputs(hf, tokens))
-        for name, projection in projections(ungrouped(hf), layer).items()
-    }
+def constants(hf: PreTrainedModel, tokens: Tensor) -> Replaced:
+    """Return no weight and the mean output as bias, for each projection of the ungrouped model."""
+    replaced = {}
+    for layer, (y, z) in enumerate(attention_inputs(hf, tokens)):
+        for name, projection in projections(ungrouped(hf), layer).items():
+            output = torch.nn.functional.linear(z if name == "w_o" else y, *projection)
+            replaced[name, layer] = torch.zeros_like(projection.weight), output.mean((0, 1))
+    return replaced
 
 
 def attention_inputs(hf: PreTrainedModel, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return, per layer, the input of W_Q, W_K, W_V (y) and that of W_O (z)."""
-    y: list[Tensor] = []
-    z: list[Tensor] = []
-    handles = []
-    for block in blocks_of(hf):
-        attn = attention(block)
-        first = next(getattr(attn, n) for n in ("q_proj", "qkv_proj", "c_attn") if hasattr(attn, n))
-        last = attn.o_proj if hasattr(attn, "o_proj") else attn.c_proj
-        handles.append(first.register_forward_pre_hook(lambda _, args: y.append(args[0])))
-        handles.append(last.register_forward_pre_hook(lambda _, args: z.append(args[0])))
-    with torch.inference_mode():
-        hf(tokens)
-    for handle in handles:
-        handle.remove()
-    return list(zip(y, z, strict=True))
+    modules = {}
+    for layer, block in enumerate(blocks_of(hf)):
+        named = dict(attention(block).named_children())
+        for side, names in (("y", ("q_proj", "qkv_proj", "c_attn")), ("z", ("o_proj", "c_proj"))):
+            modules[side, layer] = next(named[name] for name in names if name in named)
+    calls = calls_of(hf, modules, tokens)
+    return [(calls["y", at].input, calls["z", at].input) for at in range(len(blocks_of(hf)))]
 
 
 class Outputs(NamedTuple):

@@ -6,7 +6,7 @@ Families outside the interface attend eagerly, and the input of their softmax is
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,16 +37,12 @@ class PlainAttention:
         scores: [seq, head, query, key], NaN at cells that a query does not see.
         q, k: queries [seq, head, query, d_head] and keys [seq, key head, key, d_head] as they are
             multiplied; None outside the interface.
-        scaling: the factor of q.k; None outside the interface.
-        softcap: the soft cap of the scores, if any.
         sinks: a logit per head, if any.
     """
 
     scores: Tensor
     q: Tensor | None = None
     k: Tensor | None = None
-    scaling: float | None = None
-    softcap: float | None = None
     sinks: Tensor | None = None
 
     @property
@@ -161,9 +157,17 @@ def _zeros(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class Recorder:
-    """The functions that stand in for transformers' own, and what they record by layer."""
+    """The functions that stand in for transformers' own, and what they record by layer.
 
-    def __init__(self, without: list[str]) -> None:
+    `rewrite` takes a layer's number and attention weights, and returns those that are used.
+    """
+
+    def __init__(
+        self,
+        without: Sequence[str] = (),
+        rewrite: Callable[[int, Tensor], Tensor] = lambda layer, weights: weights,
+    ) -> None:
+        self.rewrite = rewrite
         of_cells = " and ".join(name for name in ("mask", "window") if name in without)
         self.change = CELLS_WITHOUT.get(of_cells, lambda cells: cells)
         self.has_sinks = "sink" not in without
@@ -197,13 +201,11 @@ class Recorder:
             logits = torch.cat(
                 [logits, s_aux.reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1
             )
-        weights = logits.softmax(-1)[..., : key.shape[2]]
+        weights = self.rewrite(self.block, logits.softmax(-1)[..., : key.shape[2]])
         self.layers[self.block] = PlainAttention(
             scores=scores.masked_fill(attention_mask < _MASKED, torch.nan),
             q=query,
             k=key,
-            scaling=scaling,
-            softcap=softcap,
             sinks=s_aux,
         )
         mixed = weights @ _per_query_head(value, query)
@@ -261,12 +263,13 @@ def close(values: Tensor, expected: Tensor) -> None:
     assert_same(values.double(), expected.double(), NETWORK, size=size)
 
 
+def per_fold(values: Tensor, n_folds: int) -> Tensor:
+    """Return the means over the sequences s of each fold s % n_folds, in float64."""
+    return torch.stack([values[fold::n_folds].double().mean(0) for fold in range(n_folds)])
+
+
 def assert_attention(maps: Any, plain: list[PlainAttention], n_folds: int, rows: Tensor) -> None:
     """Check weights, scores and information of some rows against what softmax was fed."""
-
-    def per_fold(values: Tensor, n_folds: int) -> Tensor:
-        return torch.stack([values[fold::n_folds].double().mean(0) for fold in range(n_folds)])
-
     for place, layer in enumerate(plain):
         scores = layer.scores.double()[:, :, rows]
         visible = ~scores[0, 0].isnan()

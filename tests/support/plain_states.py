@@ -1,34 +1,61 @@
 """The intermediate states of plain transformers: the oracle of all that hook points carry.
 
-They are read by PyTorch forward hooks on the modules of a Llama-like model; RoPE is transformers'
-own function.
+They are read by PyTorch forward hooks on modules; RoPE is transformers' own function.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from support.plain_attention import blocks_of
 from support.rounding import NETWORK
 from support.tiny_models import distance
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+Name = TypeVar("Name")
 
-@dataclass
+
+class Call(NamedTuple):
+    """What a module was given first, and what it returned first."""
+
+    input: Tensor
+    output: Tensor
+
+
+def calls_of(
+    hf: PreTrainedModel, modules: Mapping[Name, nn.Module], *inputs: Tensor, **options: Tensor
+) -> dict[Name, Call]:
+    """Run a plain model, and return what some of its modules were given and returned."""
+    calls: dict[Name, Call] = {}
+    with ExitStack() as stack, torch.inference_mode():
+        for name, module in modules.items():
+
+            def keep(_: Any, args: Any, given: Any, output: Any, name: Name = name) -> None:
+                first = args[0] if args else given["hidden_states"]
+                calls[name] = Call(first, output[0] if isinstance(output, tuple) else output)
+
+            stack.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+        hf(*inputs, **options)
+    return {name: calls[name] for name in modules}
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockStates:
     """One block's tensors, positions second: [batch, pos, ...]."""
 
-    y: Tensor = field(default_factory=lambda: torch.empty(0))  # LN(X)
-    q: Tensor = field(default_factory=lambda: torch.empty(0))  # [batch, pos, head, d_head]
-    k: Tensor = field(default_factory=lambda: torch.empty(0))
-    z: Tensor = field(default_factory=lambda: torch.empty(0))
-    written: Tensor = field(default_factory=lambda: torch.empty(0))
-    middle: Tensor = field(default_factory=lambda: torch.empty(0))
-    normed_middle: Tensor = field(default_factory=lambda: torch.empty(0))
-    output: Tensor = field(default_factory=lambda: torch.empty(0))
+    y: Tensor  # LN(X)
+    q: Tensor  # [batch, pos, head, d_head]
+    k: Tensor
+    z: Tensor
+    written: Tensor
+    middle: Tensor
+    normed_middle: Tensor
+    output: Tensor
 
     def scores(self) -> Tensor:
         """Return the score of every query and key, masked ones too: [batch, head, query, key]."""
@@ -42,69 +69,50 @@ def plain_states(hf: PreTrainedModel, tokens: Tensor, rope: bool = True) -> list
 
     With `rope` false, q and k are those of a model whose rotation was switched off.
     """
-    states = [BlockStates() for _ in hf.model.layers]
-    handles = [h for b, s in zip(hf.model.layers, states, strict=True) for h in _hooks(b, s)]
-    with torch.inference_mode():
-        hf(tokens)
-    for handle in handles:
-        handle.remove()
+    blocks = enumerate(hf.model.layers)
+    modules = {(at, name): block.get_submodule(name) for at, block in blocks for name in _MODULES}
+    calls = calls_of(hf, modules, tokens)
     positions = torch.arange(tokens.shape[1])[None]
     cos, sin = hf.model.rotary_emb(tokens.float(), positions)
-    for layer, s in enumerate(states):
-        d_head = hf.model.layers[layer].self_attn.head_dim
-        s.q, s.k = (x.unflatten(-1, (-1, d_head)) for x in (s.q, s.k))
-        if rope and getattr(hf.config, "no_rope_layers", [1] * len(states))[layer]:
-            s.q, s.k = apply_rotary_pos_emb(s.q, s.k, cos, sin, unsqueeze_dim=2)
+    states = []
+    for at, block in enumerate(hf.model.layers):
+        norm, q, k, o, second_norm, whole = (calls[at, name] for name in _MODULES)
+        d_head = block.self_attn.head_dim
+        heads = tuple(x.output.unflatten(-1, (-1, d_head)) for x in (q, k))
+        if rope and getattr(hf.config, "no_rope_layers", [1] * (at + 1))[at]:
+            heads = apply_rotary_pos_emb(*heads, cos, sin, unsqueeze_dim=2)
+        states.append(
+            BlockStates(
+                y=norm.output,
+                q=heads[0],
+                k=heads[1],
+                z=o.input,
+                written=o.output,
+                middle=second_norm.input,
+                normed_middle=second_norm.output,
+                output=whole.output,
+            )
+        )
     return states
 
 
-def _hooks(block: Any, states: BlockStates) -> list[Any]:
-    def output_of(module: Any, name: str) -> Any:
-        return module.register_forward_hook(_keep(states, name, lambda inputs, output: output))
-
-    def input_of(module: Any, name: str) -> Any:
-        return module.register_forward_hook(_keep(states, name, lambda inputs, output: inputs[0]))
-
-    attn = block.self_attn
-    return [
-        output_of(block.input_layernorm, "y"),
-        output_of(attn.q_proj, "q"),
-        output_of(attn.k_proj, "k"),
-        input_of(attn.o_proj, "z"),
-        output_of(attn.o_proj, "written"),
-        input_of(block.post_attention_layernorm, "middle"),
-        output_of(block.post_attention_layernorm, "normed_middle"),
-        output_of(block, "output"),
-    ]
-
-
-def _keep(states: BlockStates, name: str, pick: Callable[[Any, Any], Any]) -> Callable[..., None]:
-    def hook(module: Any, inputs: Any, output: Any) -> None:
-        picked = pick(inputs, output)
-        setattr(states, name, picked[0] if isinstance(picked, tuple) else picked)
-
-    return hook
+_MODULES = (
+    *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj"),
+    *("post_attention_layernorm", ""),
+)
 
 
 def block_outputs(hf: PreTrainedModel, **inputs: Tensor) -> Tensor:
     """Return the output of every block of a plain model: [layer, batch, pos, d_model]."""
-    kept: list[Tensor] = []
-
-    def keep(module: Any, args: Any, output: Any) -> None:
-        kept.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [block.register_forward_hook(keep) for block in blocks_of(hf)]
-    with torch.inference_mode():
-        hf(**inputs)
-    for handle in handles:
-        handle.remove()
-    return torch.stack(kept)
+    calls = calls_of(hf, dict(enumerate(blocks_of(hf))), **inputs)
+    return torch.stack([call.output for call in calls.values()])
 
 
-def per_fold(values: Tensor, n_folds: int) -> Tensor:
-    """Return the means over the sequences s of each fold s % n_folds, in float64."""
-    folds = [values[fold::n_folds].double().mean(0) for fold in range(n_folds)]
-    return torch.stack(folds)
+def plain_losses(hf: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Return the loss of each prediction of a plain model, nats [batch, pos - 1]."""
+    with torch.no_grad():
+        logits = hf(input_ids=tokens).logits
+    return cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")
 
 
 def agree(values: Tensor, expected: Tensor, bound: float = NETWORK) -> bool:

@@ -5,12 +5,14 @@ projections large enough that attention is far from uniform, so that no weight c
 unnoticed.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -156,6 +158,14 @@ def tokens(n_seqs: int = N_SEQS, n_pos: int = N_POS, seed: int = 0) -> torch.Ten
     """Draw random token sequences."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(D_VOCAB, (n_seqs, n_pos), generator=generator)
+
+
+def write_texts(file: Path, *, n_texts: int, n_words: int) -> None:
+    """Write random texts to a JSONL file, one a line."""
+    words = ["the", "other", "rather", "into", "at", "there", "here", "than", "an", "end", "of"]
+    draw = np.random.default_rng(0)
+    rows = [json.dumps({"text": " ".join(draw.choice(words, n_words))}) for _ in range(n_texts)]
+    file.write_text("\n".join(rows))
 
 
 def tokenizer(forces_bos: bool = False) -> PreTrainedTokenizerFast:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from accelerate import dispatch_model
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import PromptTuningConfig, get_peft_model
+from support.adapters import adapted
 from support.decoders import write_decoder
 from support.edited_model import edited
 from support.plain_attention import plain_attention
+from support.plain_states import plain_losses
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, ByName, distance, tokenizer, tokens
 from torch import Tensor, nn
@@ -36,7 +38,6 @@ from nope_probe.hooks.layers.objects import model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")  # peft's
 TOKENS = tokens(5, 11)
-PARTS = ("q_proj", "v_proj", "down_proj")
 
 
 def in_training(hf: Any) -> Any:
@@ -53,12 +54,6 @@ def dispatched(hf: Any) -> Any:
 def compiled_in_place(hf: Any) -> Any:
     hf.forward = torch.compile(hf.forward, backend="eager")
     return hf
-
-
-def adapted(hf: Any, **options: Any) -> Any:
-    torch.manual_seed(3)
-    settings = LoraConfig(r=3, target_modules=[*PARTS], init_lora_weights=False, **options)
-    return get_peft_model(hf, settings).eval()
 
 
 def of_nnsight(hf: Any) -> Any:
@@ -124,11 +119,6 @@ def test_the_scores_of_any_object_are_those_of_plain_transformers(
     for layer, plain in expected.items():
         assert torch.equal(plain.map.isnan(), scores[layer].isnan())
         assert distance(scores[layer].nan_to_num(), plain.map.nan_to_num()) <= bound
-
-
-def losses(what: Any) -> Tensor:
-    predicted = what(TOKENS).logits[:, :-1].log_softmax(-1)
-    return -predicted.gather(-1, TOKENS[:, 1:, None])[..., 0]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "gemma2"])
@@ -270,8 +260,8 @@ def test_weights_are_shared_and_a_change_of_them_is_seen(name: str, tiny: ByName
     with torch.no_grad():
         for weight in hf.parameters():
             weight.mul_(1.1)
-    assert distance(before, losses(hf)) > 1e-3
-    assert distance(capture_losses(loaded, TOKENS), losses(hf)) <= NETWORK
+    assert distance(before, plain_losses(hf, TOKENS)) > 1e-3
+    assert distance(capture_losses(loaded, TOKENS), plain_losses(hf, TOKENS)) <= NETWORK
 
 
 def doubled_adapter(adapted: Any) -> None:
@@ -318,10 +308,10 @@ def test_a_model_that_has_changed_since_it_was_loaded_is_refused(change: str, ti
 def test_hooks_act_as_in_the_model_and_are_seen_when_they_come(tiny: ByName) -> None:
     hf = deepcopy(tiny("llama").hf)
     hook = hf.model.layers[1].mlp.register_forward_hook(lambda _, args, output: 3 * output)
-    changed = losses(hf)
+    changed = plain_losses(hf, TOKENS)
     assert distance(capture_losses(hf, TOKENS), changed) <= NETWORK
     hook.remove()
-    intact = losses(hf)
+    intact = plain_losses(hf, TOKENS)
     assert distance(capture_losses(hf, TOKENS), intact) <= NETWORK < distance(intact, changed)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 from support.hooked_runs import hooks_left
-from support.plain_states import agree, block_outputs, per_fold, plain_states
+from support.plain_attention import per_fold
+from support.plain_states import agree, block_outputs, plain_states
 from support.rounding import NETWORK, assert_same, rounding
 from support.stream_checkpoints import out_of_memory_above
 from support.tiny_models import N_POS, ByName, ModelOf, tokens
@@ -32,14 +33,8 @@ def inputs() -> torch.Tensor:
 
 def cached_scores(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """Return all scores of a model: [layer, batch, head, query_pos, key_pos]."""
-    kept, points = (
-        list[torch.Tensor](),
-        [x.point("attn.hook_attn_scores") for x in layers_of(model)],
-    )
-    hooks = [(point, lambda scores, hook: kept.append(scores.clone())) for point in points]
-    with torch.inference_mode(), hooks_attached(hooks):
-        model(inputs)
-    return torch.stack(kept)
+    _, cache = model.run_with_cache(inputs, names_filter=lambda name: name.endswith("attn_scores"))
+    return torch.stack([*cache.values()])
 
 
 def fold_means(scores: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ablations import ablations, calibration_of, edited_as
-from support.edited_model import plain_run
-from support.plain_attention import assert_attention, close, plain_attention
-from support.plain_states import BlockStates, per_fold, plain_states
+from support.plain_attention import assert_attention, close, per_fold, plain_attention
+from support.plain_states import BlockStates, plain_losses, plain_states
 from support.tiny_models import N_POS, ByName, ModelOf, tokens
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from nope_probe import (
     Ablation,
@@ -81,5 +79,4 @@ def test_captures_of_an_ablated_model_are_those_of_plain_transformers_edited(
             close(stages.folds[letter], gram[:, rows].masked_fill(later, torch.nan))
     for letter in {"b", "i"} & {*stages.folds}:
         close(stages.folds[letter], maps.folds[:, scores[letter]])
-    logits = plain_run(hf, INPUTS).logits
-    close(losses, cross_entropy(logits[:, :-1].mT, INPUTS[:, 1:], reduction="none"))
+    close(losses, plain_losses(hf, INPUTS))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from support.ablations import identities
 from support.decoders import write_decoder
-from support.plain_attention import plain_attention
-from support.plain_states import per_fold, plain_states
+from support.plain_attention import per_fold, plain_attention
+from support.plain_states import calls_of, plain_states
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 from support.traced import bos_reader
@@ -137,26 +137,15 @@ def first_block(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Return what embeddings, heads and MLP write, what L1's norm multiplies by, and values."""
     block, reader = hf.model.layers[0], hf.model.layers[1]
-    attn, norm, kept = block.self_attn, reader.input_layernorm, dict[str, torch.Tensor]()
-    handles = [
-        block.register_forward_pre_hook(lambda m, i: kept.update(embed=i[0])),
-        block.mlp.register_forward_hook(lambda m, i, o: kept.update(MLP0=factor * o)),
-        attn.o_proj.register_forward_hook(lambda m, i, o: kept.update(z=i[0])),
-        attn.v_proj.register_forward_hook(lambda m, i, o: kept.update(v=o)),
-        norm.register_forward_hook(lambda m, i, o: kept.update(x=i[0])),
-    ]
-    with torch.inference_mode():
-        hf(inputs)
-    for handle in handles:
-        handle.remove()
-    x, z, v = (kept.pop(name) for name in "xzv")
+    attn, norm = block.self_attn, reader.input_layernorm
+    parts = (block, block.mlp, attn.o_proj, attn.v_proj, norm)
+    whole, mlp, o, v, normed = calls_of(hf, dict(enumerate(parts)), inputs).values()
     weights = (factor * attn.o_proj.weight).unflatten(1, (6, -1)).unbind(1)
-    for head, (of_head, weight) in enumerate(
-        zip(z.unflatten(-1, (6, -1)).unbind(2), weights, strict=True)
-    ):
-        kept[f"L0H{head}"] = of_head @ weight.T
-    scale = (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * norm.weight
-    return kept, scale, v
+    written = {"embed": whole.input, "MLP0": factor * mlp.output}
+    heads = zip(o.input.unflatten(-1, (6, -1)).unbind(2), weights, strict=True)
+    written |= {f"L0H{head}": z @ weight.T for head, (z, weight) in enumerate(heads)}
+    square = normed.input.square().mean(-1, keepdim=True)
+    return written, (square + norm.variance_epsilon).rsqrt() * norm.weight, v.output
 
 
 @pytest.mark.parametrize(("name", "factor"), [("llama", 1.0), ("granite", 0.37)])
@@ -313,22 +302,19 @@ def test_norms_multiply_the_mean_residual_stream_by_their_mean_scale_at_each_pos
     name: str, per_head: bool, tiny: ByName, bridge: ByName, inputs: torch.Tensor
 ) -> None:
     hf = tiny(name).hf
-    block, kept = hf.model.layers[1], {}
+    block = hf.model.layers[1]
     norm, attn = block.input_layernorm, block.self_attn
-    handle = norm.register_forward_hook(lambda m, i, o: kept.update(x=i[0], y=o))
-    with torch.inference_mode():
-        hf(inputs)
-    handle.remove()
+    [(x, y)] = calls_of(hf, {"norm": norm}, inputs).values()
     sums = capture_positions(bridge(name), inputs, n_folds=1, layers=[1], per_head=per_head)
     reader = sums.readers[1]
 
     def scale(x: torch.Tensor, of: Any) -> torch.Tensor:
         return (x.square().mean(-1, keepdim=True) + of.variance_epsilon).rsqrt()
 
-    outer, stream = scale(kept["x"], norm), kept["x"].mean((0, 1)) * norm.weight
+    outer, stream = scale(x, norm), x.mean((0, 1)) * norm.weight
     for side, found in (("q", reader.norm_queries), ("k", reader.norm_keys)):
         projection, inner = getattr(attn, f"{side}_proj"), getattr(attn, f"{side}_norm", None)
-        raw = projection(kept["y"]).unflatten(-1, (-1, attn.head_dim))
+        raw = projection(y).unflatten(-1, (-1, attn.head_dim))
         gains = torch.ones(()).expand(*raw.shape[:3], 1) if inner is None else scale(raw, inner)
         made = (projection.weight @ stream).view(raw.shape[2:])
         made = made * (outer[..., None] * gains).mean(0)

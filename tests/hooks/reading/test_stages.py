@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.plain_states import per_fold
+from support.plain_attention import per_fold
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 

@@ -1,18 +1,16 @@
 """Heads without content: plain transformers with the mean weights written in, and what it means."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.decoders import write_decoder
+from support.edited_model import plain_run
+from support.plain_attention import Recorder, recording
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, ModelOf, tokens
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
 
 from nope_probe import (
     Ablation,
@@ -26,61 +24,25 @@ from nope_probe import (
 )
 
 HEADS = {0: [1, 3], 1: [4]}  # of six query heads, of which three share a key head
-NAME = "written_in_by_the_tests"
 
 
-class WrittenIn:
-    """An attention function of plain transformers that keeps weights, or has some written in."""
-
-    def __init__(self, means: Mapping[int, Tensor]) -> None:
-        self.means, self.weights = means, dict[int, Tensor]()
-
-    def __call__(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
-    ) -> tuple[Tensor, None]:
-        groups = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-        scaling = options.get("scaling") or query.shape[-1] ** -0.5
-        scores = query @ key.mT * scaling
-        if options.get("softcap"):
-            scores = options["softcap"] * torch.tanh(scores / options["softcap"])
-        scores = scores + mask[..., : key.shape[2]]
-        if options.get("s_aux") is not None:
-            sink = options["s_aux"].view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-            weights = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
-        else:
-            weights = scores.softmax(-1)
-        layer, n = module.layer_idx, scores.shape[-1]
-        self.weights[layer] = weights
-        if layer in self.means:
-            weights = weights.clone()
-            weights[:, HEADS[layer]] = self.means[layer][HEADS[layer], :n, :n]
-        return (weights @ value).transpose(1, 2).contiguous(), None
-
-
-@contextmanager
-def attending(hf: Any, function: WrittenIn) -> Iterator[None]:
-    AttentionInterface.register(NAME, function)
-    AttentionMaskInterface.register(NAME, eager_mask)
-    before = hf.config._attn_implementation
-    hf.set_attn_implementation(NAME)
-    try:
-        yield
-    finally:
-        hf.set_attn_implementation(before)
-
-
-def plain_run(hf: Any, inputs: Tensor, means: Mapping[int, Tensor]) -> tuple[Tensor, WrittenIn]:
+def plain_logits(hf: Any, inputs: Tensor, means: Tensor) -> Tensor:
     """Return the logits of plain transformers with mean weights written into `HEADS`."""
-    function = WrittenIn(means)
-    with attending(hf, function), torch.no_grad():
-        logits = hf(inputs).logits
-    return logits, function
+    n_pos = inputs.shape[1]
+
+    def write(layer: int, weights: Tensor) -> Tensor:
+        if layer not in HEADS:
+            return weights
+        written = weights.clone()
+        written[:, HEADS[layer]] = means[layer][HEADS[layer], :n_pos, :n_pos]
+        return written
+
+    with recording(hf, Recorder(rewrite=write)), torch.no_grad():
+        return hf(inputs).logits
 
 
-def plain_means(hf: Any, inputs: Tensor) -> dict[int, Tensor]:
-    weights = plain_run(hf, inputs, {})[1].weights
-    return {layer: weights[layer].mean(0) for layer in HEADS}
+def plain_means(hf: Any, inputs: Tensor) -> Tensor:
+    return plain_run(hf, inputs).patterns.mean(1)
 
 
 def without_content(model: Any, inputs: Tensor, calibration: Calibration | None) -> Tensor:
@@ -102,7 +64,7 @@ def test_content_removed_equals_plain_transformers_with_the_mean_weights_written
     for layer, heads in HEADS.items():
         pattern = calibration.patterns[layer].rows(slice(None))
         assert_same(pattern, means[layer][heads])
-    expected = plain_run(hf, inputs, means)[0]
+    expected = plain_logits(hf, inputs, means)
     assert_same(without_content(model, inputs, calibration), expected, NETWORK)
     assert not torch.allclose(model(inputs), expected, rtol=1e-3)
 
@@ -117,7 +79,7 @@ def test_sinks_keep_their_mean_share(tmp_path: Path) -> None:
         calibration = calibrate(model, tiny.tokens, heads=HEADS)
         means = plain_means(tiny.hf, tiny.tokens)
         assert float(means[0].sum(-1).max()) < 1
-        expected = plain_run(tiny.hf, tiny.tokens, means)[0]
+        expected = plain_logits(tiny.hf, tiny.tokens, means)
         assert_same(without_content(model, tiny.tokens, calibration), expected, NETWORK)
 
 
@@ -126,7 +88,7 @@ def test_shorter_sequences_take_the_first_rows_and_longer_ones_are_refused(
 ) -> None:
     model, hf, inputs = bridge("llama"), tiny("llama").hf, tiny("llama").tokens
     calibration = calibrate(model, inputs, heads=HEADS)
-    expected = plain_run(hf, inputs[:, :7], plain_means(hf, inputs))[0]
+    expected = plain_logits(hf, inputs[:, :7], plain_means(hf, inputs))
     assert_same(without_content(model, inputs[:, :7], calibration), expected, NETWORK)
     with pytest.raises(ValueError, match=r"expected sequences of 11 tokens, got 13"):
         without_content(model, tokens(n_pos=13), calibration)

@@ -11,6 +11,7 @@ from support.ablations import calibration_of, edited_as, own_weight
 from support.decoders import write_decoder
 from support.edited_model import WEIGHTS, plain_run, rectangular_identity
 from support.hooked_runs import hooked_run, hooks_left, largest_error
+from support.plain_states import calls_of
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import ByName, ModelOf, distance, tokens
 
@@ -191,11 +192,8 @@ def test_heads_lose_the_columns_of_w_o_that_read_their_values_where_these_have_t
     written = write_decoder("deepseek_v3", tmp_path, **sizes)
     model, inputs = load(str(written.folder)).model, written.tokens
     heads = [1, 3]
-    w_o, read = written.hf.model.layers[1].self_attn.o_proj, []
-    handle = w_o.register_forward_hook(lambda _, z, output: read.append((z[0], output)))
-    written.hf(inputs)
-    handle.remove()
-    [(z, output)] = read
+    w_o = written.hf.model.layers[1].self_attn.o_proj
+    [(z, output)] = calls_of(written.hf, {"w_o": w_o}, inputs).values()
     calibration = calibrate(model, inputs, seed=0)
     replaced = z @ rectangular_identity("w_o", w_o.weight.shape).T
     gain = calibration.gains["identity"]["w_o"][1]

@@ -1,7 +1,5 @@
 """The position that a component writes is taken away, against hooks on plain transformers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,11 @@ from support.decoders import write_decoder
 from support.edited_model import Outputs, attention, edited, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.plain_attention import blocks_of
+from support.plain_states import calls_of
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 from support.written import of_all, of_others
+from torch.utils.hooks import RemovableHandle
 
 from nope_probe import UserError, ablated, calibrate, capture_scores, load
 from nope_probe.hooks.ablation import directly_ablated
@@ -49,35 +49,23 @@ def output_projection(block: Any) -> Any:
 
 def outputs_of(hf: Any, writer: str, text: torch.Tensor) -> torch.Tensor:
     """Return what a component writes: of a head, its values through W_O, as a norm scales it."""
-    kept: dict[str, torch.Tensor] = {}
     layer, _, head = writer[1:].partition("H") if writer.startswith("L") else ("0", "", "")
     projection = output_projection(blocks_of(hf)[int(layer)])
-    hooks = [
-        (writing_module(hf, writer), lambda m, i, o: kept.update(written=o)),
-        (projection, lambda m, i, o: kept.update(z=i[0], behind=o)),
-    ]
-    handles = [module.register_forward_hook(hook) for module, hook in hooks]
-    with torch.inference_mode():
-        hf(text)
-    for handle in handles:
-        handle.remove()
+    modules = {"writing": writing_module(hf, writer), "heads": projection}
+    calls = calls_of(hf, modules, text)
+    written, (z, behind) = calls["writing"].output, calls["heads"]
     if not head:
-        return kept["written"]
+        return written
     head = int(head)
     weight = projection.weight if hasattr(projection, "out_features") else projection.weight.T
     width = weight.shape[1] // hf.config.num_attention_heads
     columns = slice(head * width, (head + 1) * width)
-    own = kept["z"][..., columns] @ weight[:, columns].T
-    return own * (kept["written"] / kept["behind"])  # 1 but for a norm without mean or bias
+    own = z[..., columns] @ weight[:, columns].T
+    return own * (written / behind)  # 1 but for a norm without mean or bias
 
 
-@contextmanager
-def output_less(module: Any, vectors: torch.Tensor) -> Iterator[None]:
-    handle = module.register_forward_hook(lambda m, i, o: o - vectors)
-    try:
-        yield
-    finally:
-        handle.remove()
+def output_less(module: Any, vectors: torch.Tensor) -> RemovableHandle:
+    return module.register_forward_hook(lambda m, i, o: o - vectors)
 
 
 def edited_run(hf: Any, writer: str, text: torch.Tensor, skip: int = 0) -> Outputs:
@@ -121,19 +109,15 @@ def test_norms_behind_attention_and_a_factor_count(name: str, tmp_path: Path) ->
 
 def test_a_block_that_does_not_attend_writes_as_a_whole(tmp_path: Path) -> None:
     tiny = write_decoder("qwen3_next", tmp_path)
-    model, kept, text = load(str(tiny.folder)).model, {}, tokens(7, seed=7)
+    model, text = load(str(tiny.folder)).model, tokens(7, seed=7)
     block, reader = (tiny.hf.model.layers[index] for index in (0, 1))
-    handle = block.register_forward_hook(lambda m, i, o: kept.update(x=i[0], after=o))
-    with torch.inference_mode():
-        tiny.hf(text)
-    handle.remove()
-    vectors = of_others(kept["after"] - kept["x"], 0)
+    [(x, after)] = calls_of(tiny.hf, {"block": block}, text).values()
+    vectors = of_others(after - x, 0)
     with ablated(model, "position[BLOCK0]", tokens=text):
         logits = model(text)
-    handle = reader.register_forward_pre_hook(lambda m, i: (i[0] - vectors, *i[1:]))
-    with torch.inference_mode():
+    less = reader.register_forward_pre_hook(lambda m, i: (i[0] - vectors, *i[1:]))
+    with torch.inference_mode(), less:
         assert distance(logits, tiny.hf(text).logits) <= NETWORK
-    handle.remove()
 
 
 @pytest.mark.parametrize("spec", ["bridge:gpt2", "hooked:smollm3-rope"])
