@@ -21,12 +21,10 @@ from nope_probe.files import packaged
 from nope_probe.removal import (
     CIRCUITS,
     IN_HEADS,
-    INTACT,
     INTERACTION,
     NO_REPLACEMENT,
     REMOVABLE,
     UNION,
-    WRITTEN_NULL,
     Words,
     writer_of,
 )
@@ -89,18 +87,10 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT) -> str:
         >>> row_name("written_null")
         'null of written position'
     """
-    if removed in (INTACT.name, WRITTEN_NULL):
-        return removed if removed == INTACT.name else words(removed)
-    everywhere, heads = in_heads(removed)
-    if heads:
-        return row_name(everywhere, replacement) + heads
-    constant: str | None = _NAMES["constant"].get(removed)
-    if replacement == "mean" and constant is not None:
-        return constant
-    said = _words_of(removed).phrase or words(removed)
-    if replacement not in ("mean", NO_REPLACEMENT):
-        return f"with {said} replaced by {replacement}"
-    return f"without {said}"
+    (everywhere, heads), rows = in_heads(removed), _NAMES["rows"]
+    name: str = rows.get(f"{replacement} {everywhere}") or rows.get(replacement, rows["replaced"])
+    said = _words_of(everywhere).phrase or words(everywhere)
+    return name.format(removed=said, replacement=replacement) + heads
 
 
 def in_heads(name: str) -> tuple[str, str]:

@@ -51,19 +51,12 @@ def run_notes(manifest: Manifest) -> list[str]:
         >>> run_notes(Manifest(results={"left_out": left_out}))
         ['Not removed by default: sliding window (it hides no key in sequences of 64 tokens).']
     """
-    info, sizes = manifest.model, manifest.fold_sizes
-    keys_from = () if info is None else info.keys_from
+    keys_from = () if manifest.model is None else manifest.model.keys_from
     reasons = manifest.results.get("left_out") or {}
     lines = template("reports", "notes.txt").render(
         manifest=manifest,
-        results=manifest.results,
         layers=words.layer_names,
-        info=info,
         sharing={layer: source for layer, source in enumerate(keys_from) if layer != source},
-        n=sum(sizes),
-        half=min(sum(sizes[::2]), sum(sizes[1::2])),
-        largest=max(sizes, default=0),
-        distinct=manifest.distinct_sequences or sum(sizes),
         left_out=[
             (why, ", ".join(map(names.words, alike)))
             for why, alike in groupby(reasons, reasons.get)

@@ -172,8 +172,7 @@ def headline_of_intact(run: Run) -> Headline:
     if above.empty:
         return Headline(sentence=SAID["nothing"])
     shown = above.nlargest(MOST_ROWS, "amplitude").sort_values("layer")
-    table = brief(shown, "layer", SHOWN, MEASURES)
-    return Headline(table=table, caption=SAID["intact"])
+    return Headline(table=brief(shown, "layer", SHOWN, MEASURES), caption=SAID["intact"])
 
 
 def of_figure(run: Run) -> dict[str, Any]:

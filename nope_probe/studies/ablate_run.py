@@ -148,15 +148,14 @@ class Plan:
         """
         yield from calibration(engine, [*self.rows.values()])
         runs = {key_of(*of): (of[1], engine) for of in (self.rows | self.nulls).items()}
-        controls = {key_of(*of) for of in self.nulls.items()}
         if shuffled is not None:
             of_tokens = replace(engine, inputs=shuffled.inputs, documents=shuffled.documents)
             runs |= {f"shuffled/{row[0].name}": (self.rows[row], of_tokens) for row in UNSHUFFLED}
         for key, (ablation, on) in runs.items():
-            condition, is_control = ablation.condition, on is not engine or key in controls
-            per_head = self.per_head and condition.are_sources and not is_control
+            condition, is_shuffled = ablation.condition, on is not engine
+            per_head = self.per_head and condition.are_sources and not is_shuffled
             # Without the mask a token sees the next token, and its loss means nothing.
-            loss = self.losses and "mask" not in condition and on is engine
+            loss = self.losses and "mask" not in condition and not is_shuffled
             read = partial(read_scores, layers=self.layers, per_head=per_head, loss=loss)
             yield Pass(
                 key=key,
@@ -214,9 +213,7 @@ def make_plan(
     in_heads = any(by.heads is not None for by in options.get("ablations", ()))
     sources = tuple(name for name in SOURCES if name in has and name not in left_out)
     if remove is None:
-        there = {*has, "written"} - {*left_out}
-        if in_heads:
-            there.discard("written")
+        there = {*has, *(() if in_heads else ("written",))} - {*left_out}
         remove = [name for name in DEFAULT_REMOVED if {*name.split(UNION)} <= there]
     else:  # weights are named
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
@@ -286,7 +283,7 @@ class Ablate(Study[Settings]):
 
     def _tables(self, maps: Maps, results: Results) -> dict[str, pd.DataFrame]:
         """Return the tables of the run."""
-        plan, per_head = self.plan, self.settings.per_head
+        plan = self.plan
         nulls, shuffled = maps_of(plan.nulls, results), Maps()
         if self.is_text:
             shuffled = {row: results[f"shuffled/{row[0].name}"].maps for row in UNSHUFFLED}
@@ -298,10 +295,10 @@ class Ablate(Study[Settings]):
             name: pd.concat([of_layer[name] for of_layer in of_layers], ignore_index=True)
             for name in of_layers[0]
         }
-        if per_head and not plan.sources:
-            reading, fold_of = results[name_of(INTACT_ROW)], self._copies()[0].fold_of
-            induction = results["induction"], fold_of
-            tables["head_pattern"] = heads_table(reading, self.engine.fold_of, induction)
+        if "induction" in results:
+            induction = results["induction"], self._copies()[0].fold_of
+            intact = results[name_of(INTACT_ROW)]
+            tables["head_pattern"] = heads_table(intact, self.engine.fold_of, induction)
         if not plan.sources:
             return tables
         weights = next(iter(maps[INTACT_ROW].values())).weights

@@ -209,12 +209,8 @@ def headline(label: str, base: str, table: pd.DataFrame, columns: Columns) -> He
         tested, things = tested.drop_duplicates(["layer", "head"]), "heads"
     most = furthest(table, columns)
     said = {"label": label, "base": base, "n_differ": tested["differs"].sum(), "n": len(tested)}
-    furthest_of = dict(zip(("number", "before", "after"), most.iloc[0], strict=False))
-    return Headline(
-        sentence=SAID["first"].format(things=things, **said, **furthest_of),
-        table=most,
-        caption=SAID["furthest"].format(**said),
-    )
+    sentence = SAID["first"].format(*most.iloc[0], things=things, **said)
+    return Headline(sentence=sentence, table=most, caption=SAID["furthest"].format(**said))
 
 
 def furthest(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
