@@ -184,9 +184,11 @@ def _changes(base: Named, other: Named, columns: Columns, paired: bool) -> pd.Da
     one, two = (of.assign(row=range(len(of))) for of in (names, others))
     pairs = one.merge(two, on=[*names.columns.intersection(others.columns)])
     before, after = pairs["row_x"].to_numpy(), pairs["row_y"].to_numpy()
-    is_rms = pairs["number"].map(lambda name: bool(columns[name].noise)).to_numpy(bool)
+    is_rms = pairs["number"].map(lambda name: bool(columns[name].noise))
+    if "of" in pairs:  # the size of a lead is a mean
+        is_rms &= pairs["of"] != "lead"
     changes = compare_numbers(
-        numbers.take(before), changed.take(after), paired=paired, is_rms=is_rms
+        numbers.take(before), changed.take(after), paired=paired, is_rms=is_rms.to_numpy(bool)
     )
     changes = changes.rename(columns={"p": "p_holm"}).set_index(after)
     changes.insert(0, "base_value", numbers.ends[before, 0])

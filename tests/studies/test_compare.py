@@ -61,7 +61,13 @@ def run_of(draw: int, layers: int = 2, data: str = "same", **settings: Any) -> R
         data={"sha256": data},
         fold_sizes=[3] * FOLDS,
     )
-    tables = {"over_layers": means, "pattern": single, "by_position": by_position}
+    size = interval_columns(size=jackknife(estimates[0][0]))
+    tables = {
+        "over_layers": means,
+        "pattern": single,
+        "by_position": by_position,
+        "terms": [{"layer": 0, "of": "lead", "term": "mask", **size}],
+    }
     return Run(
         manifest=manifest,
         tables={name: pd.DataFrame(rows) for name, rows in tables.items()},
@@ -92,6 +98,13 @@ def test_neighbours_along_the_axis_are_tested_fold_by_fold() -> None:
                 ends = [found[f"difference{end}"] for end in ("", "_low", "_high")]
                 assert ends == pytest.approx([(now - before).mean(), low, high])
                 assert found["method"] == "paired"
+
+
+def test_the_size_of_a_lead_is_compared_as_a_mean() -> None:
+    rows = difference(run_of(0), run_of(1)).set_index(["table", "removed", "number"])
+    ends = ["difference", "difference_low", "difference_high"]
+    size = rows[rows["of"] == "lead"].loc["terms"].squeeze()[ends]
+    assert [*size] == [*rows.loc[("over_layers", "intact", LEAD), ends]]
 
 
 def test_holms_rule_is_over_all_neighbours_of_a_table() -> None:
@@ -163,7 +176,7 @@ def test_single_positions_are_left_out_where_lengths_or_rows_differ(
     runs = [run_of(seed, seed=seed) for seed in range(n)]
     assert "by_position" in {*difference(*runs)["table"]}
     table = difference(*runs[1:], run_of(n, **change))
-    assert {*table["table"]} == {"over_layers", "pattern"}
+    assert {*table["table"]} == {"over_layers", "pattern", "terms"}
 
 
 def test_a_run_twice_has_no_difference() -> None:
@@ -294,7 +307,7 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     assert not out.exists()
     run_command(compare, *runs, "--out", out)
     manifest = read_manifest(out)
-    assert "0 of 54 numbers of b and a differ beyond noise; " in (out / "report.html").read_text()
+    assert "0 of 55 numbers of b and a differ beyond noise; " in (out / "report.html").read_text()
     assert manifest.kind == "compare"
     assert {"report.html", "differences.csv"} <= set(manifest.checksums)
     assert [*tmp_path.glob(".out*")] == []
