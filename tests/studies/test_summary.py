@@ -128,7 +128,7 @@ def test_each_number_stands_at_the_layer_where_it_is_largest() -> None:
 
 def test_few_texts_in_a_half_are_noted_where_written_position_is_removed() -> None:
     few, many = (manifest_of(fold_sizes=(n, n + 1) * 4, conditions=["written"]) for n in (11, 12))
-    assert "from 44 texts a half" in run_notes(few)[0]
+    assert "from 44 sequences a half" in run_notes(few)[0]
     assert run_notes(many) == run_notes(replace(few, results={})) == []
 
 

@@ -131,9 +131,9 @@ def test_the_first_line_is_the_largest_part_of_the_larger_of_lead_and_order() ->
     terms, writers = traced.terms_table(), traced.writers_table()
     learned = writers.replace({"writer": {"MLP0": "pos_embed"}})
     for written, reader, said in (
-        (writers, "L2", "ATTN1 makes the largest part of the order: 12.08 of 7.60"),
-        (writers, "L1", "MLP0 makes the largest part of the order: 0.29 of 0.30"),
-        (learned, "L1", "pos_embed makes the largest part of the order: 0.29 of 0.30"),
+        (writers, "L2", "the largest part of the order comes from ATTN1: 12.08 of 7.60"),
+        (writers, "L1", "the largest part of the order comes from MLP0: 0.29 of 0.30"),
+        (learned, "L1", "the largest part of the order comes from pos_embed: 0.29 of 0.30"),
     ):
         lead = page.headline(run_of(terms, written, reader=reader))
         assert lead.sentence == f"In {reader}, {said} nats."
@@ -152,7 +152,7 @@ def test_lead_and_order_have_their_parts_and_what_pushes_back_next_to_each_other
     written = pd.concat([traced.writers_table(), against])
     found = page.headline(run_of(pd.concat([lead, rotation]), written, traced.effects_table()))
     assert found.sentence.startswith(
-        "In L2, ATTN1 makes the largest part of the lead: -12.08 of -7.60 nats."
+        "In L2, the largest part of the lead comes from ATTN1: -12.08 of -7.60 nats."
     )
     assert_numbers_are_cells(found)
     name = "L2 at 48 tokens, nats"
