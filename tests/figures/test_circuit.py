@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from support.maps import text_of
 
 from nope_probe import figures
 from nope_probe.figures.stages import circuit, cosines
@@ -31,10 +32,6 @@ def drawn(**changes: Any) -> go.Figure:
     return circuit(stages, **{"layer": 2, **changes})
 
 
-def titles(figure: go.Figure) -> list[str]:
-    return [mark.text for mark in figure.layout.annotations if mark.text]
-
-
 def scales(figure: go.Figure) -> list[tuple[float, float]]:
     axes = [figure.layout[trace.coloraxis] for trace in figure.data]
     return [(limits.cmin, limits.cmax) for limits in axes]
@@ -54,7 +51,7 @@ def test_every_stage_is_a_heat_map_in_the_order_of_the_paper() -> None:
 
 
 def test_arrows_name_their_operations_and_only_those_that_the_model_has() -> None:
-    arrows = [title.split("<br>")[0] for title in titles(drawn())]
+    arrows = [title.split("<br>")[0] for title in text_of(drawn())]
     q, k, v, o = (f"W<sub>{name}</sub>" for name in "QKVO")
     scores = f"{q} {k} →"
     assert arrows == [
@@ -62,11 +59,11 @@ def test_arrows_name_their_operations_and_only_those_that_the_model_has() -> Non
         *("next LN →", scores),
     ]
     with_rope = drawn(components=("mask", "rope", "w_q", "w_k", "w_v", "w_o", "mlp"))
-    assert sum(f"{q} {k} RoPE →" in title for title in titles(with_rope)) == 2
+    assert sum(f"{q} {k} RoPE →" in title for title in text_of(with_rope)) == 2
 
 
 def test_what_is_removed_is_struck_through() -> None:
-    text = " ".join(titles(drawn(removed=("mask", "w_k", "mlp", "norms"))))
+    text = " ".join(text_of(drawn(removed=("mask", "w_k", "mlp", "norms"))))
     struck = {"mask": 1, "W<sub>K</sub>": 2, "FFN": 1, "weights": 3}
     assert {word: text.count(f"<s>{word}</s>") for word in struck} == struck
     assert text.count("<s>") == sum(struck.values())

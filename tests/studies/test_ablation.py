@@ -1,20 +1,18 @@
 """The ablate command as a user types it: the run's files, its output, its refusals."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.command_line import ended, run_command
+from support.edited_model import edited, output_means, plain_losses
 from support.plain_attention import plain_attention
 from support.rounding import MEASURE, assert_same
 from support.tiny_models import plain
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
 
 from nope_probe import (
     Ablation,
@@ -82,18 +80,20 @@ def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transform
     tokens, documents = (torch.from_numpy(stored[name]) for name in ("tokens", "documents"))
     fold_of = folds_of(n_seqs, 5, documents)
 
-    def folds(without: str | None = None) -> Tensor:
+    def folds(hf: PreTrainedModel, without: str | None = None) -> Tensor:
         """Return the mean scores [fold, layer, query, key] over sequences and heads."""
         plain = plain_attention(hf, tokens, without=without)
         scores = torch.stack([layer.scores.double().mean(1) for layer in plain.values()], 1)
         return torch.stack([scores[fold_of == fold].mean(0) for fold in range(5)])
 
-    captured = {"intact": folds(), "mask": folds("mask"), "rope": folds("rope")}
-    captured["mask+rope"] = folds("mask and rope")
-    losses = {"intact": mean_loss(hf, tokens), "rope": mean_loss(hf, tokens, torch.zeros(1, N))}
-    for name in ("w_q", "w_k", "w_q+w_k", "w_o"):
-        with constant(hf, tokens, name.split("+")):
-            captured[name], losses[name] = folds(), mean_loss(hf, tokens)
+    captured = {"intact": folds(hf), "mask": folds(hf, "mask"), "rope": folds(hf, "rope")}
+    captured["mask+rope"] = folds(hf, "mask and rope")
+    models = {"intact": hf, "rope": edited(hf, ["rope"])}
+    models |= {
+        name: constant(hf, tokens, name.split("+")) for name in ("w_q", "w_k", "w_q+w_k", "w_o")
+    }
+    captured |= {name: folds(model) for name, model in models.items() if "w_" in name}
+    losses = {name: float(plain_losses(model, tokens).mean()) for name, model in models.items()}
     means = run.tables["over_layers"].set_index("removed")
     for name, loss in losses.items():
         assert means.loc[name, "loss"] == pytest.approx(loss, abs=1e-4), name
@@ -126,35 +126,12 @@ def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transform
     assert table.loc[(1, "intact"), "order"] > 1
 
 
-def mean_loss(hf: Any, tokens: Tensor, positions: Tensor | None = None) -> float:
-    """Return the mean loss of all tokens but the first, at some positions, nats."""
-    ids = None if positions is None else positions.long().expand(len(tokens), -1)
-    # A mask, or transformers takes equal positions for sequences that are packed into one.
-    logits = hf(tokens, torch.ones_like(tokens), position_ids=ids).logits[:, :-1]
-    return float(cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
-
-
-@contextmanager
-def constant(hf: Any, tokens: Tensor, names: list[str]) -> Iterator[None]:
-    """Make some linear maps of every layer constant, at their intact means."""
-    home = {"w_q": "q_proj", "w_k": "k_proj", "w_o": "o_proj"}
-    modules = [getattr(layer.self_attn, home[name]) for layer in hf.model.layers for name in names]
-    outputs = [list[Tensor]() for _ in modules]
-    readers = [
-        module.register_forward_hook(lambda _, __, output, seen=seen: seen.append(output))
-        for module, seen in zip(modules, outputs, strict=True)
-    ]
-    hf(tokens)
-    for reader in readers:
-        reader.remove()
-    means = [torch.cat(seen).mean((0, 1)) for seen in outputs]
-    writers = [
-        module.register_forward_hook(lambda _, __, output, mean=mean: mean.expand_as(output))
-        for module, mean in zip(modules, means, strict=True)
-    ]
-    yield
-    for writer in writers:
-        writer.remove()
+def constant(hf: PreTrainedModel, tokens: Tensor, names: list[str]) -> PreTrainedModel:
+    """Return a copy in which some linear maps of every layer are their intact means."""
+    means = output_means(hf, tokens)
+    return edited(
+        hf, names, replaced={key: (torch.zeros(len(m), 1), m) for key, m in means.items()}
+    )
 
 
 def patterns_of(maps: Tensor) -> Tensor:

@@ -6,19 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.command_line import run_command
 from support.decoders import write_decoder
+from support.edited_model import plain_run
 from support.first_line import assert_numbers_are_cells
 from support.rounding import NETWORK, assert_same
 
 from nope_probe import (
     Ablation,
     ablated,
-    attention,
     capture_attention,
     capture_need,
     load,
-    read_run,
     run_attention,
     sequences,
     split_attention,
@@ -30,7 +28,6 @@ from nope_probe.studies import attention as page
 from nope_probe.studies import attention_run
 
 SIZES = {"n_seqs": 23, "seq_len": 19, "folds": 5, "layers": 2}
-SMALL = [text for name, value in SIZES.items() for text in (f"--{name.replace('_', '-')}", value)]
 PARTS = ("first_position", "first_content", "others_position", "others_content")
 SHARES = ("positional_share", "others_share")
 
@@ -87,9 +84,8 @@ def test_a_removal_is_that_of_ablated(table: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(inside, removed)
 
 
-def test_weights_of_the_run_are_the_mean_weights(tmp_path: Path) -> None:
-    run_command(attention, *SMALL, "--query-rows", 7, "--out", tmp_path / "run")
-    run, loaded = read_run(tmp_path / "run"), load("rope-tiny", n_layers=2)
+def test_weights_of_the_run_are_the_mean_weights() -> None:
+    run, loaded = run_attention("rope-tiny", query_rows=7, **SIZES), load("rope-tiny", n_layers=2)
     data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19)
     maps = capture_attention(loaded.model, data, n_folds=5, query_rows=7)
     np.testing.assert_allclose(run.maps["weights"], maps.mean, rtol=0, atol=1e-6)
@@ -204,12 +200,10 @@ def test_heads_that_never_see_8_keys_are_left_out() -> None:
 
 
 def test_what_learned_sinks_take_is_a_column(table: pd.DataFrame, tmp_path: Path) -> None:
-    tiny, out = write_decoder("gpt_oss", tmp_path), tmp_path / "run"
-    flags = ["--model", tiny.folder, "--data", "random", *SMALL]
-    run_command(attention, *flags, "--out", out)
-    run = read_run(out)
+    tiny = write_decoder("gpt_oss", tmp_path)
+    run = run_attention(str(tiny.folder), data="random", **SIZES)
     tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
-    of_keys = tiny.hf(tokens, output_attentions=True).attentions[:2]
+    of_keys = plain_run(tiny.hf, tokens).patterns[:2]
     taken = torch.stack([1 - weights.sum(-1).mean((0, 2)) for weights in of_keys]).double()
     measured = run.tables["attention"]
     assert_same(torch.tensor(measured["sink_weight"]), taken.flatten(), NETWORK)

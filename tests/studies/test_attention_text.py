@@ -14,6 +14,7 @@ import pytest
 import torch
 from scipy.special import rel_entr
 from support.command_line import run_command
+from support.edited_model import plain_run
 from support.first_line import assert_numbers_are_cells
 from support.plain_attention import plain_attention
 from support.tiny_models import ByName
@@ -71,10 +72,8 @@ def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relativ
     compared: Run, view: TextView, loaded: LoadedModel
 ) -> None:
     tokens = loaded.tokenizer(TEXT, return_tensors="pt").input_ids
-    plain = plain_model(path_of("rope-tiny"))
-    with torch.inference_mode():
-        expected = plain(tokens, output_attentions=True).attentions[:2]
-    np.testing.assert_allclose(view.weights, torch.cat(expected).numpy(), rtol=0, atol=1e-5)
+    expected = plain_run(plain_model(path_of("rope-tiny")), tokens).patterns[:2, 0]
+    np.testing.assert_allclose(view.weights, expected, rtol=0, atol=1e-5)
     n = tokens.shape[1]
     assert len(view.pieces) == n
     np.testing.assert_array_equal(view.position, compared.maps["weights"][..., :n, :n])

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from scipy import stats
 from support.command_line import run_command
-from support.edited_model import edited, norm_sizes, plain_run
+from support.edited_model import edited, norm_sizes, plain_losses
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import ByName
 from support.tiny_models import plain as plain_model
@@ -63,15 +62,9 @@ def plain(done: Path, tiny: ByName) -> Callable[[str, str], np.ndarray]:
         remove = condition.split("+") if condition else ()
         has_mask = "mask" not in remove
         model = edited(hf, remove, norm_sizes(hf), prefix=None if has_mask else prefix)
-        return losses_of(model, tokens[probe])
+        return plain_losses(model, tokens[probe]).numpy()
 
     return losses
-
-
-def losses_of(model: Any, ids: torch.Tensor) -> np.ndarray:
-    """Return plain transformers' losses, [seq, target]."""
-    log_p = plain_run(model, ids).logits.double().log_softmax(-1)[:, :-1]
-    return -log_p.gather(-1, ids[:, 1:, None])[..., 0].numpy()
 
 
 def rows_of(run: Path, measure: str) -> pd.DataFrame:
@@ -206,7 +199,7 @@ def test_a_model_that_copies_has_the_losses_of_both_copies_in_plain_transformers
     documents = {"copy_text": run.arrays["tokens"]["documents"], "copy_random": np.arange(16)}
     for measure, of in documents.items():
         ids = torch.from_numpy(run.arrays["tokens"][measure])
-        losses = [losses_of(model, ids) for model in (hf, edited(hf, ["mlp"]))]
+        losses = [plain_losses(model, ids) for model in (hf, edited(hf, ["mlp"]))]
         losses = [pd.DataFrame(rows).groupby(of).mean().to_numpy() for rows in losses]
         first, second = ([rows[:, at : at + 23].mean(1) for rows in losses] for at in (1, 25))
         values = {measure: [b - a for a, b in zip(first, second, strict=True)]}
@@ -294,17 +287,17 @@ def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_le
     kept: list[torch.Tensor] = []
     mlp = hf.model.layers[0].mlp
     handle = mlp.register_forward_hook(lambda module, inputs, output: kept.append(output))
-    intact = losses_of(hf, ids)
+    intact = plain_losses(hf, ids)
     handle.remove()
     documents = torch.from_numpy(read_run(tmp_path / "run").arrays["tokens"]["documents"])
     half = grouped_folds(documents, 8) % 2
     vectors = of_others(kept[0], 1, half)  # of BOS, all that it writes stays
     handle = mlp.register_forward_hook(lambda module, inputs, output: output - vectors)
-    rise = (losses_of(hf, ids) - intact).mean(1)
+    rise = (plain_losses(hf, ids) - intact).mean(1)
     handle.remove()
     table = pd.read_csv(tmp_path / "run" / "behaviour.csv").set_index(["measure", "removed"])
     found = table.loc[("loss", "position[MLP0]"), "difference"]
-    assert found == pytest.approx(float(rise.mean()), abs=NETWORK * intact.max())
+    assert found == pytest.approx(float(rise.mean()), abs=NETWORK * float(intact.max()))
     for measure in ("without_bos", "extrapolation"):
         assert table.loc[(measure, "position[MLP0]"), "difference"] != 0
 

@@ -11,13 +11,12 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 from support.command_line import run_command
+from support.edited_model import plain_run
 from support.plain_attention import plain_scores
-from support.plain_states import plain_states
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import ByName, tokens
 
-from nope_probe import Run, ablate, read_run, run_ablations
-from nope_probe import attention as attention_weights
+from nope_probe import Run, ablate, run_ablations, run_attention
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
 from nope_probe.reports.notes import run_notes
@@ -39,9 +38,7 @@ def done(tiny: ByName) -> Run:
 @pytest.fixture(scope="module")
 def truth(done: Run, tiny: ByName) -> np.ndarray:
     """Plain transformers' scores of the run's tokens: [layer, seq, head, query, key]."""
-    windows = torch.from_numpy(done.arrays["tokens"]["tokens"])
-    states = plain_states(tiny("llama").hf, windows)
-    return torch.stack([state.scores().double() for state in states]).numpy()
+    return plain_scores(tiny("llama").hf, torch.from_numpy(done.arrays["tokens"]["tokens"])).numpy()
 
 
 def close(seen: np.ndarray, true: np.ndarray) -> bool:
@@ -72,11 +69,6 @@ def test_offsets_are_the_means_of_the_maps_diagonals(done: Run):
         other_keys = np.diagonal(maps["score/intact"][1], -row["offset"])[1:]
         assert row["mean_low"] <= row["mean"] <= row["mean_high"]
         assert row["mean"] == pytest.approx(other_keys.mean(), abs=gap)
-
-
-def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
-    """Return plain transformers' attention, [layer, seq, head, query, key]."""
-    return plain_scores(hf, inputs).nan_to_num(nan=-torch.inf).softmax(-1).numpy()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -110,20 +102,18 @@ def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_analysi
 @pytest.mark.parametrize(
     ("model", "more"),
     [
-        ("rope-tiny", ["--bos", "never", "--query-rows", 11, "--skip-keys", 3]),
-        ("grouped", ["--bos", "always", "--data", "random"]),
+        ("rope-tiny", {"bos": "never", "query_rows": 11, "skip_keys": 3}),
+        ("grouped", {"bos": "always", "data": "random"}),
     ],
 )
 def test_position_and_content_of_heads_are_those_of_the_attention_command(
-    model: str, more: list[object], tiny: ByName, tmp_path: Path
+    model: str, more: dict[str, Any], tiny: ByName
 ):
-    folder = tiny("llama").folder if model == "grouped" else model  # 6 heads, 2 key heads
-    flags = ["--model", folder, "--layers", 2, "--n-seqs", 23, "--seq-len", 19, "--folds", 5]
-    intact = ["--remove", "none", "--per-head", "--batch-size", 7]
-    run_command(ablate, *intact, *flags, *more, "--out", tmp_path / "a")
-    run_command(attention_weights, *flags, *more, "--out", tmp_path / "b")
-    heads = read_run(tmp_path / "a").tables["head_pattern"]
-    expected = read_run(tmp_path / "b").tables["attention"]
+    folder = str(tiny("llama").folder) if model == "grouped" else model  # 6 heads, 2 key heads
+    flags = {"layers": 2, "n_seqs": 23, "seq_len": 19, "folds": 5, **more}
+    run = run_ablations(folder, remove="none", per_head=True, batch_size=7, **flags)
+    heads = run.tables["head_pattern"]
+    expected = run_attention(folder, **flags).tables["attention"]
     of_attention_alone = ("pattern_missed", "need_")
     expected = expected[[n for n in expected if not n.startswith(of_attention_alone)]]
     assert len(expected.columns) == 2 + 3 * 8 + 2, "layer, head, estimates, gaps"
@@ -140,7 +130,7 @@ def test_induction_is_read_on_the_repeated_tokens(n_bos: int, bridge: ByName, ti
     engine = Engine(model=bridge("llama"), inputs=repeated, n_folds=5)
     layers = range(len(layers_of(engine.model)))
     measured = captured_induction(engine, None, layers=layers, n_tokens=5)["induction"].mean(0)
-    attended = attention(tiny("llama").hf, repeated)
+    attended = plain_run(tiny("llama").hf, repeated).patterns.numpy()
     true = np.mean([attended[..., i, i - 4] for i in range(n_bos + 5, n_bos + 10)], 0).mean(1)
     assert_same(measured, true, MEASURE)
 

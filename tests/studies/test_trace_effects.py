@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from support.decoders import write_decoder
+from support.edited_model import attention_inputs, projections
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, tokens
 from support.traced import bos_reader
@@ -86,14 +87,9 @@ def test_heads_of_attentions_that_matter_are_taken_by_part_then_by_size(tmp_path
     whole = terms[terms["term"] == "all"].set_index("of")["size"].abs()
     matter = {"ATTN1", *table.loc[bounds >= 0.05 * table["of"].map(whole), "writer"]}
     sizes = {}
-    for block in (0, 1):
-        projection, kept = tiny.hf.model.layers[block].self_attn.o_proj, list[torch.Tensor]()
-        handle = projection.register_forward_hook(lambda m, i, o, kept=kept: kept.append(i[0]))
-        with torch.inference_mode():
-            tiny.hf(text)
-        handle.remove()
-        weight = projection.weight.unflatten(1, (6, -1))
-        written = torch.einsum("bphd,mhd->hpm", kept[0].unflatten(-1, (6, -1)), weight)
+    for block, (_, z) in enumerate(attention_inputs(tiny.hf, text)[:2]):
+        weight = projections(tiny.hf, block)["w_o"].weight.unflatten(1, (6, -1))
+        written = torch.einsum("bphd,mhd->hpm", z.unflatten(-1, (6, -1)), weight)
         norms = (written - written.mean(1, keepdim=True)).norm(dim=(1, 2)).tolist()
         if f"ATTN{block}" in matter:
             sizes |= {f"L{block}H{head}": size for head, size in enumerate(norms)}
