@@ -35,6 +35,7 @@ from nope_probe import (
     row_centred,
     split_attention,
 )
+from nope_probe.figures import score_maps, term_maps
 
 
 @pytest.fixture(scope="module")
@@ -166,10 +167,10 @@ def test_an_ablation_of_other_kinds_is_refused_in_a_line(
 
 
 CALLS: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
-    "capture_scores": (lambda m, t, _: capture_scores(m, t, layers=1), LAYERS + "1"),  # type: ignore[arg-type]
-    "capture_attention": (lambda m, t, _: capture_attention(m, t, layers="1"), LAYERS + "'1'"),  # type: ignore[arg-type]
+    "capture_scores": (lambda m, t, maps: capture_scores(m, t, layers=1), LAYERS + "1"),  # type: ignore[arg-type]
+    "capture_attention": (lambda m, t, maps: capture_attention(m, t, layers="1"), LAYERS + "'1'"),  # type: ignore[arg-type]
     "ablated": (
-        lambda m, t, _: ablated(m, 5).__enter__(),
+        lambda m, t, maps: ablated(m, 5).__enter__(),
         r"expected an Ablation, or the components to remove, such as \['mask', 'w_q'\], got int",
     ),
     "measure mean": (lambda m, t, maps: measure(maps.mean), FOLDS + r"Tensor \[2, 13, 13\]"),
@@ -187,23 +188,23 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
     "attribute means": (lambda m, t, maps: attribute({(): maps.mean}), FOLDS),
     "row_centred": (lambda m, t, maps: row_centred(maps), "expected a tensor .* got ScoreMaps"),
     "difference": (lambda m, t, maps: difference(maps, maps), "expected runs, .* got ScoreMaps"),
-    "score_maps": (lambda m, t, maps: figures.score_maps(maps.per_head), MEANS + "Tensor"),
-    "score_maps of one": (lambda m, t, maps: figures.score_maps(maps.mean[0]), MEANS + "Tensor"),
+    "score_maps": (lambda m, t, maps: score_maps(maps.per_head), MEANS + "Tensor"),
+    "score_maps of one": (lambda m, t, maps: score_maps(maps.mean[0]), MEANS + "Tensor"),
     "score_maps of stages": (
-        lambda m, t, maps: figures.score_maps(capture_stages(m, t)),
+        lambda m, t, maps: score_maps(capture_stages(m, t)),
         MEANS + "StageMaps",
     ),
     "score_maps of unlike maps": (
-        lambda m, t, maps: figures.score_maps({"one": maps, "other": capture_scores(m, t[:, 2:])}),
+        lambda m, t, maps: score_maps({"one": maps, "other": capture_scores(m, t[:, 2:])}),
         "the maps differ in their layers or positions: {'one': ",
     ),
-    "score_maps of None": (lambda m, t, maps: figures.score_maps(None), MEANS + "None"),
+    "score_maps of None": (lambda m, t, maps: score_maps(None), MEANS + "None"),
     "term_maps": (
-        lambda m, t, maps: figures.term_maps({"mask": maps.per_head}, title="t"),
+        lambda m, t, maps: term_maps({"mask": maps.per_head}, title="t"),
         MEANS + "Tensor",
     ),
     "term_maps without names": (
-        lambda m, t, maps: figures.term_maps(maps, title="t"),
+        lambda m, t, maps: term_maps(maps, title="t"),
         "expected maps by name, such as {'mask': maps}, got ScoreMaps",
     ),
 }

@@ -59,10 +59,7 @@ WITHOUT_EFFECT = [
     ("ablate --remove sources --gain norm", "--gain has no effect where no weight is removed"),
     ("ablate --remove mlp+position[MLP0]", "--remove: mlp and position[MLP0] share the output"),
     ("behaviour --remove position[HEAD0]", "--remove: unknown component 'position[HEAD0]'"),
-    (
-        "ablate --gain norm",
-        "for the replacements identity and random, not mean: take --replacement",
-    ),
+    ("ablate --gain norm", "the replacements identity and random, not mean: take --replacement"),
     ("ablate --replacement zero zero", "expected each --replacement once"),
     ("ablate --replacement", "expected each --replacement once, got none"),
     ("ablate --remove mask+mask", "--remove: mask is named twice"),
@@ -89,10 +86,7 @@ WAYS_OUT = [  # what a line was meant to be is what it says to type
     ("trace --layer=L0", "did you mean --layers 0:1?"),
     ("ablate --n-seqs many", "--n-seqs: expected a whole number, got 'many'"),
     ("attention --layers L2", "a range (7:9 is L7 and L8), all or auto"),
-    (
-        "ablate --seq-len 9",
-        "measures use queries that see 8 keys or more besides the first; take --seq-len 10 or more",
-    ),
+    ("ablate --seq-len 9", "see 8 keys or more besides the first; take --seq-len 10 or more"),
     ("attention --seq-len 7", "take --seq-len 8 or more"),
     ("ablate --model ../no/model", "no/model does not exist"),
 ]
@@ -121,10 +115,7 @@ BEFORE_TORCH = [  # found out from names, a config.json and files
     ("attention --remove rope --in-heads L1H4", "--in-heads L1H4: the run has the heads H0 to H3"),
     ("circuit --remove mask --in-heads L2H0", "the run has the heads H0 to H3 of L0 to L1"),
     ("ablate --data empty.txt", "empty.txt is empty"),
-    (
-        "ablate --data latin.txt",
-        "latin.txt (line 2) is not UTF-8 (unexpected end of data): convert",
-    ),
+    ("ablate --data latin.txt", "latin.txt (line 2) is not UTF-8 (unexpected end of data): "),
     ("ablate --data latin.jsonl", "latin.jsonl (line 3) is not UTF-8"),
     ("ablate --data missing.txt", "no data 'missing.txt': expected shipped"),
     ("ablate --tokens missing.npy", "missing.npy: there is no such file"),

@@ -15,25 +15,18 @@ SMALL = "--n-seqs 8 --seq-len 13 --folds 4"
 RANDOM = f"{SMALL} --layers 2 --data random"
 WIDE = "--n-seqs 16 --seq-len 29 --folds 4"
 TEXT = "attention --layers 1 --text"
+LLAMA = f"ablate {RANDOM} --model {{llama}}"
+NOPE = f"ablate {RANDOM} --model {{smollm3-nope}}"
 COMPONENTS = [
     (
         f"behaviour {WIDE} --model nope-tiny --remove position[L9H0]",
         "L9H0 writes nothing in this model; the components that do are embed, L0H0 to L3H3",
     ),
-    (
-        f"ablate {RANDOM} --model {{smollm3-nope}} --remove rope_high",
-        "has no rope_high; it has mask",
-    ),
-    (
-        f"ablate {RANDOM} --model {{llama}} --remove rope[4:6]",
-        "no band rope[4:6]: the model rotates 5",
-    ),
+    (f"{NOPE} --remove rope_high", "has no rope_high; it has mask"),
+    (f"{LLAMA} --remove rope[4:6]", "no band rope[4:6]: the model rotates 5"),
 ]
 PLACES = [
-    (
-        f"ablate {RANDOM} --model {{llama}} --layers 3",
-        "has 2 layers, 3 were asked for; try --layers",
-    ),
+    (f"{LLAMA} --layers 3", "has 2 layers, 3 were asked for; try --layers"),
     ("trace --reader L2 --per-head", "--reader L2: with --per-head, readers are heads"),
     ("trace --reader L4", "--reader L4 is not among the first 4 layers: take --layers 5"),
     ("trace --reader L5 --layers all", "L5: there are L0, L1, L2, L3, with the heads H0 to H3"),
@@ -42,10 +35,7 @@ PLACES = [
 ]
 TEXTS = [
     ("ablate --data gaussian", "rope-tiny takes text or random tokens, not --data gaussian"),
-    (
-        "ablate --model parameter-free --data shipped",
-        "parameter-free takes gaussian vectors, not --data shipped",
-    ),
+    ("ablate --model parameter-free --data prose", "takes gaussian vectors, not --data prose"),
     ("ablate --n-seqs 99999", "documents of 63 tokens or more give "),
     ("ablate --model .", "has no config.json"),
     (f"behaviour {WIDE} --model {{bare}}", "tokenizer"),
@@ -55,10 +45,7 @@ TEXTS = [
     ),
     (f"{TEXT} '{'word ' * 30}' --n-seqs 8 --folds 4 --seq-len 16", "have 16: take --seq-len "),
     (f"{TEXT} a --remove mask --n-seqs 8 --folds 4 --seq-len 16", "seen without the mask: take --"),
-    (
-        f"{TEXT} '{'word ' * 300}'",
-        "the text has 601 tokens, and a text alone up to 256: show a part",
-    ),
+    (f"{TEXT} '{'word ' * 300}'", "has 601 tokens, and a text alone up to 256: show a part"),
     (f"{TEXT} a --why L0H4", "--why L0H4: there are L0 to L0, with the heads H0"),
     (f"{TEXT} a --why L0H1 --query 9", "the text has 2 tokens, 0 to 1"),
     (f"{TEXT} a --model parameter-free", "the model has no tokenizer, so it takes "),

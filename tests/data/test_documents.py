@@ -162,6 +162,7 @@ def test_a_saved_data_set_is_read(splits: tuple[str, ...], tmp_path: Path) -> No
     assert list(stream_texts(str(tmp_path / "saved"))) == TEXTS
 
 
+CHAT = {"role": "user", "content": "a"}
 DATA_SET = Dataset.from_dict({"id": range(len(TEXTS)), "text": TEXTS})
 
 
@@ -204,14 +205,8 @@ def test_of_texts_without_a_known_number_only_the_part_that_is_needed_is_read() 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            [{"role": "user", "content": "a"}],
-            r"texts\[0\] has no column 'text'; its .*: role, cont",
-        ),
-        (
-            {"role": "user", "content": "a"},
-            "the table has no column 'text'; its columns: role, con",
-        ),
+        ([CHAT], r"texts\[0\] has no column 'text'; its columns: role, content"),
+        (CHAT, "the table has no column 'text'; its columns: role, content"),
         ({}, "the table has no column 'text'; its columns: none"),
         (pd.DataFrame({"story": TEXTS}), "the table has no column 'text'; its columns: story"),
         ([*TEXTS, None], r"texts\[211\]: expected a text, got None"),

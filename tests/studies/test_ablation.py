@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from support.command_line import ended, run_command
-from support.edited_model import edited, output_means, plain_losses
+from support.edited_model import constants, edited
 from support.plain_attention import plain_attention
+from support.plain_states import plain_losses
 from support.rounding import MEASURE, assert_same
 from support.tiny_models import plain
 from torch import Tensor
@@ -89,8 +90,10 @@ def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transform
     captured = {"intact": folds(hf), "mask": folds(hf, "mask"), "rope": folds(hf, "rope")}
     captured["mask+rope"] = folds(hf, "mask and rope")
     models = {"intact": hf, "rope": edited(hf, ["rope"])}
+    means = constants(hf, tokens)
     models |= {
-        name: constant(hf, tokens, name.split("+")) for name in ("w_q", "w_k", "w_q+w_k", "w_o")
+        name: edited(hf, name.split("+"), replaced=means)
+        for name in ("w_q", "w_k", "w_q+w_k", "w_o")
     }
     captured |= {name: folds(model) for name, model in models.items() if "w_" in name}
     losses = {name: float(plain_losses(model, tokens).mean()) for name, model in models.items()}
@@ -124,14 +127,6 @@ def test_lead_kept_and_cost_of_the_eight_conditions_are_those_of_plain_transform
                 assert row["order"] == pytest.approx(kept, abs=0.02), name
     assert table.loc[1].loc[list(captured), "order"].notna().all()
     assert table.loc[(1, "intact"), "order"] > 1
-
-
-def constant(hf: PreTrainedModel, tokens: Tensor, names: list[str]) -> PreTrainedModel:
-    """Return a copy in which some linear maps of every layer are their intact means."""
-    means = output_means(hf, tokens)
-    return edited(
-        hf, names, replaced={key: (torch.zeros(len(m), 1), m) for key, m in means.items()}
-    )
 
 
 def patterns_of(maps: Tensor) -> Tensor:

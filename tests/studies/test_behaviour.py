@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from scipy import stats
 from support.command_line import run_command
-from support.edited_model import edited, norm_sizes, plain_losses
+from support.edited_model import edited, norm_sizes
+from support.plain_states import plain_losses
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import ByName
 from support.tiny_models import plain as plain_model

@@ -64,21 +64,26 @@ def first_heads(run: Any, k: int, order: str = "others") -> dict[int, list[int]]
     return {int(layer): [*map(int, of)] for layer, of in chosen.groupby("layer")["head"]}
 
 
+def cost_of(ablation: Ablation, model: Any, data: Any, calibration: Any = None) -> float:
+    """Return how much more an ablated model loses than the intact one, over documents, nats."""
+    intact = capture_losses(model, data).mean(1)
+    with ablated(model, ablation, calibration):
+        changed = capture_losses(model, data).mean(1) - intact
+    return pd.Series(changed.numpy()).groupby(data.documents.numpy()).mean().mean()
+
+
 def test_costs_are_those_of_plain_passes(run: Any, loaded: Any, data: Any) -> None:
     model = loaded.model
     others = sequences("shipped", tokenizer=loaded.tokenizer, n_seqs=32, seq_len=20, seed=1)
     every = {layer: range(4) for layer in range(4)}
     calibration = calibrate(model, others, heads=every)
-    intact = capture_losses(model, data).mean(1)
-    documents = pd.Series(data.documents.numpy())
     costs = run.tables["cost"][run.tables["cost"]["draw"].isna()].set_index(
         ["removed", "k", "measure"]
     )["cost"]
     for removed in ("rope", "content"):
         for k in (1, 5):
-            with ablated(model, Ablation(remove=removed, heads=first_heads(run, k)), calibration):
-                changed = capture_losses(model, data).mean(1) - intact
-            expected = pd.Series(changed.numpy()).groupby(documents).mean().mean()
+            ablation = Ablation(remove=removed, heads=first_heads(run, k))
+            expected = cost_of(ablation, model, data, calibration)
             assert costs[removed, k, "text"] == pytest.approx(expected, abs=2e-5)
 
 
@@ -132,8 +137,7 @@ def test_the_least_needy_heads_lose_rope_next_to_draws_of_all_heads(loaded: Any,
     order = run.tables["order"]
     assert [*order["value"]] == pytest.approx(need.sort(descending=True).values.tolist(), abs=1e-6)
     least = [f"L{at // 4}H{at % 4}" for at in need.argsort().tolist()]
-    intact = capture_losses(loaded.model, data).mean(1)
-    documents, drawn = pd.Series(data.documents.numpy()), dict[int, set[str]]()
+    drawn = dict[int, set[str]]()
     for row in run.tables["cost"].query("measure == 'text'").to_dict("records"):
         names = {*row["heads"].split()}
         assert len(names) == row["k"]
@@ -142,9 +146,8 @@ def test_the_least_needy_heads_lose_rope_next_to_draws_of_all_heads(loaded: Any,
             lost = {layer: [] for layer in range(4)} | by_layer(
                 [(int(name[1]), int(name[3])) for name in names]
             )
-            with ablated(loaded.model, Ablation(remove="rope", heads=lost)):
-                changed = pd.Series((capture_losses(loaded.model, data).mean(1) - intact).numpy())
-            assert row["cost"] == pytest.approx(changed.groupby(documents).mean().mean(), abs=2e-5)
+            cost = cost_of(Ablation(remove="rope", heads=lost), loaded.model, data)
+            assert row["cost"] == pytest.approx(cost, abs=2e-5)
         else:  # as many of all heads, and more of the same
             assert names >= drawn.get(row["draw"], set())
             drawn[row["draw"]] = names

@@ -304,9 +304,3 @@ def plain_run(hf: PreTrainedModel, tokens: Tensor, **inputs: Tensor) -> Outputs:
     with torch.inference_mode():
         out = hf(tokens, output_attentions=True, **inputs)
     return Outputs(out.logits, torch.stack(out.attentions))
-
-
-def plain_losses(hf: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Return plain transformers' losses, [seq, target], in float64."""
-    log_p = plain_run(hf, tokens).logits.double().log_softmax(-1)[:, :-1]
-    return -log_p.gather(-1, tokens[:, 1:, None])[..., 0]

@@ -96,10 +96,8 @@ def assert_table(table: pd.DataFrame, file: str) -> None:
     for name in numbers:
         assert not np.isinf(numbers[name]).any(), f"{file}: {name}"
         if f"{name}_low" in numbers:
-            outside = (numbers[name] < numbers[f"{name}_low"]) | (
-                numbers[name] > numbers[f"{name}_high"]
-            )
-            assert not outside.any(), f"{file}: {name} is outside of its interval"
+            low, value, high = (numbers[f"{name}{end}"] for end in ("_low", "", "_high"))
+            assert not ((value < low) | (value > high)).any(), f"{file}: {name} is outside"
 
 
 # A difference of two RMS, and what is compared with single costs.
