@@ -192,9 +192,11 @@ def assert_equal(found: Interval, expected: Interval) -> None:
 
 
 def noisy_reader(
-    rows: torch.Tensor, question: Question, bias: torch.Tensor | None = None
-) -> Reader:
-    """Return a reader of five uneven folds whose q, k and scores differ between folds."""
+    rows: torch.Tensor, question: Question, *, has_alibi: bool = False
+) -> tuple[Reader, torch.Tensor | None]:
+    """Return a reader of five uneven folds whose q, k and scores differ between folds; ALiBi."""
+    torch.manual_seed(5)
+    bias = 9 * torch.randn(N_POS, N_POS, dtype=torch.float64) if has_alibi else None
     parts = [random_vectors(seed)[: len(UNEVEN)] for seed in range(7)]
     queries, keys = (
         dict(zip(("embed", "L0H1", "MLP0"), three, strict=True))
@@ -210,13 +212,9 @@ def noisy_reader(
         "first_queries": {"L0H1": parts[6]},
         "first_keys": {"L0H1": -0.4 * parts[6]},
     }
-    return Reader(
-        sums=replace(sums, **own),
-        counts=UNEVEN,
-        skip_keys=1,
-        kept_positions=1,
-        question=question,
-    )
+    given = replace(sums, **own)
+    options = {"skip_keys": 1, "kept_positions": 1, "question": question}
+    return Reader(sums=given, counts=UNEVEN, **options), bias
 
 
 @pytest.mark.parametrize("question", ["lead", "pattern"])
@@ -225,9 +223,8 @@ def test_terms_are_products_of_different_folds_by_brute_force(
     rows: torch.Tensor, has_alibi: bool, question: Question
 ) -> None:
     """The covariance is scores less mean term: 2, 4 and 3 folds; ALiBi is known without noise."""
-    torch.manual_seed(5)
-    bias = 9 * torch.randn(N_POS, N_POS, dtype=torch.float64) if has_alibi else None
-    reader, hand = noisy_reader(rows, question, bias), ByHand(rows, question)
+    reader, bias = noisy_reader(rows, question, has_alibi=has_alibi)
+    hand = ByHand(rows, question)
     terms, scores = position_terms(reader), reader.sums.scores
     with_bias = scores if bias is None else scores + bias[rows]
     square = hand.square_of_maps(hand.values, with_bias)
@@ -263,9 +260,8 @@ def test_terms_are_products_of_different_folds_by_brute_force(
 def test_strengths_of_patterns_are_squares_of_different_folds_by_brute_force(
     rows: torch.Tensor, window: int, has_alibi: bool
 ) -> None:
-    torch.manual_seed(5)
-    bias = 9 * torch.randn(N_POS, N_POS, dtype=torch.float64) if has_alibi else None
-    reader, hand = noisy_reader(rows, "pattern", bias), ByHand(rows, "pattern", window)
+    reader, bias = noisy_reader(rows, "pattern", has_alibi=has_alibi)
+    hand = ByHand(rows, "pattern", window)
     hidden = rows[:, None] - torch.arange(N_POS) >= window
     sums = replace(reader.sums, scores=reader.sums.scores.masked_fill(hidden, torch.nan))
     reader = replace(reader, sums=sums)
@@ -309,8 +305,7 @@ def test_writers_are_products_of_different_folds_by_brute_force(
     rows: torch.Tensor, question: Question
 ) -> None:
     """The key side meets whole queries, the query side the keys' mean over positions."""
-    torch.manual_seed(5)
-    reader, hand = noisy_reader(rows, question), ByHand(rows, question)
+    (reader, _), hand = noisy_reader(rows, question), ByHand(rows, question)
     sums, scores = reader.sums, reader.sums.scores
     square = hand.square_of_maps(hand.values, scores)
 

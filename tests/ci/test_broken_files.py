@@ -72,10 +72,6 @@ ROWS: dict[str, tuple[Break, str]] = {
         partial(change, vocab_size=7),
         "has ids up to 262, but the model embeds only 7 tokens",
     ),
-    "weights absent": (
-        lambda folder: (folder / WEIGHTS).unlink(),
-        "has no weights: neither model.safetensors nor model.safetensors.index.json",
-    ),
     "weights cut": (cut, "model.safetensors is a broken safetensors file: "),
     "weights without a norm": (
         tensors(lambda result: result.pop("model.norm.weight")),

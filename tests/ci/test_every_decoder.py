@@ -11,8 +11,9 @@ from support.decoder_errors import map_error, removals_of
 from support.decoders import DECODERS, SIZES, TYPES, tiny_config, write_decoder
 from support.finished_runs import assert_whole
 from support.plain_attention import Recorder, blocks_of, plain_attention, recording
-from support.plain_states import calls_of
-from support.rounding import NETWORK
+from support.plain_states import calls_of, plain_losses
+from support.refused_models import change
+from support.rounding import NETWORK, assert_same
 from support.tiny_models import Tiny, distance
 from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
 from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
@@ -26,7 +27,9 @@ from nope_probe import (
     UserError,
     ablated,
     calibrate,
+    capture_losses,
     capture_scores,
+    head_scores,
     load,
 )
 from nope_probe.models.context import has_position_table
@@ -193,3 +196,49 @@ def test_a_model_has_a_table_of_positions_where_transformers_ends_at_its_context
     ends = pytest.raises((IndexError, RuntimeError)) if has_table else nullcontext()
     with ends, torch.inference_mode():
         AutoModelForCausalLM.from_config(config)(beyond)
+
+
+@pytest.mark.parametrize("name", NO_PAIRS)
+def test_heads_are_measured_where_attention_makes_its_angles_itself(
+    name: str, tmp_path: Path
+) -> None:
+    tiny = write_decoder(name, tmp_path)
+    tokens = torch.randint(3, 60, (8, 13), generator=torch.Generator().manual_seed(0))
+    heads = head_scores(load(str(tiny.folder)), tokens)
+    assert heads[["induction", "induction_high"]].notna().all(axis=None)
+    for layer, plain in plain_attention(tiny.hf, tokens).items():
+        weights = plain.scores.double().nan_to_num(neginf=-1e9, nan=-1e9).softmax(-1).mean(0)
+        of_layer = heads[heads["layer"] == layer]
+        assert_same(of_layer["first_key"], weights[:, 1:, 0].mean(-1), NETWORK)
+        before = weights.diagonal(-1, dim1=-2, dim2=-1)[:, 1:].mean(-1)
+        assert_same(of_layer["previous_token"], before, NETWORK)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("mistral", "sliding_window"),
+        ("gemma3_text", "sliding_window"),
+        ("gpt_neo", "window_size"),
+        ("recurrent_gemma", "attention_window_size"),
+        ("llama4_text", "attention_chunk_size"),
+    ],
+)
+def test_a_window_of_no_tokens_is_refused_by_its_name(
+    name: str, setting: str, size: int, tmp_path: Path
+) -> None:
+    folder = write_decoder(name, tmp_path).folder
+    change(folder, **{setting: size})
+    with pytest.raises(UserError, match=f"{setting} {size} in its configuration"):
+        load(str(folder))
+
+
+def test_a_window_that_no_layer_has_may_have_any_size(tmp_path: Path) -> None:
+    full = ["full_attention"] * 3
+    tiny = write_decoder("gemma3_text", tmp_path, layer_types=full, sliding_window=0)
+    losses, expected = (
+        capture_losses(load(tiny.folder), tiny.tokens),
+        plain_losses(tiny.hf, tiny.tokens),
+    )
+    assert_same(losses, expected, NETWORK)

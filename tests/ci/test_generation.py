@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.hooked_runs import GREEDY, by_whole_passes
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance, tokens
 from transformers import AutoTokenizer, DynamicCache
@@ -14,19 +15,10 @@ from nope_probe.models.load import to_hooked
 
 SPECS = ("bridge:llama", "bridge:gpt2", "hooked:smollm3-rope")
 N_NEW = 5
-GREEDY = {"do_sample": False, "stop_at_eos": False, "verbose": False, "return_type": "tokens"}
 
 
 def generated(model: Any, prompt: torch.Tensor, **options: Any) -> torch.Tensor:
     return model.generate(prompt, max_new_tokens=N_NEW, **GREEDY, **options)
-
-
-def by_whole_passes(model: Any, prompt: torch.Tensor) -> torch.Tensor:
-    for _ in range(N_NEW):
-        with torch.inference_mode():
-            best = model(prompt)[:, -1].argmax(-1, keepdim=True)
-        prompt = torch.cat((prompt, best), 1)
-    return prompt
 
 
 def removals(model: Any) -> list[Ablation]:
@@ -60,7 +52,7 @@ def test_generated_tokens_are_those_of_whole_forward_passes_for_every_removal(
     wrong = []
     for ablation in removals(model):
         with ablated(model, ablation):
-            if not torch.equal(generated(model, prompt), by_whole_passes(model, prompt)):
+            if not torch.equal(generated(model, prompt), by_whole_passes(model, prompt, N_NEW)):
                 wrong.append(ablation)
     assert not wrong
 
@@ -94,7 +86,7 @@ def test_streams_and_hugging_face_generate_without_a_cache_too(model_of: ModelOf
     model, _ = model_of("bridge:llama")
     prompt = tokens(n_seqs=2, n_pos=7)
     with ablated(model, Ablation(remove=["mask"])):
-        expected = by_whole_passes(model, prompt)
+        expected = by_whole_passes(model, prompt, N_NEW)
         *_, streamed = model.generate_stream(prompt, max_new_tokens=N_NEW, **GREEDY)
         options = {"do_sample": False, "stop_at_eos": False, "eos_token_id": -1}
         assert torch.equal(model.hf_generate(prompt, max_new_tokens=N_NEW, **options), expected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.edited_model import projections, ungrouped
-from support.plain_attention import plain_attention
+from support.plain_attention import plain_maps
 from support.rounding import NETWORK, assert_same
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -61,8 +61,7 @@ def test_removing_w_k_behind_a_norm_equals_an_edited_model(
     with ablated(model, Ablation(remove="w_k", replacement=draw)):
         maps, logits = capture_scores(model, tiny.tokens).mean, model(tiny.tokens)
     plain = with_a_key_head_per_query_head(tiny.hf, drawn)
-    expected = [layer.map for layer in plain_attention(plain, tiny.tokens).values()]
-    assert_same(maps, torch.stack(expected), NETWORK)
+    assert_same(maps, plain_maps(plain, tiny.tokens), NETWORK)
     assert_same(logits, plain(tiny.tokens).logits.detach(), NETWORK)
-    intact = [layer.map for layer in plain_attention(tiny.hf, tiny.tokens).values()]
-    assert_same(capture_scores(model, tiny.tokens).mean, torch.stack(intact), NETWORK)
+    intact = capture_scores(model, tiny.tokens).mean
+    assert_same(intact, plain_maps(tiny.hf, tiny.tokens), NETWORK)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.edited_model import plain_run, unmask_and_unrotate
-from support.hooked_runs import hooked_run, largest_error
+from support.hooked_runs import by_whole_passes, hooked_run, largest_error
 from support.plain_attention import blocks_of, plain_attention
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import Tiny
@@ -190,8 +190,6 @@ def test_generation_is_that_of_plain_transformers(gemma4: Tiny, model: Any) -> N
     plain = gemma4.hf.generate(prompt, **options)
     assert model.hf_generate(prompt, **options).equal(plain)
     with ablated(model, "mask"):
-        expected = prompt
-        for _ in range(7):
-            expected = torch.cat((expected, model(expected)[:, -1:].argmax(-1)), 1)
+        expected = by_whole_passes(model, prompt, 7)
         with pytest.warns(UserWarning, match="without a KV cache"):
             assert model.hf_generate(prompt, **options).equal(expected)

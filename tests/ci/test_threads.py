@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.edited_model import edited
 from support.hooked_runs import hooks_left
-from support.plain_attention import plain_attention
+from support.plain_attention import plain_maps
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import D_VOCAB, ByName
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -55,10 +55,6 @@ def models_of(bridge: ByName, tiny: ByName) -> ModelsOf:
 def batch(seed: int, n: int = 13, length: int = 11) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(1, D_VOCAB, (n, length), generator=generator)
-
-
-def plain_maps(hf: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
-    return torch.stack([layer.map for layer in plain_attention(hf, tokens).values()])
 
 
 @pytest.mark.parametrize("context", CONTEXTS)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.plain_attention import plain_attention
+from support.plain_attention import plain_maps
 from support.plain_states import plain_losses
 from support.rounding import NETWORK, assert_same
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -53,13 +53,11 @@ def test_scores_and_losses_are_plain_transformers_whatever_the_tokenizer_pads(
     change(model)
     model.tokenizer.padding_side = "left"
     given = tokens(n_bos)
-    expected = [layer.map for layer in plain_attention(hf, given).values()]
-    assert_same(capture_scores(model, given).mean, torch.stack(expected), NETWORK)
+    assert_same(capture_scores(model, given).mean, plain_maps(hf, given), NETWORK)
     assert_same(capture_losses(model, given), plain_losses(hf, given), NETWORK)
-    without = plain_attention(hf, given, without="mask")
     with ablated(model, Ablation(remove="mask")):
         maps = capture_scores(model, given).mean
-    assert_same(maps, torch.stack([layer.map for layer in without.values()]), NETWORK)
+    assert_same(maps, plain_maps(hf, given, without="mask"), NETWORK)
     assert model.tokenizer.padding_side == "left"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.ablations import identities
 from support.edited_model import SEVEN, edited, output_sizes, plain_run
-from support.hooked_runs import hooked_run, hooks_left, largest_error
+from support.hooked_runs import GREEDY, by_whole_passes, hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance, tokens
 
@@ -201,16 +201,12 @@ def test_tokens_are_generated_as_by_whole_passes_and_padding_stays_hidden_or_is_
 ) -> None:
     """tests/ci/test_generation.py has every removal, and caches of users."""
     (model, _), texts = model_of(spec), tokens(2, 7)
-    greedy = {"do_sample": False, "stop_at_eos": False, "verbose": False, "return_type": "tokens"}
     padded, real = torch.nn.functional.pad(texts, (3, 0), value=17), torch.ones(2, 10).long()
     real[:, :3] = 0
     for remove in ("mask", "w_k", "w_q"):  # a cache serves the last alone
         with torch.no_grad(), ablated(model, identities(remove)):
-            expected = texts
-            for _ in range(3):
-                best = model(expected)[:, -1].argmax(-1, keepdim=True)
-                expected = torch.cat((expected, best), 1)
-            assert torch.equal(model.generate(texts, max_new_tokens=3, **greedy), expected)
+            found = model.generate(texts, max_new_tokens=3, **GREEDY)
+            assert torch.equal(found, by_whole_passes(model, texts, 3))
             logits = model(padded, attention_mask=real)[:, 3:]
             assert distance(logits, model(texts)) <= NETWORK
     refused = pytest.raises(ValueError, match="pass sequences of one length, without padd")

@@ -1,7 +1,9 @@
-"""The Hub: what is refused at once without it; and a model's context, known before it is loaded."""
+"""Models that cannot be loaded are refused in one line; no network is used."""
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,7 +11,14 @@ from huggingface_hub import constants
 from support.command_line import refused
 from support.fake_hub import FolderHub, HubHandler, online, serving
 from support.tiny_models import ByName
-from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, OPTConfig, PretrainedConfig
+from transformers import (
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    OPTConfig,
+    PretrainedConfig,
+    T5Config,
+)
 
 from nope_probe import UserError, ablate
 from nope_probe.errors import printable
@@ -25,6 +34,7 @@ from nope_probe.models.names import (
 )
 
 CLOSED = "http://127.0.0.1:9"  # the discard port, at which nothing listens
+load_float32 = partial(load_hugging_face, dtype=torch.float32)
 
 
 def test_a_server_answers_with_any_status_and_a_closed_port_does_not() -> None:
@@ -37,7 +47,7 @@ def test_an_unreachable_hub_is_not_asked_again_while_a_model_loads(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with online(CLOSED, tmp_path), pytest.raises(UserError) as error:
-        load_hugging_face("owner/model", dtype=torch.float32)
+        load_float32("owner/model")
     assert str(error.value).startswith("owner/model is not in the local cache and the Hub cannot ")
     assert "if it is gated: accept its licence" in str(error.value)
     assert "Retrying" not in capfd.readouterr().err
@@ -153,3 +163,59 @@ def test_of_a_model_on_the_hub_only_its_configuration_is_downloaded(
     context = "--seq-len 64 is beyond the model's context 31: "
     assert line == f"{context}take --beyond-context, or shorter sequences"
     assert FolderHub.asked == ["/owner/model/resolve/main/config.json"]
+
+
+def test_the_first_layers_keep_their_own_rope_switches(tiny: ByName) -> None:
+    model = load_float32(str(tiny("smollm3").folder), n_layers=2).model
+    assert len(model.model.layers) == 2
+    assert model.config.no_rope_layers == [1, 0]
+
+
+def test_what_is_no_causal_decoder_is_refused(tmp_path: Path) -> None:
+    T5Config(d_model=8, num_layers=1, num_heads=2).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="is a t5, not a causal decoder"):
+        load_float32(str(tmp_path))
+
+
+def test_transformers_messages_are_off_while_loading_and_restored_afterwards(
+    tiny: ByName, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_info()
+    try:
+        load_float32(str(tiny("smollm3").folder))
+        assert logging.get_verbosity() == logging.INFO
+    finally:
+        logging.set_verbosity_warning()
+    assert capfd.readouterr() == ("", "")
+
+
+class _Hub(HubHandler):
+    """Answers as the Hub does for models that are gated, do not exist or have no files."""
+
+    ERRORS: ClassVar = {"gated": "GatedRepo", "missing": "RepoNotFound", "empty": "EntryNotFound"}
+
+    def do_HEAD(self) -> None:
+        if self.path == "/":  # whether the Hub can be reached
+            return self.answer(200)
+        name = next(name for name in self.ERRORS if name in self.path)
+        self.answer(403 if name == "gated" else 404, X_Error_Code=self.ERRORS[name])
+
+    do_GET = do_HEAD  # noqa: N815  (the server asks for this name)
+
+
+def test_gated_missing_and_empty_models_have_errors_of_their_own(tmp_path: Path) -> None:
+    errors = []
+    with serving(_Hub) as hub, online(hub, tmp_path):
+        for name in ("owner/gated", "meta-llama/gated", "owner/missing", "owner/empty"):
+            with pytest.raises(UserError) as error:
+                load_float32(name)
+            errors.append(str(error.value))
+    gated, metas, missing, empty = errors
+    assert gated.startswith("owner/gated is gated: accept its licence on the Hub")
+    assert gated.endswith("or an ungated copy such as unsloth/Llama-3.1-8B")
+    assert metas.endswith("or an ungated copy such as unsloth/gated")
+    assert missing == "there is no model owner/missing on the Hub"
+    assert empty.startswith("cannot load owner/empty: ")
+    assert "offline" not in empty

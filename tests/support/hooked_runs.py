@@ -23,6 +23,18 @@ def hooked_run(model: Any, tokens: torch.Tensor) -> Outputs:
     return Outputs(logits, torch.stack(patterns))
 
 
+GREEDY = {"do_sample": False, "stop_at_eos": False, "verbose": False, "return_type": "tokens"}
+
+
+def by_whole_passes(model: Any, prompt: torch.Tensor, n_new: int) -> torch.Tensor:
+    """Return a prompt and the most likely tokens after it, each from a pass of all before it."""
+    for _ in range(n_new):
+        with torch.inference_mode():
+            best = model(prompt)[:, -1].argmax(-1, keepdim=True)
+        prompt = torch.cat((prompt, best), 1)
+    return prompt
+
+
 def largest_error(outputs: Outputs, expected: Outputs) -> float:
     """Return the larger relative error of logits and patterns."""
     return max(

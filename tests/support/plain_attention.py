@@ -86,6 +86,12 @@ def plain_attention(
     return recorder.layers
 
 
+def plain_maps(hf: PreTrainedModel, inputs: Tensor, *, without: str | None = None) -> Tensor:
+    """Return the score maps [layer, query, key] of the layers that attend."""
+    attention = plain_attention(hf, inputs, without=without)
+    return torch.stack([layer.map for layer in attention.values()])
+
+
 def plain_scores(hf: PreTrainedModel, inputs: Tensor) -> Tensor:
     """Return the scores of all layers [layer, seq, head, query, key], NaN where masked."""
     attention = plain_attention(hf, inputs)

@@ -14,8 +14,9 @@ from peft import PromptTuningConfig, get_peft_model
 from support.adapters import adapted
 from support.decoders import write_decoder
 from support.edited_model import edited
-from support.plain_attention import plain_attention
-from support.plain_states import plain_losses
+from support.hooked_runs import by_whole_passes
+from support.plain_attention import plain_maps
+from support.plain_states import agree, plain_losses
 from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, ByName, distance, tokenizer, tokens
 from torch import Tensor, nn
@@ -114,11 +115,11 @@ def test_the_scores_of_any_object_are_those_of_plain_transformers(
             scores = capture_scores(model, TOKENS).mean
     assert [*state_of(hf)] == before
     vars(hf).pop("forward", None)  # compiling takes longer than the test
-    expected = plain_attention(hf.eval(), TOKENS, without=removed)
     bound = 0.05 if hf.dtype == torch.bfloat16 else NETWORK
-    for layer, plain in expected.items():
-        assert torch.equal(plain.map.isnan(), scores[layer].isnan())
-        assert distance(scores[layer].nan_to_num(), plain.map.nan_to_num()) <= bound
+    for of_layer, expected in zip(
+        scores, plain_maps(hf.eval(), TOKENS, without=removed), strict=True
+    ):
+        assert agree(of_layer, expected, bound)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "gemma2"])
@@ -232,10 +233,9 @@ def test_the_yielded_model_is_in_the_mode_of_the_callers(is_training: bool, tiny
 
 
 def test_transformers_generates_from_whole_sequences_of_the_yielded_model(tiny: ByName) -> None:
-    hf, expected = deepcopy(tiny("llama").hf), TOKENS[:, :5]
+    hf = deepcopy(tiny("llama").hf)
     plain = edited(hf, ["mask"])
-    for _ in range(3):
-        expected = torch.cat((expected, plain(expected).logits[:, -1:].argmax(-1)), 1)
+    expected = by_whole_passes(lambda given: plain(given).logits, TOKENS[:, :5], 3)
     options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 1}
     with ablated(hf, "mask") as model:
         with pytest.warns(UserWarning, match="generating without a KV cache"):
