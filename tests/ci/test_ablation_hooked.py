@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.edited_model import SEVEN, rectangular_identity
 from support.rounding import NETWORK
-from support.tiny_models import N_POS, distance, tokens
+from support.tiny_models import N_POS, distance, hooked_transformer, tokens
 
 from nope_probe import Ablation, ablated, run_ablations
 from nope_probe.hooks.layers.model import layers_of
@@ -43,10 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @cache
 def model_of(name: str) -> Any:
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    sizes = {"n_layers": 2, "n_ctx": 64, "d_vocab": 263, "device": "cpu"}
-    model = HookedTransformer(HookedTransformerConfig(**sizes, **SETTINGS[name]))
+    model = hooked_transformer(**SETTINGS[name])
     generator = torch.Generator().manual_seed(3)
     for parameter_name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -146,18 +143,6 @@ def test_alibi_is_the_source_of_the_first_layers_pattern_and_the_mask_is_not() -
 def test_other_formulas_of_a_hooked_transformer_are_an_error(
     settings: dict[str, Any],
 ) -> None:
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    config = HookedTransformerConfig(
-        n_layers=1,
-        d_model=6,
-        d_head=3,
-        n_ctx=5,
-        d_vocab=7,
-        act_fn="relu",
-        normalization_type="RMS",
-        device="cpu",
-        **settings,
-    )
+    sizes = {"d_model": 6, "d_head": 3, "act_fn": "relu", "normalization_type": "RMS"}
     with pytest.raises(NotImplementedError, match="read through TransformerBridge"):
-        layers_of(HookedTransformer(config))
+        layers_of(hooked_transformer(**sizes, **settings))

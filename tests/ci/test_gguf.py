@@ -18,6 +18,7 @@ import torch
 from ci.gguf_files import tiny_llama, write_gguf
 from huggingface_hub import constants
 from support.command_line import run_command
+from support.fake_hub import COMMIT, put_into_cache
 from support.tiny_models import distance, tokenizer, tokens
 from transformers import LlamaForCausalLM
 
@@ -125,17 +126,15 @@ def test_a_file_on_the_hub_is_found_by_id_and_name(
     hf: LlamaForCausalLM, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    folder, commit = tmp_path / f"models--{REPOSITORY.replace('/', '--')}", "c" * 40
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs/main").write_text(commit)
-    (folder / "snapshots" / commit / "Q").mkdir(parents=True)
-    copy(file, folder / "snapshots" / commit / "Q/tiny.gguf")
+    (tmp_path / "files/Q").mkdir(parents=True)
+    copy(file, tmp_path / "files/Q/tiny.gguf")
+    put_into_cache(tmp_path, REPOSITORY, tmp_path / "files")
     name = f"{REPOSITORY}/Q/tiny.gguf"
     validate_reachable(name)
     loaded, inputs = load(name), tokens(5)
     assert is_on_hub(name)
     assert distance(loaded.model(inputs), hf(inputs).logits) <= 1e-5
-    assert (loaded.info.source, loaded.info.revision) == (name, commit)
+    assert (loaded.info.source, loaded.info.revision) == (name, COMMIT)
     with pytest.raises(UserError, match="neither a file on this machine nor in the local cache"):
         validate_reachable(f"{REPOSITORY}/other.gguf")
 

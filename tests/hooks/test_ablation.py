@@ -13,7 +13,7 @@ from support.ablations import ablations, calibration_of, edited_as, identities
 from support.edited_model import plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK, assert_same
-from support.tiny_models import ByName, ModelOf
+from support.tiny_models import D_VOCAB, ByName, ModelOf, hooked_transformer
 
 from nope_probe import Ablation, ablated, capture_scores
 from nope_probe.hooks.layers.hook_points import hooks_attached
@@ -150,18 +150,12 @@ def test_leaving_an_ablation_restores_every_bit_also_when_the_body_raises(
 
 @pytest.mark.hooked_transformer
 def test_without_rope_a_hooked_transformer_keeps_the_factor_of_yarn() -> None:
-    from transformer_lens import HookedTransformer
-
     torch.manual_seed(0)
-    model = HookedTransformer(
-        {
-            **{"n_layers": 2, "d_model": 21, "n_heads": 3, "d_head": 10, "d_vocab": 23},
-            **{"n_ctx": 64, "act_fn": "silu", "positional_embedding_type": "rotary"},
-            **{"rotary_dim": 6, "use_yarn_rope": True, "yarn_factor": 4.0},
-            **{"yarn_original_max_position_embeddings": 16, "yarn_attention_factor": 1.3},
-        }
-    )
-    tokens, at_zero = torch.randint(23, (3, 11)), deepcopy(model)
+    yarn = {"use_yarn_rope": True, "yarn_factor": 4.0, "yarn_attention_factor": 1.3}
+    yarn |= {"yarn_original_max_position_embeddings": 16}
+    rotary = {"positional_embedding_type": "rotary", "rotary_dim": 6, **yarn}
+    model = hooked_transformer(d_model=21, n_heads=3, d_head=10, act_fn="silu", **rotary)
+    tokens, at_zero = torch.randint(D_VOCAB, (3, 11)), deepcopy(model)
     for block in at_zero.blocks:
         for angles in (block.attn.rotary_cos, block.attn.rotary_sin):
             angles.copy_(angles[0].clone().expand_as(angles))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from support.command_line import refused
-from support.fake_hub import FolderHub, HubHandler, online, serving
+from support.fake_hub import FolderHub, HubHandler, online, put_into_cache, serving
 from support.tiny_models import ByName
 from transformers import (
     Gemma3TextConfig,
@@ -69,12 +69,9 @@ def test_the_client_is_offline_only_within_the_context(monkeypatch: pytest.Monke
 def test_without_the_hub_what_is_not_cached_is_refused_in_one_line_that_says_what_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = "5" * 40
-    folder = tmp_path / "models--owner--model"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text(commit)
-    (folder / "snapshots" / commit).mkdir(parents=True)
-    (folder / "snapshots" / commit / "config.json").write_text("{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    put_into_cache(tmp_path, "owner/model", tmp_path / "model")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
     for here in ("owner/model", "nope-tiny", "ROPE-tiny", "parameter-free"):

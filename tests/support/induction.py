@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.tiny_models import hooked_transformer
 
 from nope_probe.models.parameter_free import has_hooked_transformer
 
@@ -14,21 +15,9 @@ def induction_model(n_pos: int) -> Any:
     """L0H0 writes the previous token next to each token; L1H0 looks for its own token there."""
     if not has_hooked_transformer():
         pytest.skip("built from a HookedTransformer")
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    config = HookedTransformerConfig(
-        n_layers=2,
-        d_model=2 * N_VOCAB + n_pos,
-        n_heads=1,
-        d_head=n_pos,
-        n_ctx=n_pos,
-        d_vocab=N_VOCAB,
-        attn_only=True,
-        normalization_type=None,
-        attn_scale=1.0,
-        init_weights=False,
-    )
-    model = HookedTransformer(config)
+    sizes = {"d_model": 2 * N_VOCAB + n_pos, "n_heads": 1, "d_head": n_pos, "d_vocab": N_VOCAB}
+    sizes |= {"n_ctx": n_pos, "attn_scale": 1.0}
+    model = hooked_transformer(**sizes, attn_only=True, normalization_type=None, init_weights=False)
     token, before, at = slice(0, N_VOCAB), slice(N_VOCAB, 2 * N_VOCAB), slice(2 * N_VOCAB, None)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -160,6 +160,14 @@ def tokens(n_seqs: int = N_SEQS, n_pos: int = N_POS, seed: int = 0) -> torch.Ten
     return torch.randint(D_VOCAB, (n_seqs, n_pos), generator=generator)
 
 
+def hooked_transformer(**settings: Any) -> Any:
+    """Return a HookedTransformer, which TransformerLens 4 has not, of two layers by default."""
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    sizes = {"n_layers": 2, "n_ctx": 64, "d_vocab": D_VOCAB, "device": "cpu"}
+    return HookedTransformer(HookedTransformerConfig(**sizes | settings))
+
+
 def write_texts(file: Path, *, n_texts: int, n_words: int) -> None:
     """Write random texts to a JSONL file, one a line."""
     words = ["the", "other", "rather", "into", "at", "there", "here", "than", "an", "end", "of"]

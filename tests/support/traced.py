@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from support.tiny_models import N_POS
+from support.tiny_models import N_POS, hooked_transformer
 
 N = 48
 TERMS = {  # size of the whole pattern, nats; shares of rotation and of the three written terms
@@ -119,13 +119,8 @@ def bos_reader(strength: tuple[float, float]) -> Any:
     heads of L0 attend evenly, so that BOS has the weight 1 / (i + 1); head h writes that weight
     times `strength[h]` along coordinate 1, which is all that L1's keys read; L1's query is 1.
     """
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    config = HookedTransformerConfig(
-        n_layers=2, d_model=7, n_ctx=N_POS, d_head=3, n_heads=2, d_vocab=17, attn_only=True,
-        normalization_type=None, positional_embedding_type="standard", seed=0,
-    )  # fmt: skip
-    model = HookedTransformer(config)
+    sizes = {"d_model": 7, "n_ctx": N_POS, "d_head": 3, "n_heads": 2, "d_vocab": 17}
+    model = hooked_transformer(**sizes, attn_only=True, normalization_type=None, seed=0)
     for parameter in model.parameters():
         parameter.data.zero_()
     content = torch.randn(17, 5, generator=torch.Generator().manual_seed(3))

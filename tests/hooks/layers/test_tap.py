@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.rounding import NETWORK
-from support.tiny_models import ModelOf, Tiny, distance, tokens
+from support.tiny_models import ModelOf, Tiny, distance, hooked_transformer, tokens
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformer_lens.hook_points import HookPoint
@@ -461,12 +461,9 @@ def test_what_heads_write_is_shown_where_a_hooked_transformer_keeps_it() -> None
 
 
 def option_model(option: str, value: Any) -> Any:
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    settings = {"n_layers": 2, "d_model": 22, "d_head": 11, "n_heads": 2, "n_ctx": 64}
-    settings |= {"d_vocab": 263, "act_fn": "silu", "seed": 3, "initializer_range": 0.5}
+    settings = {"d_model": 22, "d_head": 11, "n_heads": 2, "act_fn": "silu", "seed": 3}
     chosen = {} if value is None else {option: value}
-    model = HookedTransformer(HookedTransformerConfig(**settings | chosen))
+    model = hooked_transformer(**settings, initializer_range=0.5, **chosen)
     for block in model.blocks:
         if hasattr(block.attn, "sinks"):
             torch.nn.init.normal_(block.attn.sinks)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.plain_attention import per_fold
 from support.rounding import NETWORK
-from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
+from support.tiny_models import N_POS, ByName, ModelOf, distance, hooked_transformer, tokens
 
 from nope_probe import UserError, capture_stages
 from nope_probe.hooks.layers.base_layer import Layer
@@ -30,16 +30,13 @@ def numbered(model: Any) -> dict[int, Layer]:
 @pytest.mark.hooked_transformer
 def test_a_stage_after_a_layer_norm_includes_its_weight_and_bias() -> None:
     """HookedTransformer's hook_normalized leaves both out."""
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    sizes = {"n_layers": 1, "d_model": 10, "d_head": 5, "n_heads": 3, "n_ctx": N_POS, "d_vocab": 7}
-    kinds = {"act_fn": "gelu", "normalization_type": "LN", "seed": 2, "device": "cpu"}
-    config = HookedTransformerConfig(**sizes, **kinds)
-    model, x = HookedTransformer(config), torch.randn(N_SEQS, N_POS, 10)
+    sizes = {"n_layers": 1, "d_model": 10, "d_head": 5, "n_heads": 3}
+    model = hooked_transformer(**sizes, act_fn="gelu", normalization_type="LN", seed=2)
+    x = torch.randn(N_SEQS, N_POS, 10)
     ln = model.blocks[0].ln1
     for parameter in (ln.w, ln.b):
         parameter.data.normal_()
-    expected = torch.nn.functional.layer_norm(x, (10,), ln.w, ln.b, config.eps)
+    expected = torch.nn.functional.layer_norm(x, (10,), ln.w, ln.b, model.cfg.eps)
     maps = capture_stages(model, x, stages=["a"], n_folds=N_FOLDS)
     flat = expected.detach().double()
     assert distance(maps.folds["a"], per_fold(flat @ flat.mT, N_FOLDS)) <= NETWORK
