@@ -77,6 +77,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finish
 
 
 @pytest.fixture(scope="session")
+def rope_tiny() -> Any:
+    """Return the first two blocks of rope-tiny, which tests leave as they are."""
+    from nope_probe.models.load import load
+
+    return load("rope-tiny", n_layers=2)
+
+
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
     """Return a tiny model's folder, and the model in plain transformers, by name."""
     root = tmp_path_factory.mktemp("models")

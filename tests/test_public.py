@@ -21,6 +21,7 @@ from test_choices import Names
 import nope_probe
 from nope_probe import (
     Ablation,
+    LoadedModel,
     UserError,
     ablated,
     attribute,
@@ -29,7 +30,6 @@ from nope_probe import (
     capture_stages,
     difference,
     figures,
-    load,
     measure,
     measure_heads,
     row_centred,
@@ -39,18 +39,13 @@ from nope_probe.figures import score_maps, term_maps
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return load("rope-tiny", n_layers=2).model
-
-
-@pytest.fixture(scope="module")
 def tokens() -> torch.Tensor:
     return torch.randint(5, 90, (7, 13), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="module")
-def maps(model: Any, tokens: torch.Tensor) -> Any:
-    return capture_scores(model, tokens, per_head=True)
+def maps(rope_tiny: LoadedModel, tokens: torch.Tensor) -> Any:
+    return capture_scores(rope_tiny, tokens, per_head=True)
 
 
 def classes_in(hint: Any) -> Iterator[type]:
@@ -213,9 +208,9 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
 @pytest.mark.wrong_types
 @pytest.mark.parametrize("call", CALLS)
 def test_an_argument_of_another_kind_is_refused_in_a_line(
-    call: str, model: Any, tokens: torch.Tensor, maps: Any
+    call: str, rope_tiny: LoadedModel, tokens: torch.Tensor, maps: Any
 ) -> None:
     function, message = CALLS[call]
     with pytest.raises(UserError, match=f"^{message}") as error:
-        function(model, tokens, maps)
+        function(rope_tiny.model, tokens, maps)
     assert "\n" not in str(error.value)

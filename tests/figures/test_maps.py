@@ -9,6 +9,7 @@ from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import (
     AttentionMaps,
+    LoadedModel,
     ScoreMaps,
     StageMaps,
     ablated,
@@ -83,11 +84,10 @@ def test_attention_is_drawn_as_weights_of_the_mean_over_heads_or_of_a_named_head
     assert [step.label for step in with_slider.layout.sliders[0].steps] == [*"01237"]
 
 
-def test_maps_by_name_are_side_by_side_on_the_scale_of_their_layer() -> None:
-    loaded = load("rope-tiny", n_layers=2)
-    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=11)
-    maps = capture_scores(loaded, data, per_head=True)
-    with ablated(loaded, "mask") as model:
+def test_maps_by_name_are_side_by_side_on_the_scale_of_their_layer(rope_tiny: LoadedModel) -> None:
+    data = sequences(tokenizer=rope_tiny.tokenizer, n_seqs=23, seq_len=11)
+    maps = capture_scores(rope_tiny, data, per_head=True)
+    with ablated(rope_tiny, "mask") as model:
         without = capture_scores(model, data, per_head=True)
     heads = {"intact": maps.head(1, 3), "mask": without.head(1, 3)}
     figure = score_maps(heads)
@@ -191,13 +191,13 @@ TOKENS = torch.randint(1, 2048, (13, 11), generator=torch.Generator().manual_see
 
 
 @pytest.fixture(scope="module")
-def scores() -> ScoreMaps:
-    return capture_scores(load("rope-tiny", n_layers=2).model, TOKENS)
+def scores(rope_tiny: LoadedModel) -> ScoreMaps:
+    return capture_scores(rope_tiny, TOKENS)
 
 
 @pytest.fixture(scope="module")
-def stages() -> StageMaps:
-    return capture_stages(load("rope-tiny", n_layers=2).model, TOKENS)
+def stages(rope_tiny: LoadedModel) -> StageMaps:
+    return capture_stages(rope_tiny, TOKENS)
 
 
 def drawn(figure) -> list[np.ndarray]:

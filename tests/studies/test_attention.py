@@ -13,10 +13,11 @@ from support.rounding import NETWORK, assert_same
 
 from nope_probe import (
     Ablation,
+    LoadedModel,
+    Sequences,
     ablated,
     capture_attention,
     capture_need,
-    load,
     run_attention,
     sequences,
     split_attention,
@@ -37,10 +38,15 @@ def table() -> pd.DataFrame:
     return run_attention("rope-tiny", **SIZES).tables["attention"]
 
 
-def test_the_table_has_the_split_of_every_head(table: pd.DataFrame) -> None:
-    loaded = load("rope-tiny", n_layers=2)
-    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19)
-    heads = split_attention(capture_attention(loaded.model, data, n_folds=5))
+@pytest.fixture(scope="module")
+def data(rope_tiny: LoadedModel) -> Sequences:
+    return sequences(tokenizer=rope_tiny.tokenizer, n_seqs=23, seq_len=19)
+
+
+def test_the_table_has_the_split_of_every_head(
+    table: pd.DataFrame, rope_tiny: LoadedModel, data: Sequences
+) -> None:
+    heads = split_attention(capture_attention(rope_tiny.model, data, n_folds=5))
     assert [*zip(table["layer"], table["head"], strict=True)] == [*heads]
     for row, split in zip(table.to_dict("records"), heads.values(), strict=True):
         for name in ("information", *PARTS, "first_weight", *SHARES, "pattern_missed"):
@@ -56,11 +62,11 @@ def test_the_table_has_the_split_of_every_head(table: pd.DataFrame) -> None:
     np.testing.assert_allclose(added, table["information"], rtol=0, atol=3e-7)  # 8 digits
 
 
-def test_the_needs_of_rope_and_mask_are_those_of_the_intact_model(table: pd.DataFrame) -> None:
-    loaded = load("rope-tiny", n_layers=2)
-    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19)
+def test_the_needs_of_rope_and_mask_are_those_of_the_intact_model(
+    table: pd.DataFrame, rope_tiny: LoadedModel, data: Sequences
+) -> None:
     for name in ("rope", "mask"):
-        need = capture_need(loaded.model, data, name, n_folds=5)
+        need = capture_need(rope_tiny.model, data, name, n_folds=5)
         np.testing.assert_allclose(table[f"need_{name}"], need.mean.flatten(), rtol=1e-6)
         assert (table[f"need_{name}_low"] < table[f"need_{name}"]).all()
     assert "need_rope" not in run_attention("nope-tiny", **SIZES).tables["attention"]
@@ -74,20 +80,18 @@ def test_layers_read_one_at_a_time_give_the_same_table(
     pd.testing.assert_frame_equal(one_by_one, table)
 
 
-def test_a_removal_is_that_of_ablated(table: pd.DataFrame) -> None:
+def test_a_removal_is_that_of_ablated(table: pd.DataFrame, rope_tiny: LoadedModel) -> None:
     removed = run_attention("rope-tiny", remove="rope", **SIZES).tables["attention"]
     assert "need_rope" not in removed
     assert not np.allclose(removed["information"], table["information"], rtol=0.01)
-    loaded = load("rope-tiny", n_layers=2)
-    with ablated(loaded.model, Ablation(remove=["rope"])):
-        inside = run_attention(loaded, n_seqs=23, seq_len=19, folds=5).tables["attention"]
+    with ablated(rope_tiny.model, Ablation(remove=["rope"])):
+        inside = run_attention(rope_tiny, n_seqs=23, seq_len=19, folds=5).tables["attention"]
     pd.testing.assert_frame_equal(inside, removed)
 
 
-def test_weights_of_the_run_are_the_mean_weights() -> None:
-    run, loaded = run_attention("rope-tiny", query_rows=7, **SIZES), load("rope-tiny", n_layers=2)
-    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19)
-    maps = capture_attention(loaded.model, data, n_folds=5, query_rows=7)
+def test_weights_of_the_run_are_the_mean_weights(rope_tiny: LoadedModel, data: Sequences) -> None:
+    run = run_attention("rope-tiny", query_rows=7, **SIZES)
+    maps = capture_attention(rope_tiny.model, data, n_folds=5, query_rows=7)
     np.testing.assert_allclose(run.maps["weights"], maps.mean, rtol=0, atol=1e-6)
     assert run.query_positions.tolist() == maps.query_positions.tolist()
 

@@ -42,13 +42,8 @@ TEXT = 'a "<b>" & b\n</script><script>x\u200b =\t\U0001f642 שלום 世\r'
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load("rope-tiny", n_layers=2)
-
-
-@pytest.fixture(scope="module")
-def compared(loaded: LoadedModel) -> Run:
-    return run_attention(loaded, text=TEXT, **SIZES)
+def compared(rope_tiny: LoadedModel) -> Run:
+    return run_attention(rope_tiny, text=TEXT, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +52,10 @@ def view(compared: Run) -> TextView:
 
 
 @pytest.fixture(scope="module")
-def alone(loaded: LoadedModel) -> Run:
+def alone(rope_tiny: LoadedModel) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nope_probe.run.session.make_sequences", None)  # no corpus is made
-        return run_attention(loaded, layers=2, text=TEXT, why="L1H0", query=-2)
+        return run_attention(rope_tiny, layers=2, text=TEXT, why="L1H0", query=-2)
 
 
 def packed(html: str) -> dict[str, Any]:
@@ -69,9 +64,9 @@ def packed(html: str) -> dict[str, Any]:
 
 
 def test_the_texts_weights_are_plain_transformers_and_bars_their_entropy_relative_to_the_mean(
-    compared: Run, view: TextView, loaded: LoadedModel
+    compared: Run, view: TextView, rope_tiny: LoadedModel
 ) -> None:
-    tokens = loaded.tokenizer(TEXT, return_tensors="pt").input_ids
+    tokens = rope_tiny.tokenizer(TEXT, return_tensors="pt").input_ids
     expected = plain_run(plain_model(path_of("rope-tiny")), tokens).patterns[:2, 0]
     np.testing.assert_allclose(view.weights, expected, rtol=0, atol=1e-5)
     n = tokens.shape[1]
@@ -143,10 +138,10 @@ def test_a_text_alone_is_read_without_other_texts(
 
 
 def test_why_of_a_text_alone_is_what_writers_wrote_into_its_keys(
-    alone: Run, loaded: LoadedModel
+    alone: Run, rope_tiny: LoadedModel
 ) -> None:
     table = alone.tables["why"]
-    asked = run_attention(loaded, text=TEXT, why="L1H0", query=-2, **SIZES)
+    asked = run_attention(rope_tiny, text=TEXT, why="L1H0", query=-2, **SIZES)
     of_others = asked.tables["why"]
     assert {*table["side"]} == {"key"}
     assert {"embed", "L0H2", "MLP0"} <= {*table["term"]}
@@ -174,8 +169,8 @@ def test_a_text_has_bos_as_the_sequences_have_and_is_read_in_the_ablated_model(
     assert 'data-mark="&lt;bos&gt;"' in view.html()
 
 
-def test_pieces_join_to_the_text_and_cut_no_character(loaded: LoadedModel) -> None:
-    tokenizer = loaded.tokenizer
+def test_pieces_join_to_the_text_and_cut_no_character(rope_tiny: LoadedModel) -> None:
+    tokenizer = rope_tiny.tokenizer
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
     pieces = pieces_of(ids, tokenizer)
     assert len(pieces) == len(ids)
@@ -221,11 +216,11 @@ def test_heads_beyond_the_size_are_left_out_with_a_word_but_for_the_asked_one(
     np.testing.assert_allclose(added, data["looks"][0]["scores"], atol=0.001)
 
 
-def test_without_the_mask_later_keys_are_shown_too(loaded: LoadedModel) -> None:
-    tokenizer = loaded.tokenizer
+def test_without_the_mask_later_keys_are_shown_too(rope_tiny: LoadedModel) -> None:
+    tokenizer = rope_tiny.tokenizer
     text = tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=False)[:12])
     sizes = {**SIZES, "seq_len": len(tokenizer.encode(text))}
-    view = text_view(run_attention(loaded, text=text, remove="mask", **sizes))
+    view = text_view(run_attention(rope_tiny, text=text, remove="mask", **sizes))
     assert not packed(view.html())["causal"]
     for weights in (view.weights, view.position):
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)

@@ -44,14 +44,9 @@ STEPS: dict[str, Any] = {"why": "L3H3", "query": QUERY, "steps": 3}
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load("rope-tiny", n_layers=2)
-
-
-@pytest.fixture(scope="module")
-def asking(loaded: LoadedModel) -> Run:
+def asking(rope_tiny: LoadedModel) -> Run:
     """A run that asks why a head looks where it looks from a token."""
-    return run_attention(loaded, why="L1H3", query=-2, **ASKED)
+    return run_attention(rope_tiny, why="L1H3", query=-2, **ASKED)
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +124,10 @@ def test_a_model_without_exact_terms_is_refused_before_attention_is_read_and_sho
     ],
 )
 def test_a_head_or_a_query_that_is_none_is_refused_in_a_line(
-    head: Any, query: Any, said: str, loaded: LoadedModel
+    head: Any, query: Any, said: str, rope_tiny: LoadedModel
 ) -> None:
     with pytest.raises(UserError, match=said):
-        run_attention(loaded, **{**ASKED, "why": head, "query": query})
+        run_attention(rope_tiny, **{**ASKED, "why": head, "query": query})
 
 
 @pytest.mark.hooked_transformer

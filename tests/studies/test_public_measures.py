@@ -35,11 +35,6 @@ SMALL = "--layers 2 --n-seqs 23 --seq-len 13 --folds 5"
 
 
 @pytest.fixture(scope="module")
-def shipped() -> LoadedModel:
-    return load("rope-tiny", n_layers=2)
-
-
-@pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The scores of both shipped models on the same text."""
     root = tmp_path_factory.mktemp("runs")
@@ -58,8 +53,8 @@ def data(runs: dict[str, Path]) -> Sequences:
 
 
 @pytest.fixture(scope="module")
-def intact(shipped: LoadedModel, data: Sequences) -> ScoreMaps:
-    return capture_scores(shipped.model, data, n_folds=5, per_head=True)
+def intact(rope_tiny: LoadedModel, data: Sequences) -> ScoreMaps:
+    return capture_scores(rope_tiny.model, data, n_folds=5, per_head=True)
 
 
 def test_the_frames_of_measures_are_the_tables_of_the_command(
@@ -77,10 +72,10 @@ def test_the_frames_of_measures_are_the_tables_of_the_command(
 
 
 def test_attributed_values_are_found_by_layer_and_head_and_make_a_row_a_condition(
-    intact: ScoreMaps, shipped: LoadedModel, data: Sequences
+    intact: ScoreMaps, rope_tiny: LoadedModel, data: Sequences
 ) -> None:
-    with ablated(shipped, "mask"):
-        without = capture_scores(shipped, data, layers=[1], n_folds=5, per_head=True)
+    with ablated(rope_tiny, "mask"):
+        without = capture_scores(rope_tiny, data, layers=[1], n_folds=5, per_head=True)
     of_last = {"folds": intact.folds[:, 1:], "per_head": intact.per_head[:, 1:]}
     last = replace(intact, **of_last, visible=intact.visible[1:], layers=(1,))
     maps = {(): last, "mask": without}
@@ -101,9 +96,9 @@ def test_attributed_values_are_found_by_layer_and_head_and_make_a_row_a_conditio
 
 
 def test_head_scores_are_those_of_the_command(
-    shipped: LoadedModel, data: Sequences, runs: dict[str, Path]
+    rope_tiny: LoadedModel, data: Sequences, runs: dict[str, Path]
 ) -> None:
-    table = head_scores(shipped.model, data, n_folds=5)
+    table = head_scores(rope_tiny.model, data, n_folds=5)
     assert len(table) == 2 * 4
     assert_same_table(table, pd.read_csv(runs["rope"] / "head_pattern.csv")[table.columns])
 
@@ -121,11 +116,11 @@ def test_head_scores_are_the_attention_of_a_plain_pass(bridge: ByName, tiny: ByN
 
 @pytest.mark.usefixtures("undrawn")
 def test_differences_of_runs_from_python_are_those_of_the_command(
-    shipped: LoadedModel, data: Sequences, runs: dict[str, Path], tmp_path: Path
+    rope_tiny: LoadedModel, data: Sequences, runs: dict[str, Path], tmp_path: Path
 ) -> None:
     run_command(compare, runs["rope"], runs["nope"], "--out", tmp_path / "run")
     written = pd.read_csv(tmp_path / "run" / "differences.csv")
-    models = [shipped, load("nope-tiny", n_layers=2)]
+    models = [rope_tiny, load("nope-tiny", n_layers=2)]
     settings = {"remove": "none", "per_head": True, "folds": 5}
     table = difference(*(run_ablations(model, data, **settings) for model in models))
     assert {*table["method"].dropna()} == {"paired"}
@@ -153,15 +148,15 @@ def test_runs_that_no_difference_can_be_taken_of_are_refused(runs: dict[str, Pat
 
 
 def test_maps_that_cannot_be_measured_together_are_refused(
-    shipped: LoadedModel, intact: ScoreMaps, data: Sequences
+    rope_tiny: LoadedModel, intact: ScoreMaps, data: Sequences
 ) -> None:
     chosen = chosen_rows(intact, [4, 9, 11, 12])
     for fewer_or_others in ([4, 9, 11], [4, 9, 10, 12]):
         rows = chosen_rows(intact, fewer_or_others)
         with pytest.raises(UserError, match="rows of unlike queries"):
             attribute({(): chosen, "mask": rows})
-    no_heads = capture_scores(shipped.model, data, layers=[0])
+    no_heads = capture_scores(rope_tiny.model, data, layers=[0])
     with pytest.raises(UserError, match=r"no heads: capture_scores\(..., per_head=True\)"):
         measure_heads(no_heads)
     with pytest.raises(ValueError, match="from 1 to 2 layers, got 3"):
-        head_scores(shipped.model, data, n_layers=3)
+        head_scores(rope_tiny.model, data, n_layers=3)

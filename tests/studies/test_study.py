@@ -18,7 +18,6 @@ from nope_probe import (
     ablated,
     behaviour,
     capture_scores,
-    load,
     run_ablations,
     sequences,
 )
@@ -34,20 +33,15 @@ REMOVED = ("mlp", "w_q+mlp", "w_k", "rope_low")
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Any:
-    return load("rope-tiny", n_layers=2)
+def tokens(rope_tiny: Any) -> torch.Tensor:
+    return sequences(tokenizer=rope_tiny.tokenizer, **SMALL).inputs
 
 
 @pytest.fixture(scope="module")
-def tokens(loaded: Any) -> torch.Tensor:
-    return sequences(tokenizer=loaded.tokenizer, **SMALL).inputs
-
-
-@pytest.fixture(scope="module")
-def study(loaded: Any) -> Run:
+def study(rope_tiny: Any) -> Run:
     """An attribution with every part that it can have."""
     options = {"folds": 5, "batch_size": 7}
-    return run_ablations(loaded, remove=REMOVED, **options, **SMALL)
+    return run_ablations(rope_tiny, remove=REMOVED, **options, **SMALL)
 
 
 def test_terms_of_the_lead_add_up_to_it_and_means_over_layers_are_of_their_rows(study: Run) -> None:
@@ -100,15 +94,15 @@ def test_a_model_of_ones_own_is_studied(spec: str, model_of: ModelOf) -> None:
 
 
 def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
-    loaded: Any, tokens: torch.Tensor
+    rope_tiny: Any, tokens: torch.Tensor
 ) -> None:
     few, same = (
-        run_ablations(loaded.model, tokens[:5], remove=["sources"], layers=1, **folds)
+        run_ablations(rope_tiny.model, tokens[:5], remove=["sources"], layers=1, **folds)
         for folds in ({}, {"folds": 5})
     )
     pd.testing.assert_frame_equal(few.tables["pattern"], same.tables["pattern"])
     with pytest.raises(ValueError, match="expected 4 sequences or more for intervals, got 3"):
-        run_ablations(loaded.model, tokens[:3])
+        run_ablations(rope_tiny.model, tokens[:3])
 
 
 def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps(
@@ -145,12 +139,12 @@ def test_a_dry_run_lists_every_pass_and_leaves_nothing(
 
 
 def test_the_first_batch_of_a_pass_is_timed_by_the_token(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
+    rope_tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(engine: Engine, key: str, ablation: Ablation | None) -> None:
         engine.stream.advance(5)
 
-    engine = Engine(model=loaded.model, inputs=torch.zeros(13, 7, dtype=torch.int64))
+    engine = Engine(model=rope_tiny.model, inputs=torch.zeros(13, 7, dtype=torch.int64))
     monkeypatch.setattr("time.monotonic", iter([100.0, 170.0]).__next__)
     assert seconds_per_token(Pass(key="x", engine=engine, read=read)) == 70 / (5 * 7)
 

@@ -1,7 +1,7 @@
 """`--tokens FILE` runs the tokens of a file, of a model with a tokenizer or without."""
 
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 
 import numpy as np
 import pandas as pd
@@ -22,10 +22,8 @@ DOCUMENTS = torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 5])
 @pytest.fixture
 def bare(tiny: ByName, tmp_path: Path) -> str:
     """A model's folder without a tokenizer."""
-    folder = Path(copytree(tiny("llama").folder, tmp_path / "bare"))
-    for file in folder.glob("tokenizer*"):
-        file.unlink()
-    return str(folder)
+    ignored = ignore_patterns("tokenizer*")
+    return str(copytree(tiny("llama").folder, tmp_path / "bare", ignore=ignored))
 
 
 def test_the_tokens_of_a_file_are_run_as_those_of_python_and_shown_again_while_it_is_the_same(
