@@ -24,7 +24,8 @@ over texts and over keys subtract. The same holds of q_i, with <R_i m_t, R_j E k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import nan
 from typing import NamedTuple, get_args
 
 import pandas as pd
@@ -34,7 +35,7 @@ from torch import Tensor
 
 from nope_probe.analyses.positions import TERMS
 from nope_probe.analyses.reader import Side
-from nope_probe.hooks.reading.attention import Cell
+from nope_probe.hooks.reading.attention import Cell, ScoreWithout
 from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.folds import State, under
 from nope_probe.maps.positions import ReaderSums
@@ -42,6 +43,7 @@ from nope_probe.removal import OTHERS, Writer
 
 PositionVectors = Float[Tensor, "pos d_head"]
 SIDES: tuple[Side, ...] = get_args(Side)
+UNMEASURED = ScoreWithout(nan, nan, nan)
 MOST_ROWS = 10  # writers that have a row each in `why.csv`: those whose terms differ most
 LEAST_WRITTEN, MOST_WRITERS = 0.1, 3  # of a look's score; shown writers of its key, or its query
 LEAST_MOVED, MOST_MOVED = 0.2, 2  # of a writer's term; tokens that the writer moved it from
@@ -227,6 +229,43 @@ def rows_of(look: Look, state: State) -> Iterator[Row]:
             yield Row(look, writer, "other", None, float(parts.sum()) - sum(moved.values()))
             yield Row(look, writer, "mean", None, term - float(parts.sum()))
     yield Row(look, OTHERS, "other", None, rest)
+
+
+def steps_back(first: Look, states: Iterable[State]) -> tuple[list[list[Row]], list[Look]]:
+    """Return the rows of the looks of each step, and the looks of the step to come.
+
+    A step follows the looks by which heads moved what they wrote; no look is followed twice.
+
+    Args:
+        first: the look of the first step.
+        states: the terms of the looks of each step so far; see `rows_of`.
+    """
+    steps, looks, seen = list[list[Row]](), [first], set[Look]()
+    for state in states:
+        looks = [look.with_key(state) for look in looks]
+        steps.append([row for look in looks for row in rows_of(look, state)])
+        seen.update(looks)
+        found = dict.fromkeys(row.before for row in steps[-1])
+        looks = [look for look in found if look is not None and look not in seen]
+    return steps, looks
+
+
+def steps_table(first: Look, states: Sequence[State]) -> pd.DataFrame:
+    """Return `why_steps.csv`: the rows of all steps, those of moved parts with their effects.
+
+    Args:
+        first: the look of the first step.
+        states: of each step; see `rows_of`. `effects` are of its moved parts, [moved,
+            `ScoreWithout`].
+    """
+    effects = iter(torch.cat([state["effects"] for state in states if state]).tolist())
+    rows = [
+        (step, *row.look, *row[1:], *(next(effects) if row.before else UNMEASURED))
+        for step, of_step in enumerate(steps_back(first, states)[0], 1)
+        for row in of_step
+    ]
+    columns = ["step", *Look._fields, *Row._fields[1:], *ScoreWithout._fields]
+    return pd.DataFrame(rows, columns=columns).astype({"moved_from": "Int64"})
 
 
 def why_table(

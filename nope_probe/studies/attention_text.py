@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from math import nan
 from typing import NamedTuple
 
 import pandas as pd
@@ -19,10 +18,11 @@ from torch import Tensor
 from nope_probe.analyses.one_text import (
     SIDES,
     Look,
-    Row,
     moved_terms,
     query_terms,
     rows_of,
+    steps_back,
+    steps_table,
     strongest_writers,
     why_table,
 )
@@ -45,9 +45,6 @@ from nope_probe.run.manifest import ShownText
 from nope_probe.studies.attention import ALONE, SAID, TEXT_TOKENS, Settings
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import Pass, Results, captured
-
-UNMEASURED = ScoreWithout(nan, nan, nan)
-COLUMNS = ["step", "layer", "head", "query", "key", "writer", "side", "moved_from", "nats"]
 
 
 class Text(NamedTuple):
@@ -137,20 +134,9 @@ class Question:
             read = partial(captured, partial(captured_looks, question=self, step=step))
             yield Pass(key=key, engine=engine, read=read, ablation=ablation, kind="why")
 
-    def follow(self, results: Results) -> tuple[list[list[Row]], list[Look]]:
-        """Return the rows of the looks of each step, and the looks of the step to come.
-
-        Args:
-            results: of the passes of some first steps, by key.
-        """
-        steps, looks, seen = list[list[Row]](), [self.first], set[Look]()
-        for state in (results[key] for key in self.keys if key in results):
-            looks = [look.with_key(state) for look in looks]
-            steps.append([row for look in looks for row in rows_of(look, state)])
-            seen.update(looks)
-            found = dict.fromkeys(row.before for row in steps[-1])
-            looks = [look for look in found if look is not None and look not in seen]
-        return steps, looks
+    def states(self, results: Results) -> list[State]:
+        """Return the results of the steps so far, in order."""
+        return [results[key] for key in self.keys if key in results]
 
     def tables(
         self, results: Results, weights: Float[Tensor, " key_pos"]
@@ -167,15 +153,7 @@ class Question:
         terms = under(results["why"], self.first.prefix)
         tables = {"why": why_table(terms, weights, tokens)}
         if self.n_steps > 1:
-            measured = [results[key]["effects"] for key in self.keys if results[key]]
-            effects = iter(torch.cat(measured).tolist())
-            rows = [
-                (step, *row.look, *row[1:], *(next(effects) if row.before else UNMEASURED))
-                for step, of_step in enumerate(self.follow(results)[0], 1)
-                for row in of_step
-            ]
-            table = pd.DataFrame(rows, columns=[*COLUMNS, *ScoreWithout._fields])
-            tables["why_steps"] = table.astype({"moved_from": "Int64"})
+            tables["why_steps"] = steps_table(self.first, self.states(results))
         return tables
 
 
@@ -197,23 +175,19 @@ def captured_looks(
     Raises:
         UserError: for a model whose queries and keys are no sums over writers.
     """
-    _, looks = question.follow(engine.results)
+    _, looks = steps_back(question.first, question.states(engine.results))
     if not looks:
         return {}
     state, text, whole = State(), question.text.tokens, replace(engine, n_folds=1, documents=None)
-    read = partial(
-        capture_positions,
-        layers=sorted({look.layer for look in looks}),
-        per_head=True,
-        kept_positions=engine.kept_positions or 0,
-    )
+    layers, kept = sorted({look.layer for look in looks}), engine.kept_positions or 0
+    read = partial(capture_positions, layers=layers, per_head=True, kept_positions=kept)
     of_one = replace(whole, inputs=text, query_rows=text.shape[1])
     try:
         of_text = of_one.by_fold(read, None)
         others = whole.by_fold(read, stream) if question.compared else None
         for look in looks:
             pair = _head(of_text, look), None if others is None else _head(others, look)
-            terms = query_terms(*pair, look.query, kept_positions=engine.kept_positions or 0)
+            terms = query_terms(*pair, look.query, kept_positions=kept)
             state |= {f"{look.prefix}{name}": x for name, x in terms.items()}
             if step < question.n_steps:
                 state |= _moved(
@@ -227,7 +201,7 @@ def captured_looks(
         for row in rows_of(look.with_key(state), state)
         if row.before is not None
     ]
-    measured = torch.tensor(effects, dtype=torch.float64).view(-1, len(UNMEASURED))
+    measured = torch.tensor(effects, dtype=torch.float64).view(-1, len(ScoreWithout._fields))
     return state | {"effects": measured}
 
 

@@ -20,6 +20,8 @@ from nope_probe.analyses.one_text import (
     moved_terms,
     query_terms,
     rows_of,
+    steps_back,
+    steps_table,
     why_table,
 )
 from nope_probe.hooks.layers.hook_points import HookedModel
@@ -194,12 +196,25 @@ def test_the_rows_of_a_look_are_its_largest_terms_and_add_up_to_its_score() -> N
         ("other writers", "other", None, 1.75),
     ]
     assert [row.before for row in rows if row.before] == [(0, 1, 3, 1), (0, 1, 3, 3)]
-    state[f"{look.prefix}scores"][0] = torch.nan
-    assert look._replace(key=-1).with_key(state) == look
+    state[f"{look.prefix}scores"] = torch.tensor([torch.nan, 9.0, 9.0, 10.0])
+    before = [Look(0, 1, 3, 1), Look(0, 1, 3, 3)]
+    assert steps_back(look._replace(key=-1), [state]) == ([rows], before)
+    state["effects"] = torch.tensor([[1.0, 0.5, 0.25], [2.0, 0.5, 0.125]])
+    again = {
+        f"{before[0].prefix}{name}": torch.tensor([0, 5.0, 0, 0])
+        for name in ("scores", "query/L0H1")
+    }
+    again[before[0].moved("query", "L0H1")] = torch.tensor([0, 0, 0, 5.0])
+    assert steps_back(look, [state, again])[1] == [], "the look at key 3 was followed before"
+    table = steps_table(look, [state, {**again, "effects": torch.zeros(1, 3)}, {}])
+    assert table["step"].value_counts().to_dict() == {1: 10, 2: 6}
+    moved = table[table["moved_from"].notna()]
+    assert moved["effect"].tolist() == [1.0, 2.0, 0.0]
+    assert table["weight_without"].count() == 3
 
 
 def test_the_ten_writers_whose_terms_differ_most_have_rows_and_the_others_one() -> None:
-    terms = {f"key/L0H{head}": torch.tensor([head, -head, 99.0]) for head in range(12)}
+    terms = {f"key/L0H{head}": torch.tensor([head, -head, 99.0 - 9 * head]) for head in range(12)}
     terms["scores"] = torch.tensor([66.0, -66.0, torch.nan])
     table = why_table(terms, torch.tensor([0.75, 0.25, 0.0]), ["a", "b", "c"])
     assert table["key"].unique().tolist() == [0, 1]
