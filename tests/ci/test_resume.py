@@ -1,30 +1,26 @@
-"""A run that is killed or interrupted at any time ends in the same bytes as one that is not."""
+"""A run that is killed or interrupted at any time is resumed to the same bytes, or refused."""
 
 import json
 import re
 import signal
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from ci.forks import forks
 
+from nope_probe import Sequences, UserError, ablated, load
 from nope_probe.run.checkpoint import RunCheckpoint
+from nope_probe.run.session import Session
+from nope_probe.studies.trace import Settings
 
 TEXT = ["--model", "nope-tiny", "--n-seqs", "31", "--batch-size", "3"]
+REMOVED = ["--remove", "w_q", "written", "--per-head"]
 SHORT = {
-    "ablate": [
-        *TEXT,
-        "--layers",
-        "2",
-        "--seq-len",
-        "11",
-        "--remove",
-        "w_q",
-        "written",
-        "--per-head",
-    ],
+    "ablate": [*TEXT, "--layers", "2", "--seq-len", "11", *REMOVED],
     "circuit": [*TEXT, "--layer", "1", "--seq-len", "11", "--remove", "w_q"],
     "behaviour": [*TEXT, "--seq-len", "23", "--measures", "copy", "--remove", "written"],
     "trace": [*TEXT, "--layers", "3", "--seq-len", "11", "--confirm", "1"],
@@ -154,3 +150,52 @@ def test_a_resumed_run_counts_nothing_twice(tmp_path: Path) -> None:
                 stream.advance(size)
         assert run.bar is not None
         assert run.bar.n == 22
+
+
+def at_the_last_position(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
+    return torch.cat((tensor[:, :-1], 3 * tensor[:, -1:]), 1)
+
+
+@contextmanager
+def grown(tensor: torch.Tensor) -> Iterator[None]:
+    """Change one number of a tensor."""
+    first = tensor.data[(0,) * tensor.ndim]
+    before = first.clone()
+    first += 1e-3
+    yield
+    first.copy_(before)
+
+
+def frequencies(model: Any) -> torch.Tensor:
+    """Return a buffer that is not stored with the weights."""
+    names = ("rotary_sin", "inv_freq")  # of a HookedTransformer, and of a bridge
+    return next(x for name, x in model.named_buffers() if name.endswith(names))
+
+
+STATES: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
+    "without the mask": lambda model: ablated(model, "mask"),
+    "a hook": lambda model: model.hooks([("blocks.0.hook_resid_pre", at_the_last_position)]),
+    "a hook of PyTorch": lambda model: model.blocks[0].mlp.register_forward_hook(
+        lambda module, args, output: 2 * output
+    ),
+    "a buffer": lambda model: grown(frequencies(model)),
+    "a weight": lambda model: grown(model.blocks[1].attn.W_Q),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_unfinished_run_is_resumed_with_the_same_weights_buffers_and_hooks_alone(
+    state: str, tmp_path: Path
+) -> None:
+    settings = Settings(model="rope-tiny", n_seqs=17, seq_len=23, out=tmp_path / "run", confirm=0)
+    loaded: Any = load("rope-tiny")
+
+    def start() -> Sequences:
+        with Session(settings, model=loaded).opened() as session:
+            return session.sequences()
+
+    first = start()
+    error = pytest.raises(UserError, match=r"run.unfinished holds an unfinished run with other")
+    with STATES[state](loaded.model), error:
+        start()
+    assert torch.equal(start().inputs, first.inputs)
