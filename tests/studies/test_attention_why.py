@@ -11,9 +11,11 @@ import pytest
 import torch
 from support.command_line import run_command
 from support.decoders import write_decoder
+from support.edited_model import plain_run
 from support.first_line import assert_numbers_are_cells
 from support.induction import N_VOCAB, induction_model
 from support.plain_attention import plain_scores
+from support.plain_states import calls_of
 from support.rounding import NETWORK
 from support.tiny_models import plain as plain_model
 from support.tiny_models import tokenizer
@@ -188,23 +190,19 @@ def test_without_a_moved_part_the_model_is_plain_transformers_without_it(steppin
     plain = plain_model(path_of("rope-tiny"))
     tokens = load("rope-tiny", n_layers=1).tokenizer(TEXT, return_tensors="pt").input_ids
     attn, head = plain.model.layers[1].self_attn, 3
-    before, values, d = plain_scores(plain, tokens), list[torch.Tensor](), attn.head_dim
-    hook = attn.v_proj.register_forward_hook(lambda *args: values.append(args[-1]))
-    with torch.inference_mode():
-        intact = plain(tokens, output_attentions=True)
-        hook.remove()
-        v = values[0].unflatten(-1, (-1, d))
-        group = plain.config.num_attention_heads // v.shape[2]
-        share = intact.attentions[1][0, head, KEY, KEY - 1] * v[0, KEY - 1, head // group]
+    before, intact, d = plain_scores(plain, tokens), plain_run(plain, tokens), attn.head_dim
+    [values] = calls_of(plain, {"V": attn.v_proj}, tokens).values()
+    v = values.output.unflatten(-1, (-1, d))
+    group = plain.config.num_attention_heads // v.shape[2]
+    share = intact.patterns[1, 0, head, KEY, KEY - 1] * v[0, KEY - 1, head // group]
 
-        def without(module: Any, given: Any) -> Any:
-            given[0][0, KEY, head * d : (head + 1) * d] -= share
-            return given
+    def without(module: Any, given: Any) -> Any:
+        given[0][0, KEY, head * d : (head + 1) * d] -= share
+        return given
 
-        attn.o_proj.register_forward_pre_hook(without)
-        after = plain(tokens, output_attentions=True)
-    for end, found in (("", intact), ("_without", after)):
-        weight = float(found.attentions[3][0, 3, QUERY, KEY])
+    attn.o_proj.register_forward_pre_hook(without)
+    for end, found in (("", intact), ("_without", plain_run(plain, tokens))):
+        weight = float(found.patterns[3, 0, 3, QUERY, KEY])
         assert row[f"weight{end}"] == pytest.approx(weight, rel=NETWORK)
     assert row["weight"] > 0.9 > 0.1 > row["weight_without"]
     fall = float((before - plain_scores(plain, tokens))[3, 0, 3, QUERY, KEY])

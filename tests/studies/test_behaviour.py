@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from scipy import stats
 from support.command_line import run_command
 from support.edited_model import edited, norm_sizes
-from support.plain_states import plain_losses
+from support.plain_states import calls_of, plain_losses
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import ByName
 from support.tiny_models import plain as plain_model
@@ -285,14 +285,11 @@ def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_le
     chosen = ["--measures", "loss", "bos", "extrapolation", "position", "--layers", 2]
     run_command(behaviour, *SMALL[:10], *SMALL[-2:], *chosen, *model, "--out", tmp_path / "run")
     hf, ids = tiny("llama").hf, load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
-    kept: list[torch.Tensor] = []
-    mlp = hf.model.layers[0].mlp
-    handle = mlp.register_forward_hook(lambda module, inputs, output: kept.append(output))
-    intact = plain_losses(hf, ids)
-    handle.remove()
+    mlp, intact = hf.model.layers[0].mlp, plain_losses(hf, ids)
+    [written] = calls_of(hf, {"MLP0": mlp}, ids).values()
     documents = torch.from_numpy(read_run(tmp_path / "run").arrays["tokens"]["documents"])
     half = grouped_folds(documents, 8) % 2
-    vectors = of_others(kept[0], 1, half)  # of BOS, all that it writes stays
+    vectors = of_others(written.output, 1, half)  # of BOS, all that it writes stays
     handle = mlp.register_forward_hook(lambda module, inputs, output: output - vectors)
     rise = (plain_losses(hf, ids) - intact).mean(1)
     handle.remove()
