@@ -125,7 +125,6 @@ HEADS = tuple(
     )
     for name in (*HEAD_MEASURES, *ATTENTION)
 )
-VIEWS = (THREE_NUMBERS, SHAPE, CONTROL, BY_DISTANCE, *HEADS)
 
 
 def report(run: Run) -> Report:
@@ -151,12 +150,13 @@ def report(run: Run) -> Report:
             ],
             how_to_read=how_to_read,
         )
-    kinds = manifest.results.get("replacements", ())
+    for by in manifest.results.get("replacements", ()):
+        how_to_read.append(SAID["replaced"].format(by=by, meaning=REPLACEMENTS[by]))
     return Report(
         title=f"The sources of the positional pattern of {manifest.model_name}",
         headline=page.headline(run),
         sections=[*removal_sections(run)],
-        how_to_read=how_to_read + [f"Replaced by {by}: {REPLACEMENTS[by]}." for by in kinds],
+        how_to_read=how_to_read,
     )
 
 

@@ -103,8 +103,8 @@ def maker_text(maker: Maker, number: str) -> str:
     Example:
         >>> maker_text(Maker(way="each needed", sources=("mask", "rope")), "not_by_distance")
         'mask + RoPE, each needed'
-        >>> maker_text(Maker(way="no source"), "lead")
-        'the first token itself'
+        >>> maker_text(Maker(way="no source"), "lead"), maker_text(Maker(way="no source"), "order")
+        ('the first token itself', 'no source')
     """
     way = "first token" if number == "lead" and maker.way == "no source" else maker.way
     return SAID[way].format(sources=short(UNION.join(maker.sources)))
