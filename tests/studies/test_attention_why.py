@@ -158,7 +158,7 @@ def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() 
 
 def test_the_terms_of_every_look_add_up_to_its_score_and_are_those_of_why(stepping: Run) -> None:
     table = stepping.tables["why_steps"]
-    for (step, layer, head, query, key), rows in table.groupby([*table.columns[:5]]):
+    for (layer, head, query, key), rows in table.groupby([*table.columns[1:5]]):
         asked = {"n_seqs": 17, "folds": 5, "why": f"L{layer}H{head}", "query": int(query)}
         run = run_attention("rope-tiny", text=TEXT, **asked)
         why = run.tables["why"].query(f"key == {key}")
@@ -168,15 +168,6 @@ def test_the_terms_of_every_look_add_up_to_its_score_and_are_those_of_why(steppi
             assert row.nats == pytest.approx(known[row.side, row.writer], abs=1e-5)
         others = rows[rows["writer"] == "other writers"]["nats"].sum()
         assert own["nats"].sum() + others == pytest.approx(why["score"].iloc[0], abs=1e-5)
-        of_writers = own[own["side"] != "position"]
-        sizes = of_writers["nats"].abs()
-        assert (sizes > 0.1 * abs(why["score"].iloc[0]) - 1e-6).all()
-        assert of_writers.groupby("side").size().max() <= 3 or of_writers.empty
-        heads = of_writers[of_writers["writer"].str.contains("H") & (step < 3)]
-        parts = rows[rows["moved_from"].notna() | rows["side"].isin(["mean", "other"])]
-        for writer, of_writer in heads.groupby("writer"):
-            moved = parts[parts["writer"] == writer]["nats"].sum()
-            assert moved == pytest.approx(of_writer["nats"].sum(), abs=1e-6)
     first = table[table["moved_from"].notna()].iloc[0]
     assert (first["writer"], first["key"], first["moved_from"]) == ("L1H3", KEY, KEY - 1)
     second = table[table["step"] == 2].iloc[0]
