@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.numpy import load_file
 from support import traced
 from support.command_line import refused, run_command
 from support.first_line import assert_numbers_are_cells
@@ -29,31 +28,30 @@ SMALL = ["--n-seqs", 43, "--seq-len", N, "--folds", 5, "--batch-size", 7]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("runs") / "nope"
     run_command(trace, *SMALL, "--layers", 3, "--out", out, "--confirm", 0)
-    return out
+    return read_run(out)
 
 
 @pytest.fixture(scope="module")
-def sums(done: Path) -> PositionSums:
-    saved = load_file(done / "tokens.safetensors")
+def sums(done: Run) -> PositionSums:
+    saved = done.arrays["tokens"]
     tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
     options = {"layers": [0, 1, 2], "batch_size": 7, "n_folds": 5, "documents": documents}
     return capture_positions(load("nope-tiny").model, tokens, **options)
 
 
-def test_tables_and_maps_are_those_of_the_captured_sums(done: Path, sums: PositionSums) -> None:
-    run = read_run(done)
-    assert run.manifest.layers == (0, 1, 2)
+def test_tables_and_maps_are_those_of_the_captured_sums(done: Run, sums: PositionSums) -> None:
+    assert done.manifest.layers == (0, 1, 2)
     names = {"terms": ["layer", "of", "term"], "writers": ["layer", "of", "side", "writer"]}
     for name, truth in (("terms", term_table(sums)), ("writers", writer_table(sums))):
-        found = run.tables[name].set_index(names[name])
+        found = done.tables[name].set_index(names[name])
         expected = truth.set_index(found.index.names).loc[found.index]
         assert_same_table(found, expected[list(found)])
     for names, reader in readers(sums):
         for term, values in term_maps(reader).items():
-            seen = run.maps[f"L{names['layer']}/{term}"]
+            seen = done.maps[f"L{names['layer']}/{term}"]
             assert_same(seen, values)
 
 
@@ -68,8 +66,8 @@ def test_inside_ablated_the_ablated_model_is_traced() -> None:
     assert run.tables["effects"].empty
 
 
-def test_writers_stand_in_the_order_in_which_they_write(done: Path) -> None:
-    writers = read_run(done).tables["writers"]
+def test_writers_stand_in_the_order_in_which_they_write(done: Run) -> None:
+    writers = done.tables["writers"]
     heads = [[f"L{layer}H{head}" for head in range(4)] for layer in range(2)]
     order = ["embed", *heads[0], "MLP0", *heads[1], "MLP1", "bias"]
     of_readers = writers.groupby(["layer", "of", "side"], sort=False)["writer"].agg(list)
