@@ -1,8 +1,7 @@
 """What can be removed from a model: names and words, their parsing, and a condition's one name.
 
-A component has a row in `REMOVABLE`, and a class in `hooks/removing` that removes it. All
-names are parsed here. Nothing here needs torch, so that the command line, figures and pages read
-the same rows as hooks.
+A component has a row in `REMOVABLE`, and a class in `hooks/removing` that removes it. Nothing here
+needs torch, so that the command line, figures and pages read the same rows as hooks.
 """
 
 from __future__ import annotations

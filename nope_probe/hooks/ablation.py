@@ -69,7 +69,7 @@ def ablated(
     """Run a model without some of its components for as long as the context lasts.
 
     Other hooks, added before or inside the context, see the ablation's outputs and may change
-    them; the ablation reads their outputs too. `reset_hooks` leaves it. Padding stays hidden
+    them; the ablation reads their outputs too. `reset_hooks` keeps it. Padding stays hidden
     without the mask. Text is generated without a cache, with a warning, where a new token changes
     the keys and values of earlier positions. A model is used by one thread at a time: the one that
     enters the context.

@@ -1,10 +1,9 @@
 """GGUF files, llama.cpp's format: weights, configuration and tokenizer in one, mostly quantised.
 
-transformers reads a model from such a file and undoes its quantisation. What transformers leaves
-out of a file without a word is refused here, or set: it sets some fields of a configuration from a
-file's keys, and leaves out others, such as the base of RoPE or a window. Here all keys that decide
-sizes, positions and norms are compared with the configuration that transformers builds. A field
-that differs is set. A key that the configuration cannot hold is refused by name.
+transformers reads a model from such a file and undoes its quantisation. It leaves out some keys
+of a file without a word, such as the base of RoPE or a window. Here all keys that decide sizes,
+positions and norms are compared with its configuration. A field that differs is set. A key that the
+configuration cannot hold is refused by name.
 """
 
 from __future__ import annotations
@@ -195,12 +194,7 @@ def describe_gguf(source: str, revision: str | None = None) -> GGUFInfo:
 
 
 def unused_tensors(header: GGUFReader, model: PreTrainedModel) -> set[str]:
-    """Return the tensors of a GGUF file that transformers leaves out of a model without a word.
-
-    Args:
-        header: the file's.
-        model: the model, or its first layers.
-    """
+    """Return the tensors that transformers leaves out of a model (or its first layers) silently."""
     architecture = _architecture_of(header)
     if architecture in WITH_REPORT:
         return set()

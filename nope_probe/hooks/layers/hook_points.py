@@ -126,7 +126,7 @@ def hooks_in_place(hooks: Iterable[PlacedHook]) -> Iterator[None]:
     """Attach hooks, keep their places at their points, and always remove exactly these.
 
     First hooks of a point run in the order in which they are given, and so do its last hooks. First
-    hooks of a later context run before these. `reset_hooks` leaves them: they are permanent.
+    hooks of a later context run before these. `reset_hooks` keeps them: they are permanent.
 
     Raises:
         UserError: at the end, if permanent hooks were reset meanwhile.
