@@ -96,7 +96,8 @@ def panel_groups(
         is_first, bar = _bar(figure, panels, index, columns, size)
         cells = RowMaps(values=panel.values[None], queries=panel.query_positions)
         small = pool(cells, max_positions)
-        drawn = replace(panel, values=small.values[0], span=small.block * panel.span)
+        of_all = {"values": small.values[0], "query_positions": None}
+        drawn = replace(panel, span=small.block * panel.span, **of_all)
         figure.add_traces(heat_map(drawn, index, coloraxis, of_leads))
         if panel.leads is not None:
             high = panel.largest_lead

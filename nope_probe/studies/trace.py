@@ -230,7 +230,7 @@ def written_parts(writers: pd.DataFrame) -> pd.DataFrame:
     return rows.loc[places.sort_values(kind="stable").index]
 
 
-def made_of(tables: Mapping[str, pd.DataFrame], reader: str, question: str) -> pd.DataFrame:
+def made_of(tables: Mapping[str, pd.DataFrame], reader: str | None, question: str) -> pd.DataFrame:
     """Return what makes a reader's lead or pattern, and what it loses, nats.
 
     Returns:

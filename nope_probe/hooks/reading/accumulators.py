@@ -324,22 +324,36 @@ class GramAccumulator(MapAccumulator):
 
     def __init__(self, stage: Stage, layer: Layer, cut: Cut) -> None:
         super().__init__(layer, cut)
-        self.stage = stage
+        self.stage, self.latest = stage, list[Tensor]()
         self.reads_attention = stage.norm == "ln1"  # so that a pass can end there
 
     def hooks(self) -> Iterator[Attachment]:
-        yield self.layer.point(hook_name(self.stage, self.layer)), self.update
+        yield self.layer.point(hook_name(self.stage, self.layer)), self.keep
+        if not self.reads_attention:
+            yield self.layer.point("hook_resid_post"), self.update
+
+    def keep(self, tensor: Tensor, hook: HookPoint) -> None:
+        """Keep the stage's tensor: inside attention, products may be those of the tap."""
+        # HookedTransformer fires ln1.hook_normalized three times a pass.
+        self.latest = [tensor]
 
     def read(self, attention: Attention) -> None:
-        """Add nothing: the hook at attention's input has added it."""
+        """Add the inner products of attention's input."""
+        self._add_latest()
 
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
-        """Add the inner products of the stage's vectors, once a pass."""
-        if self.already_counted:  # HookedTransformer fires ln1.hook_normalized three times a pass
-            return
-        x = vectors(self.stage, self.layer, tensor)
-        self.see(AttentionMask.full(x.shape[1], x.shape[1], x.device))
-        self.add(**self.products(self.total, x, x))
+        """Add the inner products of the tensor that was kept."""
+        self._add_latest()
+
+    def _add_latest(self) -> None:
+        for tensor in self.latest:
+            x = vectors(self.stage, self.layer, tensor)
+            self.see(AttentionMask.full(x.shape[1], x.shape[1], x.device))
+            self.add(**self.products(self.total, x, x))
+        self.reset()
+
+    def reset(self) -> None:
+        self.latest.clear()
 
 
 class ScoreAccumulator(MapAccumulator):

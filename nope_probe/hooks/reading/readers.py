@@ -385,9 +385,10 @@ class ReaderAccumulator(Accumulator):
                 vectors = self._through(means.pop(f"{kind}{index}"), weight)
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
         brought["bias"] = brought["bias"] + self._constants(means["gains"])
-        queries, keys = self._sides(brought)
-        first_queries, first_keys = self._sides(first)
-        norm_queries, norm_keys = self._sides({"norm": self._of_norm(means)})
+        n_kv = mean_k.shape[2]
+        queries, keys = self._sides(brought, n_kv)
+        first_queries, first_keys = self._sides(first, n_kv)
+        norm_queries, norm_keys = self._sides({"norm": self._of_norm(means)}, n_kv)
         for whole, written in ((mean_q, queries), (mean_k, keys)):
             error = relative_error(sum(written.values(), torch.zeros_like(whole)), whole)
             if not error <= self.tolerance:
@@ -411,13 +412,13 @@ class ReaderAccumulator(Accumulator):
             norm_keys=norm_keys["norm"],
         )
 
-    def _sides(self, vectors: State) -> tuple[State, State]:
+    def _sides(self, vectors: State, n_kv: int) -> tuple[State, State]:
         """Return vectors as queries and as keys, from the heads of both in one row."""
-        n_kv = self.projection.n_kv_heads
-        queries = {name: x[:, :, :-n_kv] for name, x in vectors.items()}
+        n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
+        queries = {name: x[:, :, :n] for name, x in vectors.items()}
         if not self.per_head:
             queries = {name: sum_query_groups(x, n_kv) for name, x in queries.items()}
-        return queries, {name: x[:, :, -n_kv:] for name, x in vectors.items()}
+        return queries, {name: x[:, :, n:] for name, x in vectors.items()}
 
     def _of_norm(self, means: State) -> Float[Tensor, "fold pos head d_head"]:
         """Return the queries and keys that norms make of vectors that know nothing of position.
