@@ -361,11 +361,16 @@ def _without_cache(
         switch: the name of the option that turns the cache off.
         others: further options.
     """
+    parameters = signature(method)
 
     def generate(*args: object, **options: object) -> object:
-        if options.get(switch, True):
+        call = parameters.bind(*args, **options)
+        is_named = switch in parameters.parameters
+        taken = call.arguments if is_named else call.arguments.setdefault("kwargs", {})
+        if taken.get(switch, True):
             warn()
-        return method(*args, **options | {switch: False, **others})
+        taken |= {switch: False, **others}
+        return method(*call.args, **call.kwargs)
 
     return generate
 

@@ -1,5 +1,6 @@
 """Inside an ablation, text is generated as by whole forward passes, and padding stays hidden."""
 
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -74,6 +75,22 @@ def test_a_cache_is_turned_off_with_one_warning_where_it_cannot_hold(
         generated(model, prompt)
         generated(model, prompt)
     assert said(recwarn) == ["generating without a KV cache: it is wrong without w_k"]
+
+
+@pytest.mark.filterwarnings("ignore:generating without a KV cache")
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_a_cache_that_is_asked_for_by_position_is_turned_off_too(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    prompt = tokens(n_seqs=2, n_pos=7)
+    defaults = signature(model.generate).bind()
+    defaults.apply_defaults()
+    options = defaults.arguments | {"input": prompt, "max_new_tokens": N_NEW} | GREEDY
+    names = [*options]
+    by_position = [options[name] for name in names[: names.index("use_past_kv_cache") + 1]]
+    with ablated(model, Ablation(remove=["w_k"], replacement="zero")):
+        assert torch.equal(model.generate(*by_position, verbose=False), generated(model, prompt))
 
 
 def said(warnings: pytest.WarningsRecorder) -> list[str]:
