@@ -35,13 +35,9 @@ RULE: dict[str, tuple[str, ...]] = {
 # The rooms of `hooks`, from the top down: a room may import those below it. A module next to the
 # rooms, such as hooks/ablation.py, may import all of them, and none of them imports it.
 ROOMS = ("hooks", "hooks.reading", "hooks.removing", "hooks.layers")
-EVERYWHERE = (
-    "removal",
-    "stages",
-    "files",
-    "errors",
-)  # what every folder may import
-STUDIES = ("ablate", "attention", "behaviour", "heads", "trace", "circuit", "compare")
+EVERYWHERE = ("removal", "stages", "files", "errors")  # what every folder may import
+RUNS = sorted((ROOT / PACKAGE / "studies").glob("*_run.py"))
+STUDIES = tuple(path.stem.removesuffix("_run") for path in RUNS)
 Imports = Mapping[str, set[str]]
 
 

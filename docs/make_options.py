@@ -15,15 +15,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from docstring_parser.google import parse as parse_docstring
 
 import nope_probe
+from nope_probe.studies.commands import COMMANDS
 
 OUT = Path(__file__).parent.parent / "nope_probe/studies/options.pyi"
 FUNCTIONS = {
-    "AblateOptions": nope_probe.run_ablations,
-    "AttentionOptions": nope_probe.run_attention,
-    "BehaviourOptions": nope_probe.run_behaviour,
-    "CircuitOptions": nope_probe.run_circuit,
-    "HeadsOptions": nope_probe.run_heads,
-    "TraceOptions": nope_probe.run_trace,
+    f"{name.title()}Options": getattr(nope_probe, command.settings.function)
+    for name, command in COMMANDS.items()
+    if command.settings.function.startswith("run_")
 }
 BEGIN = '''"""The options of the `run_*` functions. Written by docs/make_options.py."""
 
