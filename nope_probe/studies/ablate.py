@@ -23,14 +23,13 @@ from nope_probe.figures.words import (
 )
 from nope_probe.hooks.removing.settings import REPLACEMENTS, Replacement
 from nope_probe.removal import INTACT, WRITTEN, Condition
-from nope_probe.reports import notes
-from nope_probe.reports.page import Report, Section, sections
+from nope_probe.reports.page import Report, Section, captions, how_to_read, sections
 from nope_probe.studies.conditions import NAMES, RemovingSettings, parse_removed
 
 if TYPE_CHECKING:
     from nope_probe.run.folder import Run
 
-SAID = notes.captions("ablate")
+SAID = captions("ablate")
 _arg = tyro.conf.arg
 MOST_LINES = 5  # of a figure, before its button is used
 WORDS = ("none", "sources")  # of --remove, that name no condition
@@ -136,7 +135,7 @@ def report(run: Run) -> Report:
     """
     from nope_probe.studies import ablate_page as page
 
-    manifest, how_to_read = run.manifest, notes.how_to_read("scores")
+    manifest, reading = run.manifest, how_to_read("scores")
     if not manifest.results.get("positional_sources"):
         views = [BY_DISTANCE, replace(SHAPE, folded=False), *HEADS]
         return Report(
@@ -148,15 +147,15 @@ def report(run: Run) -> Report:
                 *([page.head_map_section(run)] if page.PER_HEAD in run.maps else ()),
                 *sections(views, run.tables, COLUMNS),
             ],
-            how_to_read=how_to_read,
+            how_to_read=reading,
         )
     for by in manifest.results.get("replacements", ()):
-        how_to_read.append(SAID["replaced"].format(by=by, meaning=REPLACEMENTS[by]))
+        reading.append(SAID["replaced"].format(by=by, meaning=REPLACEMENTS[by]))
     return Report(
         title=f"The sources of the positional pattern of {manifest.model_name}",
         headline=page.headline(run),
         sections=[*removal_sections(run)],
-        how_to_read=how_to_read,
+        how_to_read=reading,
     )
 
 

@@ -37,8 +37,7 @@ from nope_probe.figures.words import (
     excludes_zero,
 )
 from nope_probe.removal import INTACT, NO_REPLACEMENT, UNION, Condition
-from nope_probe.reports.notes import captions
-from nope_probe.reports.page import MOST_ROWS, Headline, Section, positions, row_maps
+from nope_probe.reports.page import MOST_ROWS, Headline, Section, captions, positions, row_maps
 from nope_probe.run.folder import Run
 
 SAID = captions("ablate")

@@ -18,8 +18,7 @@ from nope_probe.figures.words import INFORMATION, columns, with_readers
 from nope_probe.maps import MIN_KEYS, default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Condition, Writer
-from nope_probe.reports import notes
-from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, captions, how_to_read
 from nope_probe.run.flags import COUNT, Mistakes, without_effect
 from nope_probe.run.settings import Layers
 from nope_probe.studies.conditions import RemovingSettings
@@ -39,7 +38,7 @@ ALONE = "the text alone"  # the `data` of a run without other texts
 OF_OTHERS = ("windows", "pack", "alpha", "shuffle", "seq_len", "beyond_context", "folds")
 AT_AN_END = MOST_ROWS // 2  # heads in the lead's table: the most and the least positional
 NUMBERS = columns("mean_head")  # of a head in the lead's table
-SAID = notes.captions("attention")
+SAID = captions("attention")
 COLUMNS = {**INFORMATION, **columns("attention")}
 
 
@@ -220,7 +219,7 @@ def report(run: Run) -> Report:
         title=f"Position and content in the attention of {where}",
         headline=lead,
         sections=sections,
-        how_to_read=notes.how_to_read("attention"),
+        how_to_read=how_to_read("attention"),
     )
 
 

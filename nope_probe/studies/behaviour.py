@@ -23,8 +23,7 @@ from nope_probe.removal import (
     Condition,
     spelled,
 )
-from nope_probe.reports import notes
-from nope_probe.reports.page import MOST_ROWS, Headline, Report, sections
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, captions, how_to_read, sections
 from nope_probe.run.flags import COUNT, LARGEST, SEQ_LEN, Mistakes, without_effect
 from nope_probe.run.settings import Layers
 from nope_probe.studies.conditions import NAMES, RemovingSettings, parse_removed
@@ -49,7 +48,7 @@ GROUPS = {  # the names of groups of removals; those that the model has are meas
     "sources": (*POSITION_ENCODINGS, "mask", *(f"mask+{name}" for name in POSITION_ENCODINGS)),
     "weights": ("w_q", "w_k", "qk", "w_o", "ov", "mlp"),
 }
-SAID = notes.captions("behaviour")
+SAID = captions("behaviour")
 
 
 class Quantity(NamedTuple):
@@ -284,7 +283,7 @@ def report(run: Run) -> Report:
             *sections(VIEWS[1:], run.tables, COLUMNS, marks),
         ],
         how_to_read=(
-            *notes.how_to_read("behaviour", prefix=results["prefix"]),
+            *how_to_read("behaviour", prefix=results["prefix"]),
             *(about.note for about in known),
         ),
     )

@@ -12,8 +12,7 @@ from annotated_types import Interval
 
 from nope_probe.figures.words import MEASURES, View, column_text, columns, interval_of
 from nope_probe.models.info import ModelInfo
-from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Report, Section, sections
+from nope_probe.reports.page import Headline, Report, Section, captions, how_to_read, sections
 from nope_probe.run.flags import COUNT, SEQ_LEN, Mistakes
 from nope_probe.stages import STAGE_WORDS, Letter
 from nope_probe.studies.conditions import RemovingSettings
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from nope_probe.figures.stages import MapKind
     from nope_probe.run.folder import Run
 
-SAID = notes.captions("circuit")
+SAID = captions("circuit")
 SHOWN = ("locality", "monotonicity")
 COLUMNS = {**MEASURES, **columns("circuit")}
 VIEWS = (
@@ -103,7 +102,7 @@ def report(run: Run) -> Report:
         title=f"L{run.manifest.results['layer']} of {run.manifest.model_name}, stage by stage",
         headline=headline(run),
         sections=[*_maps(run), *sections(VIEWS, run.tables, COLUMNS)],
-        how_to_read=[*notes.how_to_read("circuit"), *(MEASURES[name].note for name in SHOWN)],
+        how_to_read=[*how_to_read("circuit"), *(MEASURES[name].note for name in SHOWN)],
     )
 
 

@@ -31,8 +31,16 @@ from nope_probe.figures.words import (
 )
 from nope_probe.files import JsonObject
 from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
-from nope_probe.reports import notes
-from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, row_maps, sections
+from nope_probe.reports.page import (
+    MOST_ROWS,
+    Headline,
+    Report,
+    Section,
+    captions,
+    how_to_read,
+    row_maps,
+    sections,
+)
 from nope_probe.run.flags import CommandSettings, LocalPath, Mistakes, folder_of
 from nope_probe.run.manifest import Manifest, read_manifest, what_differs
 from nope_probe.run.processes import checkpoint_dir
@@ -45,7 +53,7 @@ if TYPE_CHECKING:
 
     from nope_probe.run.folder import Run
 
-SAID = notes.captions("compare")
+SAID = captions("compare")
 PATTERN = "pattern/intact"  # the maps that two runs may share
 COLUMNS = columns("compare")
 PARTS = tuple(name for name, about in INFORMATION.items() if about.unit == "nats")
@@ -184,7 +192,7 @@ def report(run: Run) -> Report:
         title=f"{label} against {base}",
         headline=headline(label, base, table, columns),
         sections=[*_maps(runs), *sections(views, run.tables, columns), pages_of(run)],
-        how_to_read=[note for chapter in chapters for note in notes.how_to_read(chapter)],
+        how_to_read=[note for chapter in chapters for note in how_to_read(chapter)],
     )
 
 
@@ -280,7 +288,7 @@ def series_report(run: Run) -> Report:
         title=f"{len(results['pages'])} runs of {kind} by {axis}",
         headline=series_headline(rows, view.panels or "number", columns, lines, tested),
         sections=[section],
-        how_to_read=notes.how_to_read("compare"),
+        how_to_read=how_to_read("compare"),
     )
 
 

@@ -14,8 +14,7 @@ from nope_probe.errors import UserError
 from nope_probe.figures.names import words
 from nope_probe.figures.words import View, bound_columns, columns, reader_of, with_readers
 from nope_probe.removal import REMOVABLE, Condition
-from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Report, sections
+from nope_probe.reports.page import Headline, Report, captions, how_to_read, sections
 from nope_probe.run.flags import COUNT, LARGEST, Mistakes, without_effect
 from nope_probe.run.settings import Layers, RunSettings
 
@@ -36,7 +35,7 @@ ENDS = {False: ("first", 0), True: ("last", -1)}  # of an order, whose heads are
 COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are left out
 HEADING = 13  # characters in a line of the first table's headings
 SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
-SAID = notes.captions("heads")
+SAID = captions("heads")
 MEASURES = columns("costs")
 COLUMNS = {**MEASURES, **columns("heads")}
 VIEWS = (
@@ -200,7 +199,7 @@ def report(run: Run) -> Report:
         title=f"What the heads of {run.manifest.model_name} do, by removing a part of them",
         headline=headline(run),
         sections=[*sections(VIEWS, tables, COLUMNS)],
-        how_to_read=notes.how_to_read("heads"),
+        how_to_read=how_to_read("heads"),
     )
 
 

@@ -17,8 +17,7 @@ from rich.text import Text
 from nope_probe.errors import printable
 from nope_probe.figures.maps import save
 from nope_probe.figures.words import Column, bound_columns, is_number, numbers_as_text
-from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Report
+from nope_probe.reports.page import Headline, Report, about, run_notes
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.processes import status
@@ -105,7 +104,7 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
     """Print a run's sentence and table, and the path of its page; all tables if `verbose`."""
     console = PlainConsole()
     console.print(manifest.command, soft_wrap=True, style="dim")
-    if facts := notes.about(manifest):
+    if facts := about(manifest):
         console.print("; ".join(facts.values()), style="dim")
     print_headline(console, report.headline)
     if verbose:
@@ -114,7 +113,7 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
                 lines = in_parts(rows_by_name(section.table, section.columns))
                 console.print(section.title, lines, sep="\n", end="\n\n", soft_wrap=True)
         console.print(*report.how_to_read, sep="\n", style="dim")
-    for note in notes.run_notes(manifest):
+    for note in run_notes(manifest):
         console.print(note)
     console.print(f"open {folder / 'report.html'}", soft_wrap=True)
 

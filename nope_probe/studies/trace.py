@@ -15,8 +15,16 @@ from nope_probe.figures.words import MEASURES, View, bound_columns, columns, wit
 from nope_probe.maps import PRODUCT_FOLDS
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import OTHERS, Writer
-from nope_probe.reports import notes
-from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, row_maps, sections
+from nope_probe.reports.page import (
+    MOST_ROWS,
+    Headline,
+    Report,
+    Section,
+    captions,
+    how_to_read,
+    row_maps,
+    sections,
+)
 from nope_probe.run.flags import LARGEST, Mistakes
 from nope_probe.run.processes import validate_memory
 from nope_probe.run.settings import RunSettings
@@ -27,7 +35,7 @@ if TYPE_CHECKING:
 
     from nope_probe.run.folder import Run
 
-SAID = notes.captions("trace")
+SAID = captions("trace")
 QUESTIONS = {"lead": "lead", "pattern": "order"}
 MEASURED = ("relative_r2", "not_by_distance")  # of terms, as of layers
 COLUMNS = {**{name: MEASURES[name] for name in MEASURED}, **columns("trace")}
@@ -194,7 +202,7 @@ def report(run: Run) -> Report:
         title=f"Who writes position in {run.manifest.model_name}",
         headline=headline(run),
         sections=[terms, *sections(VIEWS, shown, COLUMNS)],
-        how_to_read=notes.how_to_read("trace"),
+        how_to_read=how_to_read("trace"),
     )
 
 

@@ -24,8 +24,7 @@ from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import LayerMaps, PackedFolds
 from nope_probe.maps.rows import MapRows
-from nope_probe.reports import notes
-from nope_probe.reports.page import Headline, Report, Section
+from nope_probe.reports.page import Headline, Report, Section, how_to_read
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest, read_manifest, record_of
 from nope_probe.run.processes import program
@@ -169,9 +168,11 @@ def write_index(folder: Path, new: Mapping[str, Path]) -> None:
     typed = shlex.join([*program(), *sys.argv[1:]])
     manifest = Manifest(command=typed, versions=versions(), results={"figures": folders})
     lead = index_headline([manifest for _, manifest in runs.values()])
-    how_to_read = notes.how_to_read(HOW_TO_READ_ALL)
     all_figures = Report(
-        title="The paper, reproduced", headline=lead, sections=[section], how_to_read=how_to_read
+        title="The paper, reproduced",
+        headline=lead,
+        sections=[section],
+        how_to_read=how_to_read(HOW_TO_READ_ALL),
     )
     with atomic_write(folder / "report.html") as path:
         path.write_text(all_figures.html(manifest), encoding="utf-8")

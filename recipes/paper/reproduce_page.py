@@ -15,8 +15,7 @@ import pandas as pd
 from nope_probe.figures.maps import save
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import capitalised
-from nope_probe.reports import notes
-from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, how_to_read
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest, read_manifest, record_of
 from nope_probe.studies.page import PlainConsole, print_headline
@@ -57,7 +56,7 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
         title=f"{figure} of the paper, reproduced",
         headline=headline(manifest),
         sections=[*_figures(figure, pairs), _claims(record_of(Reproduction, manifest.results))],
-        how_to_read=notes.how_to_read(HOW_TO_READ),
+        how_to_read=how_to_read(HOW_TO_READ),
     )
 
 

@@ -11,8 +11,7 @@ from jaxtyping import Float
 
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.words import MEASURES, layer_names
-from nope_probe.reports import notes
-from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, positions
+from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, how_to_read, positions
 from nope_probe.run.folder import Run
 from nope_probe.stages import ParameterFreeSpec
 from simulated_curves import Curves, simulated_curves
@@ -47,7 +46,7 @@ def report(run: Run) -> Report:
         title="The parameter-free transformer",
         headline=headline(run.tables["layers"]),
         sections=[*_map_sections(run), *_line_sections(run)],
-        how_to_read=[*notes.how_to_read(HOW_TO_READ), MEASURES["monotonicity"].note],
+        how_to_read=[*how_to_read(HOW_TO_READ), MEASURES["monotonicity"].note],
     )
 
 

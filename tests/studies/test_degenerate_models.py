@@ -10,7 +10,7 @@ from support.tiny_models import randomised, smollm3_config, tokenizer
 from support.traced import bos_reader
 
 from nope_probe import ablate, calibrate, circuit, load, read_run, run_ablations
-from nope_probe.reports.notes import captions
+from nope_probe.reports.page import captions
 from nope_probe.studies.ablate_page import headline
 
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]

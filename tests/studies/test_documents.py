@@ -11,7 +11,7 @@ from support.rounding import assert_same
 
 from nope_probe import UserError, load, run_ablations, sequences
 from nope_probe.maps.folds import grouped_folds
-from nope_probe.reports.notes import run_notes
+from nope_probe.reports.page import run_notes
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -17,7 +17,7 @@ from support.rounding import NETWORK
 
 import nope_probe
 from nope_probe import Run, Sequences, UserError, ablated, capture_losses, load, read_run, sequences
-from nope_probe.reports.notes import about
+from nope_probe.reports.page import about
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -19,7 +19,7 @@ from support.tiny_models import ByName, tokens
 from nope_probe import Run, ablate, run_ablations, run_attention
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
-from nope_probe.reports.notes import run_notes
+from nope_probe.reports.page import run_notes
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.head_scores import captured_induction
 from nope_probe.studies.study import PASSES_SAVED

@@ -10,8 +10,7 @@ import pytest
 
 from nope_probe import Run, UserError
 from nope_probe.figures.words import bound_columns
-from nope_probe.reports.notes import captions, run_notes
-from nope_probe.reports.page import Headline
+from nope_probe.reports.page import Headline, captions, run_notes
 from nope_probe.studies import ablate, ablate_page
 from nope_probe.studies.page import print_report
 from tests.support.manifests import manifest_of

@@ -11,7 +11,7 @@ from support.rounding import NETWORK
 from support.tiny_models import ByName
 
 from nope_probe import Run, run_ablations
-from nope_probe.reports.notes import run_notes
+from nope_probe.reports.page import run_notes
 
 TERMS = (
     *("without_sources", "mask", "rope", "window"),
