@@ -177,3 +177,18 @@ def device_of_process(device: str) -> str:
     except (RuntimeError, AssertionError, ImportError) as error:
         raise UserError(f"no device {device!r} on this machine") from error
     return device
+
+
+@contextmanager
+def out_of_memory_is_a_user_error() -> Iterator[None]:
+    """Turn an out-of-memory error that smaller batches did not cure into one line."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        on_cpu = "can't allocate memory" in str(error)  # where torch raises a RuntimeError
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not on_cpu:
+            raise
+        raise UserError(
+            "a single sequence, or the model, does not fit into the memory of the device; lower "
+            "--seq-len or --layers, or take --device-map auto"
+        ) from error

@@ -14,29 +14,38 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nope_probe.data.sequences import Sequences
+from nope_probe.data.documents import validate_folds
+from nope_probe.data.sequences import Sequences, gaussian, read_tokens, sequences
 from nope_probe.data.tokenizing import padding_note
-from nope_probe.errors import UserError
+from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.files import JsonObject, json_checksum
 from nope_probe.hooks.ablation import foreign_hooks
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import hugging_face_config, validate_inputs
 from nope_probe.hooks.reading.calibration import tensor_checksum
 from nope_probe.hooks.removing.written import ABLATED
-from nope_probe.maps.folds import folds_of
+from nope_probe.maps.folds import default_folds, folds_of
 from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import is_on_hub
 from nope_probe.run.checkpoint import RunCheckpoint
-from nope_probe.run.flags import CommandSettings, folder_of
+from nope_probe.run.flags import CommandSettings, folder_of, refuse
 from nope_probe.run.folder import UNUSED_IN_FILE, Run, is_finished, record_sources, write_run
 from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel, versions
-from nope_probe.run.process_group import Processes, device_of_process, process_group
+from nope_probe.run.process_group import (
+    Processes,
+    device_of_process,
+    out_of_memory_is_a_user_error,
+    process_group,
+)
 from nope_probe.run.processes import (
     Signals,
     checkpoint_dir,
@@ -45,18 +54,146 @@ from nope_probe.run.processes import (
     status,
     validate_memory,
 )
-from nope_probe.run.settings import RunSettings
-from nope_probe.run.sources import load_model, make_sequences, on_tokens, validate_reach
+from nope_probe.run.settings import GIVEN, RunSettings
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 OF_INPUTS = ("name", "bos", "bos_token", "sha256", "notes")  # what a manifest says of them
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
+Chosen = TypeVar("Chosen", bound=RunSettings)
 Settings_co = TypeVar("Settings_co", covariant=True, bound=CommandSettings)
 # Where a model came from, where it is, and who wrote it do not change its numbers.
-_UNUSED = (
-    *(*UNUSED_IN_FILE, "_commit_hash", "name_or_path", "model_name", "tokenizer_name"),
-    *("device", "n_devices"),
-)
+_UNUSED = {*UNUSED_IN_FILE, "_commit_hash", "name_or_path", "model_name", "tokenizer_name"}
+_UNUSED |= {"device", "n_devices"}
+
+
+def validate_reach(settings: CommandSettings) -> None:
+    """Check that model and data are on this machine or within reach, without loading them.
+
+    Raises:
+        UserError: naming what works offline; for sequences beyond the model's context.
+    """
+    settings.validate_reach()
+    if isinstance(settings, RunSettings) and settings.data != GIVEN:
+        from nope_probe.models.context import validate_context  # needs transformers
+
+        model, revision = settings.model, settings.revision
+        validate_context(model, settings.seq_len, beyond=settings.beyond_context, revision=revision)
+
+
+def load_model(settings: CommandSettings, device: str) -> LoadedModel | None:
+    """Load the first layers that settings study, or all of a model that has fewer.
+
+    Returns:
+        The model; None if the settings name none.
+
+    Raises:
+        UserError: if there is no such model, or it lacks a layer that the run measures.
+    """
+    if not isinstance(settings, RunSettings):
+        return None
+    doing = f"loading TransformerLens and {settings.model}"
+    with status(doing, has_bars=is_on_hub(settings.model)):
+        # TransformerLens takes seconds to import, and a finished run is shown without it.
+        from nope_probe.models.load import load
+
+        layers = partial(
+            load,
+            settings.model,
+            device=device,
+            dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
+            revision=settings.revision,
+            device_map=settings.device_map,
+            n_ctx=settings.positions,
+            allow_unused=settings.allow_unused,
+            adapter=settings.adapter,
+        )
+        try:
+            loaded = layers(n_layers=settings.depth)
+        except TooFewLayersError:
+            if settings.layers not in ("auto", "all"):
+                raise
+            loaded = layers(n_layers=None)
+    refuse(settings.mistakes_of(loaded.info))
+    return loaded
+
+
+def make_sequences(settings: RunSettings, loaded: LoadedModel) -> Sequences:
+    """Make the inputs: vectors for a parameter-free model, tokens for any other.
+
+    Args:
+        settings: the run's.
+        loaded: the model.
+
+    Raises:
+        UserError: if the model cannot take the data, or there are too few sequences.
+    """
+    info = loaded.info
+    if settings.seq_len > info.n_ctx and not settings.beyond_context:
+        raise beyond_context(settings.seq_len, info.n_ctx)
+    if (settings.data == "gaussian") != info.parameter_free:
+        kind = "gaussian vectors" if info.parameter_free else "text or random tokens"
+        raise UserError(f"{info.name} takes {kind}, not --data {settings.data}")
+    n_seqs, seq_len, seed = settings.n_seqs, settings.seq_len, settings.seed
+    if settings.data == "gaussian":
+        return gaussian(n_seqs, seq_len, info.d_model, settings.alpha, seed)
+    made = sequences(
+        settings.data,
+        tokenizer=loaded.tokenizer,
+        d_vocab=info.d_vocab,
+        n_seqs=n_seqs,
+        seq_len=seq_len,
+        seed=seed,
+        windows=settings.windows,
+        bos=settings.bos,
+        pack=settings.pack,
+        shuffle=settings.shuffle,
+    )
+    validate_folds(settings.data, made.n_documents, settings.folds)
+    return made
+
+
+def on_inputs(settings: Chosen, data: Sequences, n_folds: int | None) -> Chosen:
+    """Return the settings of a run on given sequences.
+
+    Args:
+        settings: of the run.
+        data: its sequences.
+        n_folds: into how many folds they are dealt; by default 8, or as many as there are
+            documents.
+    """
+    n_seqs, seq_len = data.inputs.shape[:2]
+    folds = folds_for_intervals(data, n_folds)
+    return replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=folds)
+
+
+def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, Sequences]:
+    """Return the settings and the sequences of a run on the tokens of a file.
+
+    Raises:
+        UserError: for a flag that describes other sequences, or tokens that cannot be read.
+    """
+    settings.validate_tokens(file)
+    data, default = read_tokens(file), type(settings).folds == settings.folds
+    try:
+        return on_inputs(settings, data, None if default else settings.folds), data
+    except ValueError as error:
+        raise UserError(f"--tokens {file.name}: {error}") from error
+
+
+def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
+    """Return how many folds the sequences are dealt to, 4 at least; by default 8 or fewer.
+
+    Raises:
+        UserError: for too few folds, or more than there are sequences (documents).
+    """
+    most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
+    if most < 4:
+        raise UserError(f"expected 4 {kind} or more for intervals, got {most}")
+    if n_folds is None:
+        return default_folds(most)
+    if not 4 <= n_folds <= most:
+        raise UserError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
+    return n_folds
 
 
 class Session(Generic[Settings_co]):
@@ -245,21 +382,6 @@ class Session(Generic[Settings_co]):
         self.checkpoint.discard()
         if run.manifest.seconds:
             print_line(f"took {run.manifest.seconds:.0f} s")
-
-
-@contextmanager
-def out_of_memory_is_a_user_error() -> Iterator[None]:
-    """Turn an out-of-memory error that smaller batches did not cure into one line."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        on_cpu = "can't allocate memory" in str(error)  # where torch raises a RuntimeError
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not on_cpu:
-            raise
-        raise UserError(
-            "a single sequence, or the model, does not fit into the memory of the device; lower "
-            "--seq-len or --layers, or take --device-map auto"
-        ) from error
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -25,10 +25,10 @@ from nope_probe.run.flags import hints_of, refuse, settings_from
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import print_line, process_count
-from nope_probe.run.session import Session
+from nope_probe.run.session import Session, on_inputs
 from nope_probe.run.settings import OF_INPUTS, RunSettings
-from nope_probe.run.sources import as_sequences, on_inputs
 from nope_probe.studies.commands import COMMANDS
+from nope_probe.studies.head_scores import as_sequences
 from nope_probe.studies.study import Study
 
 ModelOrName: TypeAlias = str | Model

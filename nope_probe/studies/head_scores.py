@@ -15,10 +15,18 @@ from transformers import PreTrainedTokenizerBase
 from nope_probe.analyses.attention import AttentionSplit, split_attention
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import measure_heads
-from nope_probe.data.sequences import Sequences, random_twice, repeated
+from nope_probe.data.sequences import InputKind, Sequences, random_twice, repeated
+from nope_probe.errors import UserError
 from nope_probe.figures.words import HEAD_MEASURES
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, numbered_layers
+from nope_probe.hooks.layers.model import (
+    Given,
+    as_inputs,
+    begins_alike,
+    blocks_of,
+    layers_of,
+    numbered_layers,
+)
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.need import capture_need
 from nope_probe.hooks.reading.accumulators import Cut
@@ -38,7 +46,7 @@ from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
 from nope_probe.run.folder import without_replicates
-from nope_probe.run.sources import as_sequences, first_layers, folds_for_intervals
+from nope_probe.run.session import folds_for_intervals
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.tables import (
     INTACT_ROW,
@@ -105,6 +113,31 @@ def head_scores(
     of_text = means_of(on_text, engine.fold_of), engine.fold_of
     columns = without_replicates(head_columns(of_text, (induced, copies.fold_of)))
     return pd.concat([pd.DataFrame(places, columns=["layer", "head"]), columns], axis=1)
+
+
+def as_sequences(model: HookedModel, given: Given) -> Sequences:
+    """Return sequences with their properties; a first token that all share is a BOS token.
+
+    Raises:
+        UserError: for a model or inputs of another kind, or for inputs that the model cannot take.
+    """
+    inputs = as_inputs(model, given)
+    if isinstance(given, Sequences):
+        return given
+    kind: InputKind = "vectors" if inputs.is_floating_point() else "text"
+    return Sequences(inputs=inputs.cpu(), name="tokens", bos=begins_alike(inputs), kind=kind)
+
+
+def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
+    """Return the numbers of the layers that attend, among some first layers or all.
+
+    Raises:
+        UserError: for more layers than there are, or no attention.
+    """
+    attending, depth = [layer.index for layer in layers_of(model)], len(blocks_of(model))
+    if n_layers is not None and not 1 + attending[0] <= n_layers <= depth:
+        raise UserError(f"expected from {1 + attending[0]} to {depth} layers, got {n_layers}")
+    return tuple(layer for layer in attending if layer < (n_layers or depth))
 
 
 def head_sums(

@@ -26,8 +26,7 @@ from nope_probe.run.flags import CommandSettings
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import print_line, validate_memory, validate_one_process
-from nope_probe.run.session import SIZES, Session
-from nope_probe.run.sources import load_model
+from nope_probe.run.session import SIZES, Session, load_model
 from nope_probe.studies.engine import Capture, Engine, position_key
 
 Chosen = TypeVar("Chosen", bound=CommandSettings)
