@@ -24,7 +24,7 @@ from nope_probe.analyses.behaviour import by_document, mean_interval, span_loss
 from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
 from nope_probe.analyses.pattern_rows import bin_means, offset_bins
 from nope_probe.analyses.positions import position_terms, readers
-from nope_probe.figures.names import colour, words
+from nope_probe.figures.names import words, words_of
 from nope_probe.figures.style import GUIDE, curve_in_band, panel_axes, place_panels
 from nope_probe.figures.words import interval_text
 from nope_probe.hooks.removing.settings import Ablation
@@ -61,7 +61,7 @@ LINES = {  # of the losses
     },
     "rope-tiny": {
         INTACT: INK,
-        "rope": {"width": 2, "color": colour("rope"), "dash": "dash"},
+        "rope": {"width": 2, "color": words_of("rope").colour, "dash": "dash"},
         "rope[7:8]": {"width": 2, "color": LATE, "dash": "dashdot"},
     },
 }
@@ -293,7 +293,7 @@ def profiles(longest: pd.DataFrame) -> go.Figure:
     rows = longest[(longest["measure"] == "profile") & (longest["removed"] == INTACT)]
     for panel, (model, layer) in enumerate(STRONGEST.items()):
         own = rows[(rows["model"] == model) & (rows["layer"] == layer)]
-        for (first, stop), ink in zip(PROFILES, (colour("intact"), LATE), strict=True):
+        for (first, stop), ink in zip(PROFILES, (words_of("intact").colour, LATE), strict=True):
             some = own[own["name"] == f"{first}-{stop - 1}"]
             add_curve(
                 figure,
@@ -315,7 +315,7 @@ def add_terms(figure: go.Figure, panel: int, rows: pd.DataFrame) -> None:
     for name, label in {"all": "whole pattern", **{name: words(name) for name in TERMS}}.items():
         ink = "intact" if name == "all" else name
         of_name = rms[(rms["name"] == name) & (rms["first"] >= EDGES[0])]
-        add_curve(figure, panel, of_name, label, {"color": colour(ink), "width": 2})
+        add_curve(figure, panel, of_name, label, {"color": words_of(ink).colour, "width": 2})
 
 
 def add_curve(figure: go.Figure, panel: int, rows: pd.DataFrame, label: str, line: Row) -> None:

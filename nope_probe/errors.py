@@ -39,17 +39,12 @@ class StorageError(MachineError):
 
 
 class TooFewLayersError(UserError):
-    """Raised where a model has fewer layers than were requested.
-
-    Attributes:
-        depth: how many layers it has.
-    """
+    """Raised where a model has fewer layers than were requested."""
 
     def __init__(self, source: str, *, depth: int, requested: int) -> None:
         super().__init__(
             f"{source} has {depth} layers, {requested} were asked for; try --layers all"
         )
-        self.depth = depth
 
 
 @cache

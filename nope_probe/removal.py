@@ -225,11 +225,6 @@ class Component(str):
         return component
 
     @property
-    def is_source(self) -> bool:
-        """Whether it makes positions differ."""
-        return self.kind in _SOURCES
-
-    @property
     def per_head(self) -> bool:
         """Whether it can be removed in some heads only."""
         return self.kind in PER_HEAD
@@ -405,7 +400,7 @@ class Condition(frozenset[Component]):
             >>> Condition(["mask", "rope"]).are_sources, Condition(["mask", "w_q"]).are_sources
             (True, False)
         """
-        return all(name.is_source for name in self)
+        return all(name.kind in _SOURCES for name in self)
 
 
 INTACT = Condition()

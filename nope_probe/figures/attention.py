@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.figures.names import colour, row_name, words
+from nope_probe.figures.names import row_name, words_of
 from nope_probe.figures.style import (
     BLANK,
     GUIDE,
@@ -147,7 +147,7 @@ def term_styles(table: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
     palette, styles = iter(qualitative.Dark24[1:] * 4), dict[tuple[str, str], tuple[str, str]]()
     for side, term in dict.fromkeys(zip(table["side"], table["term"], strict=True)):
         if side == "position":
-            styles[side, term] = words(term), colour(term)
+            styles[side, term] = words_of(term).label, words_of(term).colour
         else:  # of a writer, or of the other writers
             label = term if side == "other" else f"{term}, {side}"
             styles[side, term] = label, REST if " " in term else next(palette)

@@ -7,6 +7,7 @@ down and the key axis to the right; both count positions from 0. Cells without a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,6 +24,7 @@ from nope_probe.figures.panels import (
     Panel,
     RowMaps,
     heat_map,
+    largest_lead,
     panel_groups,
     place_squares,
     pool,
@@ -38,7 +40,6 @@ from nope_probe.figures.style import (
     TITLE_HEIGHT,
     Layout,
     colour_bar,
-    finite,
     flattened,
     percentiles,
     plot_height,
@@ -250,11 +251,10 @@ def _layered(
     columns = n // rows if rows > 1 else n if n <= 5 else -(-n // 2)
     figure = place_squares(title, titles[first], columns=columns, row_gap=64)
     scales = [(group[0].low, group[0].high) for group in groups]
-    bars, tops = [("coloraxis", unit, 0.5, scales)], list[float]()
-    if any(panel.leads is not None for panel in groups[0]):
-        for group in groups:
-            leads = [panel.leads for panel in group if panel.leads is not None]
-            tops.append(float(np.abs(finite(leads)).max(initial=NOISE_NATS)))
+    bars = [("coloraxis", unit, 0.5, scales)]
+    has_leads = any(panel.leads is not None for panel in groups[0])
+    tops = [largest_lead(group) for group in groups] if has_leads else []
+    if has_leads:
         ends = [(-top, top) for top in tops]
         bars = [
             ("coloraxis", unit, 0.68, scales),
@@ -281,6 +281,7 @@ def _layered(
     figure.add_traces(traces)
     meta = {"n_layers": len(layers), "first": first, "patches": patches}
     figure.update_layout(meta=meta | {"scales": scales, "leads": tops})
+    figure.by_layer = dict(zip(map("L{}".format, layers), groups, strict=True))
     return _with_slider(figure, layers)
 
 
@@ -305,7 +306,7 @@ def _with_slider(figure: go.Figure, layers: Sequence[int]) -> go.Figure:
 def unfold_layers(figure: go.Figure) -> go.Figure:
     """Return a figure of all layers' maps, on separate colour scales, instead of a slider.
 
-    A figure without a slider, or of curves, comes back as it is.
+    A figure without a slider comes back as it is.
 
     Example:
         >>> from nope_probe import figures
@@ -313,33 +314,13 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
         >>> [panel.name for panel in unfold_layers(one).data]
         ['L0', 'L1', 'L2']
     """
-    meta = figure.layout.meta or {}
-    scales = meta.get("scales") or []
-    if len(scales) < 2:
+    by_layer = getattr(figure, "by_layer", {})
+    if len(by_layer) < 2:
         return figure
-    per_layer = len(figure.data) // len(scales)
-    slider = figure.layout.sliders[0]
-    labels = [f"{slider.currentvalue.prefix}{step.label}" for step in slider.steps]
-    groups: list[list[Panel]] = []
-    for place, (label, (low, high)) in enumerate(zip(labels, scales, strict=True)):
-        traces = figure.data[place * per_layer : (place + 1) * per_layer]
-        maps = [trace for trace in traces if trace.coloraxis == "coloraxis"]
-        leads = {trace.xaxis: trace.z[:, 0] for trace in traces if trace.coloraxis == "coloraxis2"}
-        groups.append(
-            [
-                Panel(
-                    name=f"{label}, {trace.name}" if len(maps) > 1 else label,
-                    values=np.asarray(trace.z),
-                    low=low,
-                    high=high,
-                    diverging=figure.layout.coloraxis.colorscale == tuple(DIVERGING),
-                    span=float(trace.dx),
-                    leads=leads.get(trace.xaxis),
-                    largest_lead=meta["leads"][place] if leads else 1.0,
-                )
-                for trace in maps
-            ]
-        )
+    groups = [
+        [replace(panel, name=f"{of}, {panel.name}" if len(group) > 1 else of) for panel in group]
+        for of, group in by_layer.items()
+    ]
     return panel_groups(groups, title=figure.layout.title.text or "")
 
 
@@ -380,8 +361,8 @@ def export(figure: go.Figure, path: Path) -> Path:
     path = local_path(path)
     validate_image_name(path)
     validate_kaleido()
-    still = go.Figure(without_controls(figure)).update_layout(paper_bgcolor="white")
-    still.layout.updatemenus = ()
+    still = go.Figure(without_controls(figure))
+    still.update_layout(paper_bgcolor="white", updatemenus=(), overwrite=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         still.write_image(path, width=WIDTH, height=still.layout.height, scale=SCALE)

@@ -59,7 +59,7 @@ def words(name: str) -> str:
         >>> words("mask"), words("mask+w_q"), words("mask_x_rope"), words("w_q+w_k")
         ('causal mask', 'mask + W_Q', 'mask × RoPE', 'QK circuit')
     """
-    return _words_of(name).label
+    return words_of(name).label
 
 
 def short(name: str) -> str:
@@ -69,7 +69,7 @@ def short(name: str) -> str:
         >>> short("mask"), short("covariance")
         ('mask', 'covariance')
     """
-    return _words_of(name).short or words(name)
+    return words_of(name).short or words(name)
 
 
 def row_name(removed: str, replacement: str = NO_REPLACEMENT) -> str:
@@ -89,7 +89,7 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT) -> str:
     """
     (everywhere, heads), rows = in_heads(removed), _NAMES["rows"]
     name: str = rows.get(f"{replacement} {everywhere}") or rows.get(replacement, rows["replaced"])
-    said = _words_of(everywhere).phrase or words(everywhere)
+    said = words_of(everywhere).phrase or words(everywhere)
     return name.format(removed=said, replacement=replacement) + heads
 
 
@@ -179,23 +179,18 @@ def brief(
     return frame.reset_index(names=known.get(first, Column(first)).label)
 
 
-def colour(name: str) -> str:
-    """Return a component's colour, the same in every figure; unions and interactions share two."""
-    return _words_of(name).colour
+def words_of(name: str) -> Words:
+    """Return the words, the colour and the marker of a component, circuit, term or position.
 
-
-def symbol(name: str) -> str:
-    """Return a component's marker, so that colour is never the only sign."""
-    return _words_of(name).marker
-
-
-def _words_of(name: str) -> Words:
+    Unions share a colour, and so do interactions; markers differ so that colour is never the only
+    sign.
+    """
     if name in TABLE:
         return TABLE[name]
     everywhere, heads = in_heads(name)
     if heads:
         label, brief = words(everywhere) + heads, short(everywhere) + heads
-        return replace(_words_of(everywhere), label=label, phrase="", short=brief)
+        return replace(words_of(everywhere), label=label, phrase="", short=brief)
     writer = writer_of(name)
     if writer is not None:
         label = f"position of {_NAMES['writers'].get(writer, writer)}"

@@ -1,7 +1,7 @@
 """Heat maps in the form of all figures, and groups of maps side by side in a figure.
 
 A group is a few maps that belong together: a model's layers, or a published panel, the reproduced
-map and their difference. Maps with more cells than can be drawn are pooled first.
+map and their difference. Maps with more cells than can be drawn are pooled first; see `pool`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from nope_probe.errors import UserError
 from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
+    NOISE_NATS,
     SEQUENTIAL,
     Layout,
     PlotlyTrace,
     axis,
     colour_bar,
+    finite,
     panel_axes,
     place_panels,
     plot_height,
@@ -48,9 +50,7 @@ class Panel:
         unit: the values' unit, as the colour bar and the hover text name it.
         diverging: whether colours centre on zero: `low` is then `-high`.
         span: positions per cell and axis; above 1 the map is pooled.
-        query_positions: the queries of its rows, if some queries have none.
         leads: the first key's lead in each row, if it is drawn.
-        largest_lead: the end of the leads' colours, which centre on zero.
     """
 
     name: str
@@ -60,9 +60,7 @@ class Panel:
     unit: str = "nats"
     diverging: bool = False
     span: float = 1.0
-    query_positions: Int[np.ndarray, " row"] | None = None
     leads: Float[np.ndarray, " row"] | None = None
-    largest_lead: float = 1.0
 
     @property
     def scale(self) -> tuple[float, float, str, bool]:
@@ -70,9 +68,7 @@ class Panel:
         return self.low, self.high, self.unit, self.diverging
 
 
-def panel_groups(
-    groups: Sequence[Sequence[Panel]], *, title: str, max_positions: int = MAX_POSITIONS
-) -> go.Figure:
+def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
     """Draw groups of maps side by side; the axes of all maps zoom together.
 
     If all groups have the same scales, every scale has a bar at the bottom. Otherwise every map has
@@ -81,7 +77,6 @@ def panel_groups(
     Args:
         groups: the maps, in groups of equal length.
         title: the title.
-        max_positions: larger maps are pooled to this many cells along an axis.
     """
     panels, size = [panel for group in groups for panel in group], len(groups[0])
     scales = [[panel.scale for panel in group] for group in groups]
@@ -94,13 +89,9 @@ def panel_groups(
     for index, panel in enumerate(panels):
         coloraxis, of_leads = (f"coloraxis{axis(i)}" for i in (index, index + len(panels)))
         is_first, bar = _bar(figure, panels, index, columns, size)
-        cells = RowMaps(values=panel.values[None], queries=panel.query_positions)
-        small = pool(cells, max_positions)
-        of_all = {"values": small.values[0], "query_positions": None}
-        drawn = replace(panel, span=small.block * panel.span, **of_all)
-        figure.add_traces(heat_map(drawn, index, coloraxis, of_leads))
+        figure.add_traces(heat_map(panel, index, coloraxis, of_leads))
         if panel.leads is not None:
-            high = panel.largest_lead
+            high = largest_lead(groups[index // size])
             leads = {"colorscale": DIVERGING, "cmin": -high, "cmax": high, "showscale": False}
             figure.update_layout({of_leads: leads})
             bar["title"]["text"] += f"; first key's lead to ±{high:.2g}"
@@ -109,6 +100,12 @@ def panel_groups(
         limits = {"cmin": panel.low, "cmax": panel.high, "colorscale": scale}
         figure.update_layout({coloraxis: limits | {"showscale": has_bar, "colorbar": bar}})
     return figure
+
+
+def largest_lead(group: Sequence[Panel]) -> float:
+    """Return the largest lead of a group's maps, at which the colours of its leads end, nats."""
+    leads = [panel.leads for panel in group if panel.leads is not None]
+    return float(np.abs(finite(leads)).max(initial=NOISE_NATS))
 
 
 def heat_map(

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from nope_probe.errors import UserError, validate_types
 from nope_probe.figures.names import words
-from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.figures.panels import RowMaps, panel_groups, pool
 from nope_probe.figures.style import Extent, percentiles
 from nope_probe.removal import REMOVABLE
 from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_WORDS, Letter
@@ -77,6 +77,7 @@ def circuit(
         got = " ".join(sorted({*shown} - {*LETTERS})) or "none"
         raise UserError(f"expected maps of the stages a to i, got {got}")
     has = {*removed, *(COMPONENTS if components is None else components)}
+    max_positions = MAX_POSITIONS[3 if intact else 1]
     groups = []
     for letter in letters:
         unit = "nats" if letter in SCORE_STAGES else "inner product"
@@ -87,14 +88,13 @@ def circuit(
             change = {f"({letter}) difference": shown[letter] - intact[letter]}
         groups.append(
             [
-                Panel(
-                    name=name,
-                    values=cells,
+                pool(RowMaps(values=cells[None], queries=query_positions), max_positions).panel(
+                    0,
+                    name,
                     low=low,
                     high=high,
                     unit="cosine" if kind == "cosines" else unit,
                     diverging=is_signed,
-                    query_positions=query_positions,
                 )
                 for alike, is_signed in ((models, kind != "raw"), (change, True))
                 if alike
@@ -104,7 +104,7 @@ def circuit(
         )
     without = f", without {', '.join(map(words, removed))}" if removed else ""
     title = f"L{layer}, from its input to the next layer's scores{without}"
-    return panel_groups(groups, title=title, max_positions=MAX_POSITIONS[len(groups[0])])
+    return panel_groups(groups, title=title)
 
 
 def _arrays(

@@ -76,7 +76,13 @@ Numbers = Float[np.ndarray, "..."] | Sequence[float]
 
 
 class KeptFigure(go.Figure):
-    """A figure that Jupyter shows, and that a page keeps which nbconvert writes of the notebook."""
+    """A figure that Jupyter shows, and that a page keeps which nbconvert writes of the notebook.
+
+    Attributes:
+        by_layer: of a figure with a slider, the panels of each layer, by the layer's name.
+    """
+
+    by_layer: Mapping[str, Sequence[Any]] = {}
 
     def _ipython_display_(self) -> None:
         if pio.renderers.default != "plotly_mimetype":  # Jupyter's, of which nbconvert shows none
@@ -263,11 +269,6 @@ def curve_in_band(
     }
     curve = {"x": x, "y": values, "customdata": estimates[1:].T, "mode": "lines", "line": line}
     return [band, scatter(label, hover, **curve | others)]
-
-
-def inside(panel: int) -> dict[str, str]:
-    """Return the keys that make an annotation's x and y shares of a panel."""
-    return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}
 
 
 def plot_height(figure: go.Figure) -> float:

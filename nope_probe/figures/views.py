@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative, sample_colorscale
 
-from nope_probe.figures.names import TABLE, colour, named, parts_of, row_name, symbol
+from nope_probe.figures.names import TABLE, named, parts_of, row_name, words_of
 from nope_probe.figures.style import (
     BLANK,
     FLAT,
@@ -27,7 +27,6 @@ from nope_probe.figures.style import (
     curve_in_band,
     draw_panels,
     error_bars,
-    inside,
     is_noise,
     padded_range,
     reach_of,
@@ -125,24 +124,19 @@ def draw(
     looks = _looks(view, table)
     traces: dict[str, list[PlotlyTrace]] = {}
     for panel in panels:
-        of_panel = [
-            trace
-            for series in _series(view, panel, looks)
-            for trace in _traces(view, panel, series)
-        ]
         is_flat = view.kind in ("dots", "rows") and is_noise(*panel.ends)
         traces[panel.title + FLAT * is_flat] = [
-            *of_panel,
+            *_series(view, panel, looks),
             *_marks(panel, table[view.x], marks or {}),
         ]
     n_names = len({trace["name"] for of in traces.values() for trace in of if "name" in trace})
     n_x, is_down = table[view.x].nunique(), view.kind == "rows"
     wide = n_x > MOST_TICKS and view.kind in ("dots", "lines")
-    across = max(1, view.across // 2) if wide else view.across
+    across = min(max(1, view.across // 2) if wide else view.across, len(panels))
     figure = draw_panels(
         view.title,
         traces,
-        columns=min(across, len(panels)),
+        columns=across,
         panel=max(120, 22 * n_x) if is_down else 170 if len(panels) > 2 else 260,
         zoom="y" if is_down else "x",
         shared_y=is_down,
@@ -151,7 +145,7 @@ def draw(
         bottom=60 + LEGEND_ROW * -(-n_names // 5),
     )
     _place_x(figure, view, table)
-    _scale_numbers(figure, view, panels)
+    _scale_numbers(figure, view, panels, across)
     return _with_button(figure, view)
 
 
@@ -168,28 +162,8 @@ def _with_button(figure: go.Figure, view: View) -> go.Figure:
     return figure
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """Rows of a panel that share colour, dash and name.
-
-    Attributes:
-        label: its name.
-        y: the column that is drawn.
-        rows: of the table.
-        look: its colour and symbol.
-        nth: its dash, and whether its markers are open: above 0.
-        offset: the place of its dots among those of the same x, from -1/2 to 1/2.
-    """
-
-    label: str
-    y: str
-    rows: pd.DataFrame
-    look: Layout
-    nth: int
-    offset: float
-
-
-def _series(view: View, panel: Panel, looks: Mapping[str, Layout]) -> Iterator[Series]:
+def _series(view: View, panel: Panel, looks: Mapping[str, Layout]) -> Iterator[PlotlyTrace]:
+    """Yield the traces of a panel's series: rows that share colour, dash and name."""
     groups = (
         panel.rows.groupby([*view.by], sort=False, dropna=False) if view.by else [((), panel.rows)]
     )
@@ -200,10 +174,12 @@ def _series(view: View, panel: Panel, looks: Mapping[str, Layout]) -> Iterator[S
     last = [*dict.fromkeys(panel.rows[view.by[-1]])] if len(view.by) > 1 else []
     last.sort(key=lambda value: value != NO_REPLACEMENT)
     for place, (values, y, rows) in enumerate(found):
-        yield Series(
+        yield from _traces(
+            view,
+            rows,
+            y,
+            panel.about,
             label=_label(view, panel, values, y),
-            y=y,
-            rows=rows,
             look=looks[str(values[0]) if values else ""],
             nth=int(y != panel.ys[0]) + (last.index(values[-1]) if last else 0),
             offset=(place + 0.5) / len(found) - 0.5,
@@ -221,29 +197,48 @@ def _looks(view: View, table: pd.DataFrame) -> dict[str, Layout]:
         others = zip(sample_colorscale(SEQUENTIAL, shades), cycle(MARKERS[:1]), strict=False)
     looks = {}
     for name in map(str, values):
-        is_known = name in TABLE or parts_of(name)[0] or colour(name) != INK
-        ink, shape = (colour(name), symbol(name)) if is_known else next(others)
+        of = words_of(name)
+        is_known = name in TABLE or parts_of(name)[0] or of.colour != INK
+        ink, shape = (of.colour, of.marker) if is_known else next(others)
         looks[name] = {"color": ink, "symbol": shape}
     return looks
 
 
-def _traces(view: View, panel: Panel, series: Series) -> list[PlotlyTrace]:
-    """Return the traces of a series."""
-    look, rows, nth = series.look, series.rows, series.nth
-    at, share = rows[view.x], panel.about.is_share
+def _traces(
+    view: View,
+    rows: pd.DataFrame,
+    y: str,
+    about: Column,
+    *,
+    label: str,
+    look: Layout,
+    nth: int,
+    offset: float,
+) -> list[PlotlyTrace]:
+    """Return the traces of a series.
+
+    Args:
+        view: what is drawn.
+        rows: of the table.
+        y: the column that is drawn.
+        about: that of the panel's axis.
+        label: the name of the series.
+        look: its colour and symbol.
+        nth: its dash, and whether its markers are open: above 0.
+        offset: the place of its dots among those of the same x, from -1/2 to 1/2.
+    """
+    at, share = rows[view.x], about.is_share
     shown = f"%{{{'x' if view.kind == 'rows' else 'y'}:{'.1%' if share else '.3g'}}}"
-    hover = f"{shown} {panel.about.shown_unit} {PERCENT if share else BOUNDS}".replace("  ", " ")
+    hover = f"{shown} {about.shown_unit} {PERCENT if share else BOUNDS}".replace("  ", " ")
     hover = hover if view.kind == "rows" else f"%{{text}}: {hover}"
     texts = [named(view.names, view.x, value) for value in at]
-    ends = estimates_of(rows, series.y)
+    ends = estimates_of(rows, y)
     marker = look | {"symbol": f"{look['symbol']}{'-open' * (nth > 0)}", "size": 8}
     line = {"color": look["color"], "width": 2, "dash": DASHES[nth % len(DASHES)]}
     if view.kind == "curves" and len(rows) > 1:  # a curve of one place is a dot
         last = f"last_{view.x}"  # of each bin
         x = (at + rows[last]) / 2 if last in rows else at
-        return curve_in_band(
-            x.to_numpy(), ends, label=series.label, hover=hover, line=line, text=texts
-        )
+        return curve_in_band(x.to_numpy(), ends, label=label, hover=hover, line=line, text=texts)
     keys = {"customdata": ends[1:].T, "text": texts, "mode": "markers", "cliponaxis": False}
     if view.kind == "lines":
         hollow = (ends[1] <= 0) & (ends[2] >= 0)
@@ -258,9 +253,9 @@ def _traces(view: View, panel: Panel, series: Series) -> list[PlotlyTrace]:
     else:
         marker["size"] = 9 if at.nunique() <= MOST_TICKS else 6
         is_layer = view.x == "layer"
-        places = at.to_numpy(float) + SPREAD * series.offset if is_layer else at.tolist()
+        places = at.to_numpy(float) + SPREAD * offset if is_layer else at.tolist()
         keys |= {"x": places, "y": ends[0], "error_y": error_bars(*ends)}
-    return [scatter(series.label, hover, marker=marker, **keys)]
+    return [scatter(label, hover, marker=marker, **keys)]
 
 
 def _label(view: View, panel: Panel, values: Sequence[Any], y: str) -> str:
@@ -315,7 +310,7 @@ def _place_x(figure: go.Figure, view: View, table: pd.DataFrame) -> None:
         figure.update_xaxes(type="category", categoryarray=[*texts], **ticks)
 
 
-def _scale_numbers(figure: go.Figure, view: View, panels: Sequence[Panel]) -> None:
+def _scale_numbers(figure: go.Figure, view: View, panels: Sequence[Panel], columns: int) -> None:
     """Set the axes of numbers: zero in sight, noise flat, percents, neutral lines, blanks."""
     along = "x" if view.kind == "rows" else "y"
     for place, panel in enumerate(panels):
@@ -323,35 +318,28 @@ def _scale_numbers(figure: go.Figure, view: View, panels: Sequence[Panel]) -> No
         numbers.update(zerolinewidth=2, nticks=6 if along == "x" else 5)
         if panel.about.is_share:
             numbers.tickformat = ".0%"
+        where = {"row": 1 + place // columns, "col": 1 + place % columns}
         if panel.about.neutral is not None:
-            line = {f"{along}0": panel.about.neutral, f"{along}1": panel.about.neutral}
-            other = "y" if along == "x" else "x"
-            ends = {f"{other}0": 0, f"{other}1": 1}
-            where = inside(place) | {f"{along}ref": f"{along}{axis(place)}"}
-            figure.add_shape(type="line", **line, **ends, **where, line=GUIDE, layer="below")
+            across = figure.add_vline if along == "x" else figure.add_hline
+            across(panel.about.neutral, line=GUIDE, layer="below", **where)
         if view.kind != "curves":
             numbers.rangemode = "tozero"
         if view.kind == "dots" and view.x == "layer" and panel.about.blank:
             known = panel.rows.groupby("layer")[panel.ys[0]].count()
             note = {**NOTE, "text": panel.about.blank, "textangle": -90, "y": 0.5}
             for layer in known.index[known == 0]:
-                place_of = inside(place) | {"xref": f"x{axis(place)}"}
-                figure.add_annotation(**note, **place_of, x=layer)
-    if view.kind in ("dots", "rows"):
-        _fit_axes(figure, view, panels, along)
-    elif view.same_scale:
-        for place in range(1, len(panels)):
-            figure.layout[f"yaxis{axis(place)}"].matches = "y"
+                figure.add_annotation(**note, **where, x=layer, yref="y domain")
+    _fit_axes(figure, view, panels, along)
 
 
 def _fit_axes(figure: go.Figure, view: View, panels: Sequence[Panel], along: str) -> None:
-    """Match the axes of panels that share a scale, and keep noise flat."""
+    """Match the axes of panels that share a scale, and keep noise of dots flat."""
     alike: dict[str, list[int]] = {}
     for place, panel in enumerate(panels):
         alike.setdefault(panel.about.unit if view.same_scale else str(place), []).append(place)
     for first, *others in alike.values():
         estimates = np.concatenate([panels[place].ends for place in (first, *others)], axis=1)
-        limits = axis_range(*estimates)
+        limits = axis_range(*estimates) if view.kind in ("dots", "rows") else None
         if limits is None and others:  # plotly.js scales a panel without numbers itself
             limits = padded_range(estimates)
         for place in (first, *others):

@@ -373,7 +373,7 @@ class Session(Generic[Settings_co]):
             documents=None if inputs.documents is None else inputs.n_documents,
             distinct_sequences=inputs.n_distinct,
             fold_sizes=tuple(fold_of.bincount().tolist()),
-            skip_keys=self.settings.skip_keys_of(inputs.kind),
+            skip_keys=self.settings.n_first(inputs.kind != "vectors"),
         )
 
     def write(self, run: Run) -> None:

@@ -375,13 +375,9 @@ class RunSettings(ModelSettings):
         """Whether the run removes components, which a model inside `ablated` does not allow."""
         return True
 
-    def skip_keys_of(self, kind: str) -> int:
-        """Return how many keys count as first: 1 for a kind of tokens, 0 for `vectors`."""
-        return int(kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
-
-    def kept_positions_of(self, bos: bool) -> int:
-        """Return how many first positions keep what writers write there: 1 for a BOS token."""
-        return int(bos) if self.skip_keys == "auto" else self.skip_keys
+    def n_first(self, by_default: bool) -> int:
+        """Return how many positions count as first: `skip_keys`, or by default 1 or none."""
+        return int(by_default) if self.skip_keys == "auto" else self.skip_keys
 
     def layers_with_maps(self, info: ModelInfo) -> tuple[int, ...]:
         """Return the numbers of the layers that have maps: those to study that attend."""

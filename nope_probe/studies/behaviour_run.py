@@ -90,7 +90,7 @@ class Behaviour(Study[Settings]):
                 f"{len(text)} sequences from {text.n_documents} documents: {MIN_DOCUMENTS} "
                 "documents are needed; raise --n-seqs, or take other --data"
             )
-        self.text, self.skip = text, settings.skip_keys_of(text.kind)
+        self.text, self.skip = text, settings.n_first(text.kind != "vectors")
         self.trained, self.longest = settings.lengths(loaded.info.n_ctx)
         self.probes, self.uniform = self._probes(), nan  # the loss of a uniform guess, nats
         if loaded.tokenizer is not None:  # among the tokens that are not special

@@ -106,8 +106,8 @@ class Engine:
             batch_size=settings.seqs_per_batch,
             n_folds=settings.folds,
             query_rows=settings.query_rows,
-            skip_keys=settings.skip_keys_of(data.kind),
-            kept_positions=settings.kept_positions_of(data.bos),
+            skip_keys=settings.n_first(data.kind != "vectors"),
+            kept_positions=settings.n_first(data.bos),
         )
 
     @property

@@ -100,7 +100,7 @@ class TracePosition(Study[Settings]):
         manifest = replace(
             session.manifest_of(inputs),
             layers=tuple(sorted(int(layer) for layer in tables["terms"]["layer"].unique())),
-            results={"reader": reader, "kept_positions": settings.kept_positions_of(inputs.bos)},
+            results={"reader": reader, "kept_positions": settings.n_first(inputs.bos)},
         )
         arrays = {"maps": map_arrays(sums), "tokens": input_arrays(inputs)}
         return with_page(session, Run(manifest=manifest, arrays=arrays, tables=tables), report)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.figures.maps import save
-from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool
 from nope_probe.figures.words import capitalised
 from nope_probe.reports.page import MOST_ROWS, Headline, Report, Section, how_to_read
 from nope_probe.run.folder import Run, read_run
@@ -162,7 +162,7 @@ def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
         panels, agreement = [list(_panels(pair)) for pair in members], agreements(members)
         yield Section(
             title="Published, reproduced, and the difference",
-            figure=panel_groups(panels, title=f"{figure}: {group}", max_positions=DRAWN),
+            figure=panel_groups(panels, title=f"{figure}: {group}"),
             caption=f"{figure}, {group}. {OTHER_MODEL if agreement.empty else COMPARED}",
             table=None if agreement.empty else agreement,
         )
@@ -187,14 +187,15 @@ def _panels(pair: Pair) -> Iterator[Panel]:
 def _panel(pair: Pair, name: str, values: np.ndarray, low: float, high: float) -> Panel:
     """Return a panel with a colour bar, centred on zero for signed values."""
     is_signed, top = pair.published.kind == "normalised", max(abs(low), abs(high))
+    drawn = pool(RowMaps(values=values[None]), DRAWN)
     return Panel(
         name=name,
-        values=values,
+        values=drawn.values[0],
         low=-top if is_signed else low,
         high=top if is_signed else high,
         unit="inner product" if pair.published.kind == "gram" else "nats",
         diverging=is_signed,
-        span=len(pair.reproduced) / values.shape[1],
+        span=drawn.block * (len(pair.reproduced) / values.shape[1]),
     )
 
 

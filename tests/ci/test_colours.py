@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nope_probe.analyses.contrasts import source_terms
-from nope_probe.figures.names import TABLE, symbol
+from nope_probe.figures.names import TABLE, words_of
 from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS
 from nope_probe.removal import INK
 
@@ -56,7 +56,7 @@ def test_components_shown_together_differ_for_colour_blind_readers(
 
 def test_the_terms_of_a_model_with_a_window_differ_by_marker() -> None:
     terms = [*source_terms(["mask", "rope", "window"])][:-1]
-    assert len({symbol(name) for name in terms}) == len(terms) == 7
+    assert len({words_of(name).marker for name in terms}) == len(terms) == 7
 
 
 @pytest.mark.parametrize("paper", ["#ffffff", "#14161a"])
