@@ -13,7 +13,7 @@ from make_findings import COMMANDS, finished
 from make_notebooks import chromium
 
 from nope_probe import figures, text_view
-from nope_probe.figures.text_view import TextView
+from nope_probe.figures.attention import TextView
 
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
 HEIGHT = 224  # px of the picture of the text

@@ -18,8 +18,8 @@ from nope_probe.data.sequences import Sequences as Sequences
 from nope_probe.data.sequences import gaussian as gaussian
 from nope_probe.data.sequences import sequences as sequences
 from nope_probe.errors import UserError as UserError
+from nope_probe.figures.attention import TextView as TextView
 from nope_probe.figures.attention import Why as Why
-from nope_probe.figures.text_view import TextView as TextView
 from nope_probe.hooks.ablation import ablated as ablated
 from nope_probe.hooks.need import Needs as Needs
 from nope_probe.hooks.need import capture_need as capture_need

@@ -26,7 +26,7 @@ from nope_probe.studies.conditions import RemovingSettings
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nope_probe.figures.text_view import TextView
+    from nope_probe.figures.attention import TextView
     from nope_probe.run.folder import Run
 
 ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all layers
@@ -173,8 +173,7 @@ def text_view(run: Run) -> TextView:
         >>> len(view.pieces), view.weights.shape  # layer, head, query, key
         (7, (1, 4, 7, 7))
     """
-    from nope_probe.figures.attention import Why
-    from nope_probe.figures.text_view import TextView
+    from nope_probe.figures.attention import TextView, Why
 
     text, tables, asked, why = run.manifest.text, run.tables, run.manifest.settings, None
     if text is None:

@@ -29,7 +29,7 @@ from nope_probe.analyses.one_text import (
 from nope_probe.data.sequences import Sequences
 from nope_probe.data.tokenizing import TextReader, first_token, pieces_of
 from nope_probe.errors import UserError
-from nope_probe.figures.text_view import mark_of
+from nope_probe.figures.attention import mark_of
 from nope_probe.figures.words import reader_of
 from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.hooks.reading.attention import ScoreWithout, score_without

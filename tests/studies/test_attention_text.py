@@ -32,7 +32,7 @@ from nope_probe import (
     text_view,
 )
 from nope_probe.data.tokenizing import pieces_of
-from nope_probe.figures.text_view import STEPS, percent
+from nope_probe.figures.attention import STEPS, percent
 from nope_probe.models.names import path_of
 from nope_probe.studies.attention import Settings, report
 
