@@ -160,10 +160,7 @@ class Writer(str):
 
     def shares_output(self, removed: Component) -> bool:
         """Return whether a removal, of a component or a position, changes the same output."""
-        other = removed.writer
-        in_attention = other is not None and (other.kind, other.block) == ("ATTN", self.block)
-        is_part = self.kind == "HEAD" and in_attention
-        return is_part or _OF_COMPONENT.get(self.kind) == removed
+        return removed.writer == self.whole or _OF_COMPONENT.get(self.kind) == removed
 
 
 def writer_of(name: str) -> Writer | None:

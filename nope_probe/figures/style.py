@@ -250,7 +250,7 @@ def curve_in_band(
         x: the curve's places along x.
         estimates: estimates, lower and upper bounds.
         label: the name in the legend.
-        hover: the hover text; `BOUNDS` becomes the interval.
+        hover: the hover text.
         line: its colour, width and dash.
         others: further keys of the curve, by plotly's names.
     """

@@ -210,8 +210,7 @@ class RunSettings(ModelSettings):
             f"--folds {MIN_FOLDS} (the fewest) {MIN_FOLDS}",
         )
         yield (self.query_rows or 0) > n, f"--query-rows {self.query_rows} is more than {n} tokens"
-        first = 0 if self.skip_keys == "auto" else self.skip_keys
-        yield first > n - 3, f"--skip-keys {first} leaves no keys of {n}"
+        yield self.n_first(False) > n - 3, f"--skip-keys {self.skip_keys} leaves no keys of {n}"
         yield from self._wrong_devices()
         if self.pack:
             validate_packing(self.data, self.windows)
