@@ -217,8 +217,8 @@ def _all_pooled(
 def _pooled(maps: Maps, max_positions: int, with_leads: bool) -> RowMaps:
     """Return pooled maps of layers; for captured or simulated maps, of their mean."""
     if isinstance(maps, RowMaps):
-        return pool(maps, max_positions, with_leads)
-    if hasattr(maps, "of_head"):
+        rows = maps
+    elif hasattr(maps, "of_head"):
         values = np.asarray(getattr(maps, "mean_over_heads", maps.mean))
         queries, skip_keys = maps.query_positions.numpy(), maps.skip_keys
         rows = RowMaps(values=values, queries=queries, skip_keys=skip_keys)

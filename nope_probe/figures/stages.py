@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from nope_probe.errors import UserError, validate_types
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import RowMaps, panel_groups, pool
-from nope_probe.figures.style import Extent, percentiles
+from nope_probe.figures.style import percentiles
 from nope_probe.removal import REMOVABLE
 from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_WORDS, Letter
 
@@ -137,7 +137,7 @@ def cosines(
     return gram / known[:, None] / known
 
 
-def limits(values: Sequence[np.ndarray], signed: bool, skip: int = 0) -> Extent:
+def limits(values: Sequence[np.ndarray], signed: bool, skip: int = 0) -> tuple[float, float]:
     """Return the colour limits of maps on one scale: the middle 90% of cells off the diagonal.
 
     Args:

@@ -21,7 +21,6 @@ from plotly.subplots import make_subplots
 from nope_probe.figures.names import plain
 from nope_probe.removal import INK
 
-Extent = tuple[float, float]
 Layout: TypeAlias = dict[str, Any]
 PlotlyTrace: TypeAlias = dict[str, Any]
 SLIDER = 84  # px of a slider, with its value above and its labels below
@@ -113,7 +112,7 @@ def colour_bar(
     return {**bar, **along, **down, "thickness": 8, "tickfont": {"size": 10}, "nticks": 4}
 
 
-def colour_axis(limits: Extent, unit: str, **bar: object) -> Layout:
+def colour_axis(limits: tuple[float, float], unit: str, **bar: object) -> Layout:
     """Return a figure's colour axis, whose scale diverges if the lower limit is negative.
 
     Args:

@@ -48,7 +48,6 @@ from nope_probe.run.flags import (
 )
 from nope_probe.run.processes import process_count
 
-Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 Layers = Annotated[Annotated[int, LAYERS] | str, tyro.conf.arg(metavar="N|FROM:TO|all|auto")]
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
@@ -150,7 +149,7 @@ class RunSettings(ModelSettings):
     seed: Annotated[int, SEED] = 0
     device: str = "auto"
     device_map: Literal["auto", "balanced", "sequential"] | None = None
-    dtype: Dtype = "auto"
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     out: LocalPath | None = None
 
     in_one_process = False
