@@ -68,7 +68,7 @@ _SOURCES, _HIDING = ("mask", "rope", "pos_embed", "alibi", "window"), ("mask", "
 # Which can be removed in some heads alone.
 PER_HEAD = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "alibi", "window", "sink", "content")
 # A removal at a token depends on that token alone: a cache of keys and values stays right.
-_BY_TOKEN = ("w_q", "w_o", "mlp", "sink", "norms")
+BY_TOKEN = ("w_q", "w_o", "mlp", "sink", "norms")
 # A removal depends on a sequence's length, so that padding changes it.
 _OF_LENGTH = ("pos_embed", "content", "written", "position")
 CIRCUITS: dict[str, tuple[Projection, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
@@ -220,16 +220,6 @@ class Component(str):
         component.kind, component.writer = kind, writer
         component.pairs = (int(band[1]), int(band[2])) if band and band[1] else None
         return component
-
-    @property
-    def per_head(self) -> bool:
-        """Whether it can be removed in some heads only."""
-        return self.kind in PER_HEAD
-
-    @property
-    def by_token(self) -> bool:
-        """Whether its removal at a token depends on that token alone."""
-        return self.kind in _BY_TOKEN
 
     @property
     def is_band(self) -> bool:

@@ -53,7 +53,7 @@ from nope_probe.hooks.removing.written import (
     without_position,
 )
 from nope_probe.maps.folds import folds_of
-from nope_probe.removal import Condition, Writer, validate_components
+from nope_probe.removal import BY_TOKEN, Condition, Writer, validate_components
 
 ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
 
@@ -188,7 +188,7 @@ class BlockAblation:
         Raises:
             UserError: if keys come from a cache, or for padding that the removal would count.
         """
-        if not all(name.by_token for name in self.condition):
+        if not all(name.kind in BY_TOKEN for name in self.condition):
             check_sequences(attention, self.condition)
         for removal in reversed(self.removals):
             attention = removal.edit(attention)
@@ -323,7 +323,7 @@ def _with_written(
 @contextmanager
 def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
     """Generate without a cache, and refuse hidden padding, where the ablation makes them wrong."""
-    removed = [name for name in ablation.condition.ordered if not name.by_token]
+    removed = [name for name in ablation.condition.ordered if name.kind not in BY_TOKEN]
     seen = [name for name in removed if name == "mask" or name.of_length]
     methods: dict[str, Callable[..., Any]] = {}
     original, of_original = original_of(model), dict[str, Callable[..., Any]]()

@@ -12,7 +12,7 @@ from annotated_types import Interval
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.settings import WITH_GAIN, Ablation, Replacement
 from nope_probe.models.info import ModelInfo
-from nope_probe.removal import COMPONENTS, Condition, Gain, Writer, spelled
+from nope_probe.removal import COMPONENTS, PER_HEAD, Condition, Gain, Writer, spelled
 from nope_probe.run.flags import LARGEST, Mistakes, without_effect
 from nope_probe.run.settings import RunSettings
 
@@ -90,7 +90,7 @@ class RemovingSettings(RunSettings):
             reason = "where written is not removed"
             yield from without_effect(self, ["kept_positions"], reason)
         removed = [name for condition in conditions for name in condition.ordered]
-        without = [name for name in removed if not name.per_head]
+        without = [name for name in removed if name.kind not in PER_HEAD]
         has_heads = self.heads_by_layer is not None
         yield has_heads and not removed, "--in-heads has no effect where nothing is removed"
         yield (

@@ -180,7 +180,7 @@ class Ablation:
                 )
         if self.layers is not None:
             raise UserError("expected layers or heads, not both: heads are named per layer")
-        without = [name for name in self.condition.ordered if not name.per_head]
+        without = [name for name in self.condition.ordered if name.kind not in PER_HEAD]
         if without:
             raise UserError(f"{without[0]} has no heads; {', '.join(PER_HEAD)} have")
 
