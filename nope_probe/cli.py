@@ -24,7 +24,7 @@ import tyro
 from docstring_parser.google import parse as parse_docstring
 
 from nope_probe.errors import UserError, did_you_mean, line_of, printable
-from nope_probe.files import JsonObject, validate_image_name, validate_kaleido
+from nope_probe.files import JsonObject, validate_image
 from nope_probe.run.flags import CommandSettings, flag_of, folder_of, hints_of
 from nope_probe.run.processes import (
     HEAD_START,
@@ -105,8 +105,7 @@ def parse(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     chosen = {name: values.pop(name) for name in showing}
     if chosen.get("image") is not None:
-        validate_image_name(chosen["image"])
-        validate_kaleido()
+        validate_image(chosen["image"])
     return settings(**values), chosen
 
 

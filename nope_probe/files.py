@@ -66,22 +66,14 @@ def local_path(name: str | Path) -> Path:
     return Path(os.path.expanduser(text)).absolute()
 
 
-def validate_image_name(path: Path) -> None:
-    """Check that a file's name is that of an image.
+def validate_image(path: Path) -> None:
+    """Check that an image can be drawn into a file: its name, and kaleido, which finds a browser.
 
     Raises:
-        UserError: unless it ends in .pdf, .png or .svg.
+        UserError: unless the name ends in .pdf, .png or .svg; saying what to install.
     """
     if path.suffix not in IMAGE_ENDINGS:
         raise UserError(f"cannot draw {path}: expected a name that ends in .pdf, .png or .svg")
-
-
-def validate_kaleido() -> None:
-    """Check that kaleido, which draws images, is installed and finds a browser.
-
-    Raises:
-        UserError: saying what to install.
-    """
     if find_spec("kaleido") is None:
         raise UserError("images need kaleido: pip install kaleido")
     from choreographer.browsers.chromium import Chromium  # kaleido's way to find a browser

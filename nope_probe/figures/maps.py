@@ -46,7 +46,7 @@ from nope_probe.figures.style import (
     widened,
 )
 from nope_probe.figures.words import CLIPPED, WITHIN
-from nope_probe.files import NO_BROWSER, local_path, validate_image_name, validate_kaleido
+from nope_probe.files import NO_BROWSER, local_path, validate_image
 
 if TYPE_CHECKING:
     from nope_probe.maps.maps import AttentionMaps, ScoreMaps
@@ -359,8 +359,7 @@ def export(figure: go.Figure, path: Path) -> Path:
             written.
     """
     path = local_path(path)
-    validate_image_name(path)
-    validate_kaleido()
+    validate_image(path)
     still = go.Figure(without_controls(figure))
     still.update_layout(paper_bgcolor="white", updatemenus=(), overwrite=True)
     try:

@@ -193,7 +193,7 @@ class RunCheckpoint(Stream):
 
     def all_reduce(self, totals: Sequence[Tensor]) -> None:
         """Replace totals by their sums over the processes; while they wait, a signal raises."""
-        self.signals.stop_deferring()
+        self.signals.is_deferred = False  # while processes wait for each other, no batch ends
         self.processes.all_reduce(totals)
 
     def batch_halved(self, batch_size: int) -> None:

@@ -159,12 +159,13 @@ class Signals:
     Attributes:
         message: the text of `Interrupted`.
         received: the number of the signal that was received; None before.
+        is_deferred: whether the first signal waits for the end of a batch.
     """
 
     def __init__(self, message: str = "nothing was written") -> None:
         self.message = message
         self.received: int | None = None
-        self._is_deferred = False
+        self.is_deferred = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -182,16 +183,12 @@ class Signals:
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Defer the first signal until `raise_if_received`, or to the end of the context."""
-        self._is_deferred = True
+        self.is_deferred = True
         try:
             yield
         finally:
-            self.stop_deferring()
+            self.is_deferred = False
         self.raise_if_received()
-
-    def stop_deferring(self) -> None:
-        """Let signals raise at once again: while processes wait for each other, no batch ends."""
-        self._is_deferred = False
 
     def raise_if_received(self) -> None:
         """Raise the exception of a deferred signal.
@@ -223,7 +220,7 @@ class Signals:
             os.close(woken)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        at_once = not self._is_deferred or self.received is not None
+        at_once = not self.is_deferred or self.received is not None
         self.received = signum
         if at_once:
             self.raise_if_received()
