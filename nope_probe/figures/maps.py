@@ -252,9 +252,8 @@ def _layered(
     figure = place_squares(title, titles[first], columns=columns, row_gap=64)
     scales = [(group[0].low, group[0].high) for group in groups]
     bars = [("coloraxis", unit, 0.5, scales)]
-    has_leads = any(panel.leads is not None for panel in groups[0])
-    tops = [largest_lead(group) for group in groups] if has_leads else []
-    if has_leads:
+    tops = [largest_lead(group) for group in groups if any(x.leads is not None for x in group)]
+    if tops:
         ends = [(-top, top) for top in tops]
         bars = [
             ("coloraxis", unit, 0.68, scales),
@@ -330,7 +329,8 @@ def save(figure: go.Figure, path: str | Path) -> Path:
     A slider over layers becomes a panel for each layer. Each panel has a separate colour scale.
 
     Args:
-        figure: any figure of `nope_probe.figures`; it is not changed.
+        figure: any figure of `nope_probe.figures`, which is not changed; a plotly copy of one has
+            only the layer that its slider shows.
         path: a .pdf, .png or .svg file, 1200 px wide (a PNG has twice as many pixels), which is
             overwritten.
 
