@@ -67,6 +67,7 @@ def test_panels_fill_the_width_are_as_high_as_asked_and_never_overlap() -> None:
     layout, columns, height = figure.to_dict()["layout"], 3, 100
     inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
     at = [(layout[f"xaxis{axis(i)}"], layout[f"yaxis{axis(i)}"]) for i in range(5)]
+    assert "xaxis6" not in layout, "a place without a panel has no axes"
     assert [y["domain"][1] - y["domain"][0] for _, y in at] == pytest.approx([height / inner] * 5)
     assert (at[0][0]["domain"][0], at[columns - 1][0]["domain"][1]) == (0, pytest.approx(1))
     assert at[0][0]["domain"][1] < at[1][0]["domain"][0]

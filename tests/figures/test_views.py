@@ -63,6 +63,7 @@ def test_dots_have_a_panel_for_each_number_and_a_series_for_each_condition():
     )
     figure = draw(View(table="pattern", title="Kept", y=("lead", "kept")), rows, COLUMNS)
     assert titles(figure) == ["lead of the first key, nats", "kept, nats"]
+    assert figure.layout.xaxis.domain[1] < figure.layout.xaxis2.domain[0]  # side by side
     dots = by_name(figure)
     assert {name for name, _ in dots} == {"intact", "without mask + RoPE"}
     without = dots["without mask + RoPE", "y"]

@@ -184,7 +184,8 @@ def test_what_stands_at_the_end_of_a_cell_is_a_figure_or_one_or_two_lines(
     assert {"application/vnd.plotly.v1+json", "text/html"} <= {*displayed[-1]}
     figure = shown["application/vnd.plotly.v1+json"]
     drawn = [trace for trace in figure["data"] if trace["coloraxis"] == "coloraxis"]
-    assert len(drawn) == 2
+    strips = [trace for trace in figure["data"] if trace["coloraxis"] == "coloraxis2"]
+    assert len(drawn) == len(strips) == 2  # layers; the first key's lead has a strip in each
     for trace, pattern in zip(drawn, row_centred(maps.mean, 1), strict=True):
         cells = np.tril(np.ones((11, 11), bool), -1)
         cells[:, 0] = False  # the lead, on a scale of its own
