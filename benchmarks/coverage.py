@@ -20,15 +20,14 @@ from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
 from nope_probe.analyses import pattern_rows
-from nope_probe.analyses.attribution import conditions_of
-from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms_difference
+from nope_probe.analyses.attribution import ContrastGram, conditions_of
+from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
 from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.components import components
 from nope_probe.maps.centred import kept_cells, row_centred
-from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
+from nope_probe.maps.estimates import Estimates, cross_products, fold_gram, fold_weights
 from nope_probe.maps.folds import grouped_folds, interleaved_folds
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.removal import INTACT, MASK, POSITION_ENCODINGS, Component, Condition
@@ -134,7 +133,7 @@ def captured(
     removed = tuple(map(Condition.parse, names))
     gains, patterns = calibrate(model, data.inputs), {}
     skip_keys = int(data.kind != "vectors")
-    for condition in conditions_of(sources, removed):
+    for condition in [*conditions_of(sources), *removed]:
         with ablated(model, Ablation(remove=sorted(condition), replacement="mean"), gains):
             maps = capture_scores(model, data.inputs, layers=[layer], n_folds=len(data))
         centred = row_centred(maps.folds[:, 0], skip_keys)
@@ -209,9 +208,7 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     one, other = (Estimates(values=values, weights=gram.weights) for values in squares)
     found["not by distance, by the mask"] = rms_difference(one, other)
     for condition in population.conditions[1:]:
-        kept = gram.order(condition, INTACT)
-        name = f"kept without {condition.name}"
-        found[name] = UNDEFINED if kept is None else jackknife(kept)
+        found[f"kept without {condition.name}"] = gram.part({condition: 1.0}, {INTACT: 1.0})
     return found
 
 
@@ -219,9 +216,7 @@ def products(
     folds: Float[Tensor, "condition fold cell"], weights: Float[Tensor, " fold"]
 ) -> Float[Tensor, "one_plus_folds condition condition"]:
     """Return the inner products of the conditions' patterns."""
-    sums = ProductSums()
-    sums.add(folds)
-    return sums.products(folds.shape[-1], weights)
+    return cross_products(fold_gram(folds), folds.shape[-1], weights)
 
 
 def fold_means(
@@ -234,7 +229,7 @@ def fold_means(
     folds, weights = sums / counts[:, None], fold_weights(len(counts), counts)
     gram = ContrastGram(
         row={condition: row for row, condition in enumerate(population.conditions)},
-        products=products(folds, weights),
+        products={False: products(folds, weights)},
         weights=weights,
         score_squares=torch.zeros(n_conditions).double(),
     )

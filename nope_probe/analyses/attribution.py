@@ -4,23 +4,35 @@ The mask, a sliding window and position encodings are the sources, because nothi
 symmetry between positions. Weights only shape what the sources make: a weight is never a source.
 
 A condition is the model with some components removed. Users name a condition by the removed
-components (`()`, `"mask"`, `("mask", "rope")`); here such a name becomes a `Condition`.
+components (`()`, `"mask"`, `("mask", "rope")`); here such a name becomes a `Condition`. A contrast
+is a linear combination of the maps of conditions. It holds only coefficients, so every size, and
+all that is kept of a pattern, is an inner product in one Gram matrix, of the leads or of the
+patterns of one layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from itertools import combinations
+from typing import Generic, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import ContrastGram, Grams, contrast_grams, source_terms
-from nope_probe.analyses.jackknife import UNDEFINED, ByLayer, Interval, jackknife
+from nope_probe.analyses.jackknife import (
+    UNDEFINED,
+    ByLayer,
+    Interval,
+    Place,
+    along,
+    jackknife,
+    rms,
+)
+from nope_probe.analyses.pattern_rows import beyond_rounding, mean_squares
 from nope_probe.errors import UserError, kind_of, validate_types
-from nope_probe.maps.estimates import Estimates
+from nope_probe.maps.estimates import Estimates, cross_products, fold_gram, leave_one_out
 from nope_probe.maps.layers import (
     LayerMaps,
     Name,
@@ -30,10 +42,12 @@ from nope_probe.maps.layers import (
     with_skip_keys,
 )
 from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, maps_by_layer
-from nope_probe.removal import INTACT, MASK, SOURCES, Component, Condition
+from nope_probe.removal import INTACT, INTERACTION, MASK, SOURCES, Component, Condition
 
+GRAM_BYTES = 1 << 26
 Removed = TypeVar("Removed", bound=str | Iterable[str])
-Named = TypeVar("Named", bound=Hashable)  # a condition, or a replacement and a condition
+Named = TypeVar("Named", bound=Hashable)  # a map: a condition, a replacement and one, a term
+Contrast = Mapping[Condition, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +129,7 @@ def attribute(
         condition: with_skip_keys(layers, skip_keys)
         for condition, layers in layers_by_condition(maps).items()
     }
-    return ByLayer(
-        {
-            layer: values_of_layer(contrast_grams(patterns_of(conditions, layer)), layer)
-            for layer in conditions[INTACT]
-        }
-    )
+    return _values_by_place(conditions)
 
 
 def attribute_heads(
@@ -146,33 +155,33 @@ def attribute_heads(
         True
     """
     conditions = layers_by_condition(maps).items()
-    heads = {condition: heads_of(layers) for condition, layers in conditions}
-    return ByLayer(
-        {
-            place: values_of_layer(contrast_grams(patterns_of(heads, place)), *place)
-            for place in heads[INTACT]
-        }
-    )
+    return _values_by_place({condition: heads_of(layers) for condition, layers in conditions})
 
 
-def values_of_layer(grams: Grams[Condition], layer: int, head: int | None = None) -> LayerValues:
-    """Return the values of a layer or head, from the inner products of its conditions."""
-    conditions = grams["pattern"].row
-    return LayerValues(
-        layer=layer,
-        head=head,
-        conditions={name.name: values_in(grams, name, INTACT) for name in conditions},
-        terms={question: sizes_of_terms(gram) for question, gram in grams.items()},
-    )
+def _values_by_place(
+    conditions: Mapping[Condition, Mapping[Place, LayerMaps]],
+) -> ByLayer[Place, LayerValues]:
+    """Return the values of each layer or head, from the inner products of its conditions."""
+    values: ByLayer[Place, LayerValues] = ByLayer()
+    for place in conditions[INTACT]:
+        grams = contrast_grams(patterns_of(conditions, place))
+        layer, head = place if isinstance(place, tuple) else (place, None)
+        values[place] = LayerValues(
+            layer=layer,
+            head=head,
+            conditions={name.name: values_in(grams, name, INTACT) for name in conditions},
+            terms={question: sizes_of_terms(gram) for question, gram in grams.items()},
+        )
+    return values
 
 
 def values_in(grams: Grams[Named], name: Named, intact: Named) -> Values:
     """Return the values in one condition, from the inner products of a layer's conditions."""
-    lead, order = grams.get("lead"), grams["pattern"].order(name, intact)
+    lead, pattern = grams.get("lead"), grams["pattern"]
     return Values(
         lead=UNDEFINED if lead is None else lead.size({name: 1.0}),
-        amplitude=grams["pattern"].size({name: 1.0}),
-        order=UNDEFINED if order is None else jackknife(order),
+        amplitude=pattern.size({name: 1.0}),
+        order=pattern.part({name: 1.0}, {intact: 1.0}),
     )
 
 
@@ -258,19 +267,179 @@ def sources_of(conditions: Iterable[Condition]) -> tuple[Component, ...]:
     return tuple(name for name in SOURCES if name in removed)
 
 
-def conditions_of(sources: Sequence[str], removed: Iterable[Condition] = ()) -> list[Condition]:
-    """Return the conditions of a run, the intact model first.
-
-    Args:
-        sources: the sources, which are removed in all combinations.
-        removed: what else is removed, one at a time.
+def conditions_of(sources: Sequence[str]) -> list[Condition]:
+    """Return the conditions that remove the sources in all combinations, the intact model first.
 
     Example:
-        >>> [condition.name for condition in conditions_of(["mask", "rope"], [Condition({"w_q"})])]
-        ['intact', 'mask', 'rope', 'mask+rope', 'w_q']
+        >>> [condition.name for condition in conditions_of(["mask", "rope"])]
+        ['intact', 'mask', 'rope', 'mask+rope']
     """
-    terms = source_terms(sources).values()
-    of_sources = {condition: None for term in terms for condition in term}
-    place: dict[str, int] = {name: index for index, name in enumerate(sources)}
-    ordered = sorted(of_sources, key=lambda c: (len(c), sorted(place[name] for name in c)))
-    return list(dict.fromkeys([INTACT, *ordered, *removed]))
+    sizes = range(len(sources) + 1)
+    return [Condition(names) for size in sizes for names in combinations(sources, size)]
+
+
+def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
+    """Return the terms of the exact sum of the sources; without sources there are none.
+
+    They add up to the intact map. The trained weights are kept. The term of a source is what this
+    source adds to a model without any source. An interaction is what sources add only together
+    (the paper's section 5). `without_sources` is what is left without any source.
+
+    Args:
+        sources: the sources that the model has: the mask, and a window or position encodings.
+
+    Example:
+        >>> list(source_terms(["mask", "rope"]))
+        ['mask', 'rope', 'mask_x_rope', 'without_sources']
+    """
+    terms: dict[str, Contrast] = {
+        INTERACTION.join(term): {
+            Condition({*sources} - {*kept}): (-1.0) ** (size - len(kept))
+            for n_kept in range(size, -1, -1)
+            for kept in combinations(term, n_kept)
+        }
+        for size in range(1, len(sources) + 1)
+        for term in combinations(sources, size)
+    }
+    return {**terms, "without_sources": {Condition(sources): 1.0}} if sources else {}
+
+
+def contrast_map(
+    contrast: Contrast, maps: Mapping[Condition, Float[Tensor, "*batch row key_pos"]]
+) -> Float[Tensor, "*batch row key_pos"]:
+    """Return the map of a contrast, nats: the weighted sum of the conditions' maps."""
+    total = torch.zeros_like(next(iter(maps.values())))
+    for condition, weight in contrast.items():
+        total += weight * maps[condition]
+    return total
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ContrastGram(Generic[Named]):
+    """Inner products of contrasts, on all folds and without each fold, from one Gram matrix.
+
+    Products of leads are means over queries, and products of patterns are means over cells.
+
+    Attributes:
+        row: the row of each condition in the Gram matrices.
+        products: the inner products of the conditions' leads or patterns, squared nats: over all
+            pairs of folds (False), and over pairs of an even and an odd fold (True) if some
+            condition needs them.
+        across_halves: the conditions of which only an even and an odd fold are independent.
+        weights: the share of all sequences that each fold holds.
+        score_squares: the mean square of each condition's scores, squared nats. A contrast within
+            their rounding is 0, and shares of it are undefined.
+        means: the mean lead over queries in each condition, nats; None for patterns.
+    """
+
+    row: Mapping[Named, int]
+    products: Mapping[bool, Float[Tensor, "one_plus_folds condition condition"]]
+    weights: Float[Tensor, " fold"]
+    score_squares: Float[Tensor, " condition"]
+    means: Float[Tensor, "one_plus_folds condition"] | None = None
+    across_halves: Collection[Named] = ()
+
+    def product(self, one: Mapping[Named, float], other: Mapping[Named, float]) -> Estimates:
+        """Return <one, other>, in squared nats.
+
+        Raises:
+            KeyError: for a condition without a map.
+        """
+        left, right = self._coefficients(one), self._coefficients(other)
+        products = self.products[not {*one, *other}.isdisjoint(self.across_halves)]
+        values = torch.einsum("x,fxy,y->f", left, products, right)
+        return Estimates(values=values, weights=self.weights)
+
+    def size(self, contrast: Mapping[Named, float]) -> Interval:
+        """Return a contrast's mean lead, or the RMS of its pattern, nats; 0 within rounding."""
+        square = self._square(contrast)
+        if self.means is None:
+            return rms(square)
+        means = self.means @ self._coefficients(contrast)
+        return jackknife(square.with_values(means * bool(square.values.any())))
+
+    def part(self, term: Mapping[Named, float], whole: Mapping[Named, float]) -> Interval:
+        """Return how much of a whole lead or pattern V a term T has, nats.
+
+        Of a lead it is the term's mean lead, and of a pattern <T, V> / sqrt(<V, V>): the amplitude
+        of V for V itself, 0 where nothing like it is there, and negative where it is reversed. It
+        is undefined where the whole is within its noise.
+        """
+        square = self._square(whole)
+        part = along(self.product(term, whole), square)
+        if part is None:
+            return UNDEFINED
+        return jackknife(part) if self.means is None else self.size(term)
+
+    def _square(self, contrast: Mapping[Named, float]) -> Estimates:
+        """Return the mean square of a contrast, 0 within the rounding of its conditions' scores."""
+        score_square = self._coefficients(contrast).square() @ self.score_squares
+        return beyond_rounding(self.product(contrast, contrast), score_square)
+
+    def _coefficients(self, contrast: Mapping[Named, float]) -> Float[Tensor, " condition"]:
+        vector = torch.zeros(len(self.score_squares), dtype=torch.float64)
+        for condition, weight in contrast.items():
+            vector[self.row[condition]] += weight
+        return vector
+
+
+Grams = Mapping[Question, ContrastGram[Named]]  # of the pattern, and of the lead if there is one
+
+
+def contrast_grams(
+    patterns: Mapping[Named, Pattern], *, n_bytes: int = GRAM_BYTES
+) -> dict[Question, ContrastGram[Named]]:
+    """Return the inner products of patterns and of their leads, from one reading of the maps.
+
+    There is no entry for the lead where no key is first, or no query has a lead.
+
+    Args:
+        patterns: the patterns of one layer in each condition, or of other maps of it, on shared
+            cells.
+        n_bytes: memory for the patterns of all conditions at once.
+    """
+    of_conditions = list(patterns.values())
+    maps, cells = of_conditions[0].maps, of_conditions[0].cells
+    n_maps = len(patterns) * maps.folds.n_folds
+    sums, squares = torch.zeros(()), torch.zeros(len(patterns), dtype=torch.float64)
+    leads: list[list[Float[Tensor, "fold query"]]] = [[] for _ in patterns]
+    for start, stop in maps.folds.where.blocks(n_maps, n_bytes):
+        shape = (len(patterns), maps.folds.n_folds, stop - start, stop)
+        rows = torch.empty(shape, dtype=torch.float64)
+        for index, pattern in enumerate(of_conditions):
+            scores = pattern.maps.folds.rows(start, stop).double()
+            squares[index] += mean_squares(scores, start, cells).mean()
+            rows[index] = pattern.centred(scores, start)
+            if pattern.lead is not None:
+                leads[index].append(pattern.lead.rows(scores, start))
+        sums = sums + fold_gram(rows)
+    grams: dict[Question, ContrastGram[Named]] = {
+        "pattern": _gram_of(patterns, sums, cells.count, score_squares=squares)
+    }
+    if leads[0]:
+        folds = torch.stack([torch.cat(of_condition, -1) for of_condition in leads])
+        means = leave_one_out(folds.mean(-1).T, maps.weights)
+        squares = squares + folds.square().mean((1, 2))
+        about = {"score_squares": squares, "means": means}
+        grams["lead"] = _gram_of(patterns, fold_gram(folds), folds.shape[-1], **about)
+    return grams
+
+
+def _gram_of(
+    patterns: Mapping[Named, Pattern],
+    sums: Float[Tensor, "x fold y fold2"],
+    n_cells: int,
+    **about: Tensor,
+) -> ContrastGram[Named]:
+    weights = next(iter(patterns.values())).maps.weights
+    in_halves = [name for name, pattern in patterns.items() if pattern.maps.across_halves]
+    return ContrastGram(
+        row={name: index for index, name in enumerate(patterns)},
+        products={
+            across: cross_products(sums, n_cells, weights, across)
+            for across in (False, bool(in_halves))
+        },
+        across_halves=in_halves,
+        weights=weights,
+        **about,
+    )

@@ -31,7 +31,7 @@ from nope_probe.analyses.pattern_rows import (
 from nope_probe.errors import UserError
 from nope_probe.maps import PRODUCT_FOLDS
 from nope_probe.maps.centred import centred_rows
-from nope_probe.maps.estimates import Estimates, ProductSums, weights_of_means
+from nope_probe.maps.estimates import Estimates, weights_of_means
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, Lead, Pattern, Question
 from nope_probe.maps.positions import ReaderSums
@@ -290,7 +290,7 @@ class Reader:
             return Size(square=square, rest=rest)
         leads = self.values_of(maps).flatten(1)
         means = Estimates.of_means(leads.sum(1) / self.n_values, self.weights)
-        square = ProductSums((leads @ leads.T)[None, :, None]).product(self.n_values, self.weights)
+        square = Estimates.of_square(leads @ leads.T, self.n_values, self.weights)
         return Size(square=square, mean=means)
 
     def pair_size(self, q: FoldVectors, k: FoldVectors) -> Size:

@@ -42,6 +42,18 @@ class Estimates:
         return cls(values=leave_one_out(folds, weights), weights=weights)
 
     @classmethod
+    def of_square(
+        cls,
+        gram: Float[Tensor, "fold fold2"],
+        n_cells: int,
+        weights: Float[Tensor, " fold"],
+        across_halves: bool = False,
+    ) -> Estimates:
+        """Return the estimates of a mean square from inner products; see `cross_products`."""
+        values = cross_products(gram[None, :, None], n_cells, weights, across_halves)
+        return cls(values=values[:, 0, 0], weights=weights)
+
+    @classmethod
     def without_bias(
         cls, values: Float[Tensor, " mean"], weights: Float[Tensor, " fold"]
     ) -> Estimates:
@@ -129,63 +141,49 @@ def weights_of_means(weights: Float[Tensor, " fold"]) -> Float[Tensor, "mean fol
     return kept / kept.sum(1, keepdim=True)
 
 
-class ProductSums:
-    """Sums over cells of the products of fold maps, to which blocks of cells are added.
+def fold_gram(x: Float[Tensor, "x fold *cell"]) -> Float[Tensor, "x fold y fold2"]:
+    """Return the sums over cells of the products of fold maps; those of blocks of cells add up.
 
-    The sums do not depend on the cut into blocks, so maps need not be in memory at once. A cell
-    that is 0 in all maps adds nothing.
+    Maps need not be in memory at once, and a cell that is 0 in all maps adds nothing.
+    """
+    flat = x.flatten(0, 1).flatten(1)
+    return (flat @ flat.T).view(*x.shape[:2], *x.shape[:2])
+
+
+def cross_products(
+    sums: Float[Tensor, "x fold y fold2"],
+    n_cells: int,
+    weights: Float[Tensor, " fold"],
+    across_halves: bool = False,
+) -> Float[Tensor, "one_plus_folds x y"]:
+    """Return <X, Y> of every pair of maps, on all folds and then without each fold.
+
+    A product is a mean over cells of X*Y, so <P, P> is a squared RMS. The pair of folds a and b
+    has the weight n_a n_b: without noise, <X, Y> is the product of the means over all sequences.
+
+    Args:
+        sums: of the products of fold maps; see `fold_gram`.
+        n_cells: the number of cells in a product's mean.
+        weights: the share of all sequences that each fold holds.
+        across_halves: whether only an even and an odd fold are independent, not any two folds.
+
+    Raises:
+        UserError: for too few folds to leave one out.
 
     Example:
-        >>> maps, sums = torch.randn(2, 4, 7), ProductSums()
-        >>> for block in maps.double().split(3, dim=2):
-        ...     sums.add(block)
-        >>> sums.products(7, fold_weights(4)).shape  # on all folds, then without each
+        >>> maps = torch.randn(2, 4, 7)
+        >>> cross_products(fold_gram(maps), 7, fold_weights(4)).shape
         torch.Size([5, 2, 2])
     """
-
-    def __init__(self, sums: Float[Tensor, "x fold y fold2"] | None = None) -> None:
-        self.sums = sums
-
-    def add(self, x: Float[Tensor, "x fold *cell"]) -> None:
-        """Add a block of cells of fold means of maps."""
-        flat = x.flatten(0, 1).flatten(1)
-        sums = (flat @ flat.T).view(*x.shape[:2], *x.shape[:2])
-        self.sums = sums if self.sums is None else self.sums.add_(sums)
-
-    def products(
-        self, n_cells: int, weights: Float[Tensor, " fold"], across_halves: bool = False
-    ) -> Float[Tensor, "one_plus_folds x y"]:
-        """Return <X, Y> of every pair of maps, on all folds and then without each fold.
-
-        A product is a mean over cells of X*Y, so <P, P> is a squared RMS. The pair of folds a and b
-        has the weight n_a n_b: without noise, <X, Y> is the product of the means over all
-        sequences.
-
-        Args:
-            n_cells: the number of cells in a product's mean.
-            weights: the share of all sequences that each fold holds.
-            across_halves: whether only an even and an odd fold are independent, not any two folds.
-
-        Raises:
-            UserError: for too few folds to leave one out.
-        """
-        assert self.sums is not None
-        n_folds, least = self.sums.shape[1], 4 if across_halves else 3
-        if n_folds < least:
-            raise UserError(f"expected at least {least} folds to leave one out, got {n_folds}")
-        fold = torch.arange(n_folds)
-        group = halves_of(fold) if across_halves else fold
-        pairs = weights[:, None] * weights * (group[:, None] != group)  # 0 where noise is shared
-        products = self.sums * pairs[:, None] / n_cells
-        # Without a fold, its row and its column are left out; they share no cell.
-        of_fold = products.sum(3).transpose(0, 1) + products.sum(1).permute(2, 0, 1)
-        total, of_pairs = of_fold.sum(0) / 2, pairs.sum() - 2 * pairs.sum(1)
-        without = (total - of_fold) / of_pairs[:, None, None]
-        return torch.cat([(total / pairs.sum())[None], without])
-
-    def product(
-        self, n_cells: int, weights: Float[Tensor, " fold"], across_halves: bool = False
-    ) -> Estimates:
-        """Return the estimates of <X, Y> for sums of one map X with one map Y."""
-        values = self.products(n_cells, weights, across_halves)[:, 0, 0]
-        return Estimates(values=values, weights=weights)
+    n_folds, least = sums.shape[1], 4 if across_halves else 3
+    if n_folds < least:
+        raise UserError(f"expected at least {least} folds to leave one out, got {n_folds}")
+    fold = torch.arange(n_folds)
+    group = halves_of(fold) if across_halves else fold
+    pairs = weights[:, None] * weights * (group[:, None] != group)  # 0 where noise is shared
+    products = sums * pairs[:, None] / n_cells
+    # Without a fold, its row and its column are left out; they share no cell.
+    of_fold = products.sum(3).transpose(0, 1) + products.sum(1).permute(2, 0, 1)
+    total, of_pairs = of_fold.sum(0) / 2, pairs.sum() - 2 * pairs.sum(1)
+    without = (total - of_fold) / of_pairs[:, None, None]
+    return torch.cat([(total / pairs.sum())[None], without])

@@ -19,7 +19,7 @@ from torch import Tensor
 from nope_probe.errors import UserError
 from nope_probe.maps import MIN_KEYS
 from nope_probe.maps.centred import KeptCells, centred_rows, first_visible_keys
-from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
+from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.rows import BLOCK_BYTES, MapRows, QueryPositions
 
@@ -278,8 +278,7 @@ class Pattern:
     def estimates(self, gram: Float[Tensor, "fold fold2"]) -> Estimates:
         """Return the estimates of a mean square from the inner products of fold patterns."""
         maps = self.maps
-        sums = ProductSums(gram[None, :, None])
-        return sums.product(self.cells.count, maps.weights, maps.across_halves)
+        return Estimates.of_square(gram, self.cells.count, maps.weights, maps.across_halves)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,8 +13,13 @@ import pandas as pd
 from safetensors.torch import load_file
 from torch.nn.functional import pad
 
-from nope_probe.analyses.attribution import conditions_of, patterns_of
-from nope_probe.analyses.contrasts import contrast_grams, contrast_map, source_terms
+from nope_probe.analyses.attribution import (
+    conditions_of,
+    contrast_grams,
+    contrast_map,
+    patterns_of,
+    source_terms,
+)
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import query_stride
 from nope_probe.data.sequences import Sequences

@@ -13,9 +13,16 @@ from typing import Any, get_args
 import pandas as pd
 
 from nope_probe.analyses.attention import AttentionSplit
-from nope_probe.analyses.attribution import mean_over_layers, patterns_of, values_in
+from nope_probe.analyses.attribution import (
+    Grams,
+    contrast_grams,
+    contrast_map,
+    mean_over_layers,
+    patterns_of,
+    source_terms,
+    values_in,
+)
 from nope_probe.analyses.behaviour import cost_of
-from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
 from nope_probe.analyses.jackknife import (
     Interval,
     Intervals,

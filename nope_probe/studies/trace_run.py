@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 import pandas as pd
 
-from nope_probe.analyses.contrasts import contrast_grams
+from nope_probe.analyses.attribution import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import direct_part, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader

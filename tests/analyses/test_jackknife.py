@@ -17,7 +17,13 @@ from nope_probe.analyses.jackknife import (
     share,
     standard_error,
 )
-from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights, leave_one_out
+from nope_probe.maps.estimates import (
+    Estimates,
+    cross_products,
+    fold_gram,
+    fold_weights,
+    leave_one_out,
+)
 
 
 @pytest.mark.parametrize("roots", [(1.0, 0.0), (1.0, 0.7)])
@@ -82,7 +88,7 @@ def test_too_few_folds_give_no_interval_and_no_products():
     with pytest.raises(ValueError, match="at least 4 folds, got 3"):
         jackknife(estimates_of(torch.ones(4)))
     with pytest.raises(ValueError, match="at least 3 folds"):
-        ProductSums(torch.ones(1, 2, 1, 2)).products(5, fold_weights(2))
+        cross_products(torch.ones(1, 2, 1, 2), 5, fold_weights(2))
 
 
 COUNTS = torch.tensor([3, 11, 2, 7, 5])
@@ -138,12 +144,10 @@ def test_products_across_halves_leave_out_folds_as_a_product_of_fewer_folds_does
         product = means[0] @ means[1].T / 7
         return (product + product.T) / 2
 
-    sums = ProductSums()
-    sums.add(folds)
-    products = sums.products(7, weights, across_halves=True)
+    products = cross_products(fold_gram(folds), 7, weights, across_halves=True)
     everything = [*range(5)]
     for values, gone in zip(products, [None, *everything], strict=True):
         expected = across([fold for fold in everything if fold != gone])
         torch.testing.assert_close((values + values.T) / 2, expected)
     with pytest.raises(UserError, match="4 folds"):
-        ProductSums(torch.ones(1, 3, 1, 3)).products(5, fold_weights(3), across_halves=True)
+        cross_products(torch.ones(1, 3, 1, 3), 5, fold_weights(3), across_halves=True)

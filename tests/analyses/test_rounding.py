@@ -8,7 +8,7 @@ from support.dense_patterns import estimates as estimates_of
 from torch import Tensor
 
 from nope_probe import attribute, capture_scores, load, measure, row_centred
-from nope_probe.analyses.contrasts import contrast_grams
+from nope_probe.analyses.attribution import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ROUNDING, beyond_rounding
 from nope_probe.maps.centred import kept_cells
@@ -103,6 +103,18 @@ def test_a_positional_part_within_rounding_is_none(times: float) -> None:
         assert is_zero(size)
     else:
         assert size.value == pytest.approx(amplitude, rel=1e-4)
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_a_lead_within_the_rounding_of_leads_is_none(times: float) -> None:
+    """The other keys' scores are 0, so that only the first key's score has digits to round."""
+    lead = 1000.0
+    change = times * lead * ROUNDING * 2**0.5  # of two leads
+    intact, changed = torch.zeros(2, FOLDS, N, N).double()
+    intact[..., 0], changed[..., 0] = lead, lead + change
+    layers = [LayerMaps.of(maps, skip_keys=1).pattern for maps in (intact, changed)]
+    size = contrast_grams(dict(zip("vu", layers, strict=True)))["lead"].size({"u": 1.0, "v": -1.0})
+    assert is_zero(size) if times < 1 else size.value == pytest.approx(change)
 
 
 def test_a_model_without_rope_has_no_pattern_on_equal_tokens() -> None:

@@ -11,7 +11,7 @@ from support.dense_patterns import fold_products, leads, patterns
 from torch import Tensor
 
 from nope_probe import measure, row_centred
-from nope_probe.analyses.contrasts import contrast_grams
+from nope_probe.analyses.attribution import contrast_grams
 from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_rows import bin_means, offset_bins

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nope_probe.analyses.contrasts import source_terms
+from nope_probe.analyses.attribution import source_terms
 from nope_probe.figures.names import TABLE, words_of
 from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS
 from nope_probe.removal import INK

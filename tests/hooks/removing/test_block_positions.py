@@ -14,7 +14,7 @@ from support.written import of_all, of_others
 from torch import Tensor
 
 from nope_probe import Ablation, UserError, ablated, capture_scores, load, measure
-from nope_probe.analyses.contrasts import contrast_grams
+from nope_probe.analyses.attribution import contrast_grams
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.written import capture_written
