@@ -74,10 +74,9 @@ def validate_context(
     n_ctx = configured_context(name, revision)
     if n_ctx is None or seq_len <= n_ctx:
         return
-    if has_position_table(name, revision):
-        raise beyond_context(seq_len, n_ctx, has_table=True)
-    if not beyond:
-        raise beyond_context(seq_len, n_ctx)
+    has_table = has_position_table(name, revision)
+    if has_table or not beyond:
+        raise beyond_context(seq_len, n_ctx, has_table=has_table)
 
 
 def has_position_table(name: str, revision: str | None = None) -> bool:

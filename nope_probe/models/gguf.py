@@ -21,6 +21,7 @@ from math import nextafter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 from huggingface_hub import hf_hub_download
@@ -46,7 +47,6 @@ from nope_probe.models.weights import is_wanted
 if TYPE_CHECKING:  # an optional package
     from gguf import GGUFReader
 
-MAGIC = b"GGUF"
 # Architectures of which transformers reports the tensors that it leaves out.
 WITH_REPORT = getattr(getattr(integrations, "gguf", None), "GGUF_CONFIG_ARCHS", ())
 # Tensors with RoPE's factors for each pair of a head's coordinates.
@@ -268,13 +268,6 @@ def _header(file: _File) -> GGUFReader:
         raise UserError(f"{path} needs the package gguf: pip install gguf")
     from gguf import GGUFReader
 
-    with path.open("rb") as opened:
-        if opened.read(len(MAGIC)) != MAGIC:
-            raise UserError(
-                f"{path} is no GGUF file, as its first bytes are not {MAGIC.decode()}: download it "
-                "again, or name another model"
-            )
-
     class Plain(GGUFReader):  # numpy's class of mapped files takes most of the time of a vocabulary
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, np.asarray(value) if name == "data" else value)
@@ -293,17 +286,13 @@ def _reading(header: GGUFReader, n_layers: int | None = None) -> Iterator[None]:
     """
     import gguf
 
-    wanted = copy(header)
+    wanted, names = copy(header), cache(gguf.get_tensor_name_map)
     wanted.tensors = [tensor for tensor in header.tensors if is_wanted(tensor.name, n_layers)]
-    kind, names, bar = gguf.GGUFReader, gguf.get_tensor_name_map, reader.tqdm
-    made = {"GGUFReader": lambda _: wanted, "get_tensor_name_map": cache(names)}
-    vars(gguf).update(made)
-    reader.tqdm = partial(bar, disable=True)
-    try:
+    with (
+        patch.multiple(gguf, GGUFReader=lambda _: wanted, get_tensor_name_map=names),
+        patch.object(reader, "tqdm", partial(reader.tqdm, disable=True)),
+    ):
         yield
-    finally:
-        vars(gguf).update(GGUFReader=kind, get_tensor_name_map=names)
-        reader.tqdm = bar
 
 
 def complete_fields(source: str, keys: FileKeys, fields: Fields) -> Fields:
@@ -319,18 +308,19 @@ def complete_fields(source: str, keys: FileKeys, fields: Fields) -> Fields:
     """
     validate_known(source, keys)
     built = _built(fields)
-    fields = fields | {
-        field: keys[key] for key in SIZES if key in keys and (field := _field_of(key, built))
+    wanted = {
+        key: (next((name for name in names if name in built), None), _value(key, keys[key]))
+        for key, names in (SIZES | FIELDS).items()
+        if key in keys
     }
-    built = _built(fields)
-    wanted = {key: (_field_of(key, built), _value(key, keys[key])) for key in FIELDS if key in keys}
+    built |= {field: value for field, value in wanted.values() if field}
     rope = rope_parameters(source, built, keys)
     if rope is not None:
         wanted["rope.freq_base"] = ("rope_parameters", rope)
-    fields |= {field: value for field, value in wanted.values() if field} | _implied(built)
+    fields = fields | {field: value for field, value in wanted.values() if field} | _implied(built)
     built = _built(fields)
     for key, (field, value) in wanted.items():
-        if (built.get(field or "") or None) != value:
+        if key not in SIZES and (built.get(field or "") or None) != value:
             raise _not_read(source, key, keys.get(key))
     return fields
 
@@ -428,12 +418,7 @@ def _value(key: str, value: Any) -> Any:
     """Return a key's value as a configuration holds it."""
     if key == "attention.sliding_window_pattern" and isinstance(value, list):
         return ["sliding_attention" if windowed else "full_attention" for windowed in value]
-    return value or None  # a window or a cap of 0 is none
-
-
-def _field_of(key: str, built: Fields) -> str | None:
-    """Return the first of a key's fields that a configuration has."""
-    return next((name for name in (SIZES | FIELDS)[key] if name in built), None)
+    return value if key in SIZES else value or None  # a window or a cap of 0 is none
 
 
 def _built(fields: Fields) -> Fields:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,7 +54,6 @@ class Decoder:
         tokenizer: its tokenizer; None if its folder has none.
         adapter: the kind of the adapter that is merged into its weights; None without an adapter.
         unused: the tensors of its files that it does not use.
-        read: the file of its weights, or the index of their files.
         unread: the files of other weights in its folder.
     """
 
@@ -61,7 +61,6 @@ class Decoder:
     tokenizer: PreTrainedTokenizerBase | None
     adapter: str | None
     unused: tuple[str, ...]
-    read: str
     unread: tuple[str, ...]
 
 
@@ -124,15 +123,26 @@ def load_hugging_face(
                     embedded = model.get_input_embeddings().num_embeddings
                     tokenizer = load_tokenizer(folder, d_vocab=embedded)
     unused |= {name for name in unexpected if is_wanted(name, n_layers) and not _MASKS.search(name)}
-    if not allow_unused:
-        validate_all_used(source, model, unused)
+    if unused and not allow_unused:
+        raise UserError(
+            f"{source} has tensors that a {type(model).__name__} does not use, such as "
+            f"{min(unused)} ({len(unused)} in all): another class may be the model's; "
+            "--allow-unused (allow_unused=True) loads the model without them"
+        )
+    unread = unread_weights(source, {read, *files}) if is_folder else ()
+    if unread:
+        warnings.warn(
+            f"{source} holds more than one set of weights: like transformers, nope_probe read "
+            f"{read}, and left out {', '.join(unread[:3])}{', ...' * (len(unread) > 3)} "
+            f"({len(unread)} in all)",
+            stacklevel=3,
+        )
     return Decoder(
         model=model.eval().requires_grad_(False),
         tokenizer=tokenizer,
         adapter=" + ".join(kinds) or None,
         unused=tuple(sorted(unused)),
-        read=read,
-        unread=unread_weights(source, {read, *files}) if is_folder else (),
+        unread=unread,
     )
 
 
@@ -183,20 +193,6 @@ def validate_all_loaded(source: str, report: JsonObject) -> None:
         name = min(key for key, *_ in report["mismatched_keys"])
         raise UserError(
             f"{source} has weights of other shapes than its config.json has, such as {name}"
-        )
-
-
-def validate_all_used(source: str, model: PreTrainedModel, unused: Collection[str]) -> None:
-    """Check that a model uses all tensors of its files.
-
-    Raises:
-        UserError: naming a tensor that the model does not use.
-    """
-    if unused:
-        raise UserError(
-            f"{source} has tensors that a {type(model).__name__} does not use, such as "
-            f"{min(unused)} ({len(unused)} in all): another class may be the model's; "
-            "--allow-unused (allow_unused=True) loads the model without them"
         )
 
 

@@ -1,26 +1,48 @@
-"""Load a model by name, and check its parity with plain transformers."""
+"""Load a model by name, or take one in memory, and check its parity with plain transformers.
+
+A model whose outputs differ from plain transformers' is refused at load, because no measurement on
+it would hold.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from nope_probe.errors import UserError, as_tuple
+from nope_probe.hooks.layers.attention import Attention, relative_error
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.bridges import boot_bridge
-from nope_probe.hooks.layers.objects import Model
-from nope_probe.hooks.layers.parity import errors_of, validate_surroundings
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import (
+    blocks_of,
+    layers_of,
+    position_point,
+    takes_position_ids,
+    tapped,
+)
+from nope_probe.hooks.layers.objects import Model, as_hooked
+from nope_probe.hooks.layers.parity import (
+    errors_of,
+    probe_tokens,
+    validate_surroundings,
+    validate_within,
+)
+from nope_probe.hooks.layers.passes import attention_read, evaluated, run_blocks, traits_of
 from nope_probe.hooks.layers.text_decoder import with_reference
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
-from nope_probe.models.huggingface import Decoder, DeviceMap, load_hugging_face
+from nope_probe.models.huggingface import DeviceMap, load_hugging_face
 from nope_probe.models.info import LoadedModel, ModelInfo
 from nope_probe.models.names import (
     CHECKPOINTS,
@@ -41,7 +63,6 @@ from nope_probe.models.parameter_free import (
     parameter_free,
     wrap_in_bridge,
 )
-from nope_probe.models.parity import as_loaded, describe, error_of_tap
 
 
 def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Hooked:
@@ -133,13 +154,12 @@ def load(
         validate_context(name, n_ctx, beyond=True, revision=revision)
     if key in PARAMETER_FREE:
         return _parameter_free(key, n_layers, n_ctx, device, dtype)
-    source = resolve(name)
+    is_shipped, source = key in CHECKPOINTS, resolve(name)
     by_default = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-    read_as = torch.float32 if key in CHECKPOINTS else dtype or by_default
     decoder = load_hugging_face(
         source,
         n_layers=n_layers,
-        dtype=read_as,
+        dtype=torch.float32 if is_shipped else dtype or by_default,
         revision=revision,
         device_map=device_map,
         allow_unused=allow_unused,
@@ -148,17 +168,29 @@ def load(
     hf = decoder.model if device_map is not None else decoder.model.to(device)
     with reading_model(source, "forward pass"):
         hf, reference = with_reference(hf)  # before a bridge rewires the model in place
-    decoder = replace(decoder, model=hf)
-    if key in CHECKPOINTS:
+    if is_shipped:
         hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
         model = _placed(to_hooked(hf, decoder.tokenizer), device, dtype)
         model.cfg.model_name = key
     else:
         model = boot_bridge(source, hf, deepcopy(decoder.tokenizer))
-    info = _describe(model, name, source, decoder, revision, errors_of(model, reference))
+    gguf = describe_gguf(source, revision) if is_gguf(source) else None
+    shown = name if gguf is None else Path(gguf.file).stem
+    if key in (*CHECKPOINTS, *FETCHED):
+        shown = key
+    info = describe(model, shown, errors_of(model, reference))
+    info = replace(
+        info,
+        source=key if is_shipped else source,
+        architecture=type(hf).__name__ if is_shipped else info.architecture,
+        revision=getattr(hf.config, "_commit_hash", None) or revision,
+        gguf=gguf,
+        depth=getattr(hf.config, "depth_in_files", info.n_layers),
+        adapter=decoder.adapter,
+        unused=decoder.unused,
+        unread=decoder.unread,
+    )
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
-    if info.unread:
-        _warn_of_unread(source, decoder.read, info.unread)
     if tokenizer is not None:
         model.tokenizer = deepcopy(tokenizer)
     return LoadedModel(model=model, tokenizer=tokenizer or decoder.tokenizer, info=info)
@@ -173,43 +205,6 @@ def _parameter_free(
     model = _placed(build(config), device, dtype)
     info = describe(model, name, error_of_tap(model))
     return LoadedModel(model=model, tokenizer=None, info=info)
-
-
-def _warn_of_unread(source: str, read: str, unread: Sequence[str]) -> None:
-    others = ", ".join(unread[:3]) + ", ..." * (len(unread) > 3)
-    warnings.warn(
-        f"{source} holds more than one set of weights: like transformers, nope_probe read "
-        f"{read}, and left out {others} ({len(unread)} in all)",
-        stacklevel=3,
-    )
-
-
-def _describe(
-    model: Hooked,
-    name: str,
-    source: str,
-    decoder: Decoder,
-    revision: str | None,
-    errors: Mapping[str, float],
-) -> ModelInfo:
-    """Return the info of a model that was loaded by name, with its parity."""
-    key, hf = name.lower(), decoder.model
-    is_shipped, shown = key in CHECKPOINTS, key if key in CHECKPOINTS else name
-    gguf = describe_gguf(source, revision) if is_gguf(source) else None
-    if gguf is not None:
-        shown = key if key in FETCHED else Path(gguf.file).stem
-    info = describe(model, shown, errors)
-    return replace(
-        info,
-        source=key if is_shipped else source,
-        architecture=type(hf).__name__ if is_shipped else info.architecture,
-        revision=getattr(hf.config, "_commit_hash", None) or revision,
-        gguf=gguf,
-        depth=getattr(hf.config, "depth_in_files", info.n_layers),
-        adapter=decoder.adapter,
-        unused=decoder.unused,
-        unread=decoder.unread,
-    )
 
 
 def _validate_in_memory(adapters: Sequence[str], *options: object) -> None:
@@ -249,3 +244,101 @@ def _validate_options(
 def _placed(model: Hooked, device: str, dtype: torch.dtype | None) -> Hooked:
     model = model.to(device, print_details=False)
     return model.to(dtype or torch.float32, print_details=False)
+
+
+def describe(model: HookedModel, name: str, errors: Mapping[str, float] = {}) -> ModelInfo:
+    """Return a model's info, with its parity if errors were measured.
+
+    The source is that of a model without weights, the architecture the class of the hooked model,
+    or of the model in its bridge.
+
+    Args:
+        model: the hooked model.
+        name: its name.
+        errors: of its outputs, from `errors_of` or `error_of_tap`. That of a bridge's positions is
+            added where nothing encodes them.
+
+    Raises:
+        UserError: naming the output that is off, and its error.
+    """
+    traits, layers, n_layers = traits_of(model), layers_of(model), len(blocks_of(model))
+    attending, within = {layer.index for layer in layers}, getattr(model, "original_model", model)
+    whole = getattr(getattr(within, "config", None), "text_decoder_of", None)
+    decoder = "" if whole is None else f", the text decoder of a {whole},"
+    rope_layers = tuple(n in traits and traits[n].rotary is not None for n in range(n_layers))
+    has_positions = any(rope_layers) or position_point(model) is not None
+    if errors and takes_position_ids(model) and not has_positions:
+        errors = {**errors, "positions": position_dependence(model)}
+    validate_within(name, errors, next(model.parameters()).dtype)
+    return ModelInfo(
+        name=name,
+        source="configuration",
+        architecture=f"{type(within).__name__}{decoder}",
+        kind=layers[0].kind,
+        n_layers=n_layers,
+        depth=n_layers,
+        n_heads=layers[0].n_heads,
+        n_kv_heads=layers[0].n_kv_heads,
+        d_head=layers[0].d_head,
+        d_model=layers[0].d_model,
+        n_ctx=model.cfg.n_ctx,
+        d_vocab=model.cfg.d_vocab,
+        rope_layers=rope_layers,
+        not_attending=tuple(number for number in range(n_layers) if number not in attending),
+        keys_from=tuple(
+            layer.index if layer.source_of_keys is None else layer.source_of_keys
+            for layer in layers
+            if any(layer.shares_keys for layer in layers)
+        ),
+        parity={**errors},
+    )
+
+
+def as_loaded(
+    given: Model | LoadedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LoadedModel:
+    """Return a model in memory with a tokenizer (by default the model's) and its description.
+
+    Raises:
+        UserError: for what is no model, or for a model that cannot be read, or that fails parity.
+    """
+    if isinstance(given, LoadedModel):
+        return given if tokenizer is None else replace(given, tokenizer=tokenizer)
+    tokenizer = tokenizer or getattr(given, "tokenizer", None)
+    model, errors = as_hooked(given, tokenizer)
+    info = describe(model, str(getattr(model.cfg, "model_name", "")), errors)
+    hooked: Any = model
+    return LoadedModel(model=hooked, tokenizer=tokenizer, info=info)
+
+
+def error_of_tap(model: HookedModel) -> dict[str, float]:
+    """Return the error of a model's last residual stream against TransformerLens's code."""
+    vectors = torch.randn(2, 13, model.cfg.d_model, generator=torch.Generator().manual_seed(0))
+    vectors = vectors.to(next(model.parameters()).dtype)
+    with torch.inference_mode():
+        expected = run_blocks(model, vectors)
+        with tapped(model):
+            output = relative_error(run_blocks(model, vectors).float(), expected.float())
+    return {"output": output}
+
+
+def position_dependence(model: HookedModel) -> float:
+    """Return the change of a bridge's scores under permuted position ids, relative to the largest.
+
+    The all-ones mask is passed explicitly. Without a mask, transformers takes unordered ids for
+    packed sequences, and masks between them.
+    """
+    device = next(model.parameters()).device
+    tokens = probe_tokens(model.cfg.d_vocab).to(device)
+    order = torch.randperm(tokens.shape[1], generator=torch.Generator().manual_seed(0)).to(device)
+
+    def unmasked(layer: Layer, attention: Attention) -> Float[Tensor, "seq head cell"]:
+        return attention.scores()[..., attention.visible_to_all].float()
+
+    with torch.inference_mode(), evaluated(model), attention_read(model, unmasked) as scores:
+        for ids in (order.sort()[0], order):
+            all_seen = torch.ones_like(tokens)
+            model(tokens, position_ids=ids[None].expand_as(tokens), attention_mask=all_seen)
+    in_order, permuted = scores[: len(scores) // 2], scores[len(scores) // 2 :]
+    changes = [relative_error(*pair) for pair in zip(permuted, in_order, strict=True)]
+    return float(torch.tensor(changes).max())

@@ -20,7 +20,6 @@ from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.removing.written import ABLATED
 from nope_probe.models.names import validate_reachable
-from nope_probe.models.parity import as_loaded
 from nope_probe.run.flags import hints_of, refuse, settings_from
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.process_group import device_of_process
@@ -112,6 +111,8 @@ def run_of(
             loaded = study.load(settings, device_of_process(settings.device))
     else:
         _validate_absent(options, OF_MODEL, "a model in memory")
+        from nope_probe.models.load import as_loaded  # needs TransformerLens
+
         loaded = as_loaded(model)
         layers = settings.layers if "layers" in options else "all"
         settings = replace(settings, model=loaded.info.name, layers=layers)

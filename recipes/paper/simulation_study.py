@@ -28,7 +28,7 @@ from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
-from nope_probe.models.parity import describe
+from nope_probe.models.load import describe
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import RunData
 from nope_probe.run.processes import progress, status, validate_memory

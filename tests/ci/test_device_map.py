@@ -28,7 +28,7 @@ from nope_probe import (
 )
 from nope_probe.hooks.layers.bridges import boot_bridge
 from nope_probe.hooks.removing.components import components
-from nope_probe.models.parity import describe, error_of_tap
+from nope_probe.models.load import describe, error_of_tap
 
 WINDOWS = tokens(7, 11, seed=3)
 NAMES = ("qwen3", "smollm3")

@@ -213,11 +213,10 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 def test_what_is_no_gguf_file_or_a_part_of_one_is_an_error(
     file: Path, tmp_path: Path, content: bytes | float
 ) -> None:
-    whole, broken = file.read_bytes(), "is broken or not whole, download it again"
-    message = "is no GGUF file, .*: download it again" if isinstance(content, bytes) else broken
+    whole = file.read_bytes()
     part = content if isinstance(content, bytes) else whole[: int(content * len(whole))]
     (tmp_path / "part.gguf").write_bytes(part)
-    with pytest.raises(UserError, match=rf"part\.gguf {message}"):
+    with pytest.raises(UserError, match=r"part\.gguf is broken or not whole, download"):
         load(str(tmp_path / "part.gguf"))
 
 

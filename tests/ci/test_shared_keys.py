@@ -25,7 +25,7 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import entered, logits_of, run_to_enter
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.removing.weights import Place
-from nope_probe.models.parity import as_loaded
+from nope_probe.models.load import as_loaded
 from nope_probe.run.flags import refuse
 from nope_probe.studies.trace import Settings
 
