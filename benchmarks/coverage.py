@@ -26,10 +26,10 @@ from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.components import components
-from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.estimates import Estimates, cross_products, fold_gram, fold_weights
 from nope_probe.maps.folds import grouped_folds, interleaved_folds
 from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.rows import row_centred
 from nope_probe.removal import INTACT, MASK, POSITION_ENCODINGS, Component, Condition
 
 NOISE = 0.5  # of a synthetic sequence, and of its document
@@ -70,6 +70,12 @@ class Population:
     n_pos: int
     skip_keys: int
 
+    @property
+    def cells(self) -> Bool[Tensor, "query_pos key_pos"]:
+        """The cells of the patterns."""
+        cells = torch.ones(self.n_pos, self.n_pos, dtype=torch.bool).tril(-1)
+        return cells & (torch.arange(self.n_pos) >= self.skip_keys)
+
 
 def main(settings: Settings) -> None:
     torch.manual_seed(0)
@@ -105,7 +111,8 @@ def populations(settings: Settings) -> Iterator[Population]:
 
 def synthetic(settings: Settings) -> Population:
     """Return two conditions whose documents have patterns of their own, 1 to 24 sequences each."""
-    n, cells = settings.seq_len, kept_cells(settings.seq_len)
+    n = settings.seq_len
+    cells = torch.ones(n, n, dtype=torch.bool).tril(-1)
     sizes = torch.randint(1, 25, (120,))
     documents = torch.arange(len(sizes)).repeat_interleave(sizes)
     key = row_centred(torch.arange(n).double().expand(n, n) / n)[cells]
@@ -137,7 +144,7 @@ def captured(
         with ablated(model, Ablation(remove=sorted(condition), replacement="mean"), gains):
             maps = capture_scores(model, data.inputs, layers=[layer], n_folds=len(data))
         centred = row_centred(maps.folds[:, 0], skip_keys)
-        patterns[condition] = centred[:, kept_cells(centred.shape[-1], skip_keys)]
+        patterns[condition] = centred[:, centred[0].isfinite()]
     documents = torch.arange(len(data)) if data.documents is None else data.documents
     return Population(
         name=name,
@@ -252,7 +259,7 @@ def not_by_distance(
     """Return the kept cells of patterns less their relative part."""
     maps = as_map(cells.reshape(-1, cells.shape[-1]), population)
     rest = pattern_rows.not_by_distance(LayerMaps.of(maps).pattern)
-    return rest[:, kept_cells(population.n_pos, population.skip_keys)].reshape(cells.shape)
+    return rest[:, population.cells].reshape(cells.shape)
 
 
 def as_map(
@@ -260,7 +267,7 @@ def as_map(
 ) -> Float[Tensor, "*batch query_pos key_pos"]:
     """Return kept cells as maps, NaN elsewhere."""
     maps = torch.full((*cells.shape[:-1], population.n_pos, population.n_pos), torch.nan).double()
-    maps[..., kept_cells(population.n_pos, population.skip_keys)] = cells.double()
+    maps[..., population.cells] = cells.double()
     return maps
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nope_probe import capture_scores, load, sequences
 from nope_probe.data.sequences import Sequences
-from nope_probe.maps.centred import kept_cells, pattern_rms, row_centred
+from nope_probe.maps.rows import pattern_rms, row_centred
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -60,8 +60,8 @@ def cells(
     skip: int,
 ) -> list[str]:
     """Return the cells of a row: the pattern's RMS, the precision, and its errors."""
-    kept = kept_cells(len(found), skip)
-    difference = (row_centred(found, skip) - row_centred(expected, skip))[kept]
+    difference = row_centred(found, skip) - row_centred(expected, skip)
+    difference = difference[~difference.isnan()]
     rms, other = (float(pattern_rms(each[None], skip)[0]) for each in (expected, found))
     return [
         f"{rms:.3f}",

@@ -12,8 +12,8 @@ from torch import Tensor
 from nope_probe.analyses.attention import information_parts
 from nope_probe.analyses.pattern import MIN_KEYS, measure
 from nope_probe.analyses.pattern_rows import not_by_distance
-from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.rows import diagonal_normalised, row_centred
 
 OUT = Path(__file__).parent / "images" / "concepts"
 N, CELL, LEFT, TOP, GAP = 16, 11, 34, 30, 56
@@ -60,7 +60,7 @@ def amplitudes(near: Tensor) -> dict[str, Tensor]:
     noise = torch.randn(8, 1, N, N, generator=torch.Generator().manual_seed(3)) * 1.1
     alone = measure(noise)[0].amplitude.value
     pattern = row_centred(near)
-    rms = pattern[kept_cells(N)].square().mean().sqrt()
+    rms = pattern.square().nanmean().sqrt()
     return {
         f"amplitude {rms:.2f} nats": pattern,
         f"amplitude {rms / 10:.2f} nats": pattern / 10,
@@ -97,9 +97,8 @@ def removals(near: Tensor) -> dict[str, Tensor]:
     """Return a pattern, and it without a part, with how many nats of it are kept."""
     whole = row_centred(near)
     left = {"the mask": 0 * whole, "W_Q": 0 * whole, "the MLPs": 0.9 * whole}
-    cells = kept_cells(N)
-    size = whole[cells].square().mean().sqrt()
-    kept = {name: (p[cells] * whole[cells]).mean() / size for name, p in left.items()}
+    size = whole.square().nanmean().sqrt()
+    kept = {name: (p * whole).nanmean() / size for name, p in left.items()}
     return {
         f"the pattern: {size:.2f} nats": whole,
         **{f"without {name}: {kept[name]:.2f} nats": p for name, p in left.items()},

@@ -31,10 +31,10 @@ from nope_probe.hooks.reading.capture import capture_stages as capture_stages
 from nope_probe.hooks.removing.settings import Ablation as Ablation
 from nope_probe.hooks.removing.weights import Calibration as Calibration
 from nope_probe.hooks.removing.weights import untrained as untrained
-from nope_probe.maps.centred import row_centred as row_centred
 from nope_probe.maps.maps import AttentionMaps as AttentionMaps
 from nope_probe.maps.maps import ScoreMaps as ScoreMaps
 from nope_probe.maps.maps import StageMaps as StageMaps
+from nope_probe.maps.rows import row_centred as row_centred
 from nope_probe.models.info import LoadedModel as LoadedModel
 from nope_probe.models.load import load as load
 from nope_probe.models.parameter_free import build as build

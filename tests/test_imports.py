@@ -29,7 +29,7 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
         ("studies.circuit_run", "studies.engine", "studies.ablate_run"),
         ("studies.ablate_run", "studies.head_scores", "ablate"),
         ("figures", "studies.page", ""),  # it lists what is public
-        ("figures.maps", "maps.centred", "studies.page"),
+        ("figures.maps", "maps.rows", "studies.page"),
         ("models", "hooks.ablation", "studies.page"),
     ],
 )

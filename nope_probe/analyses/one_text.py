@@ -36,9 +36,9 @@ from torch import Tensor
 from nope_probe.analyses.positions import TERMS
 from nope_probe.analyses.reader import Side
 from nope_probe.hooks.reading.attention import Cell, ScoreWithout
-from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.folds import State, under
 from nope_probe.maps.positions import ReaderSums
+from nope_probe.maps.rows import centred_rows
 from nope_probe.removal import OTHERS, Writer
 
 PositionVectors = Float[Tensor, "pos d_head"]

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.maps import ALL_ROWS
-from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import Pattern
+from nope_probe.maps.rows import KeptCells
 
 # Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
 ROUNDING = 8 * torch.finfo(torch.float32).eps

@@ -30,11 +30,11 @@ from nope_probe.analyses.pattern_rows import (
 )
 from nope_probe.errors import UserError
 from nope_probe.maps import PRODUCT_FOLDS
-from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.estimates import Estimates, weights_of_means
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, Lead, Pattern, Question
 from nope_probe.maps.positions import ReaderSums
+from nope_probe.maps.rows import centred_rows
 
 PAIR_BYTES = 1 << 24  # maps of pairs of folds at once
 Side = Literal["key", "query"]

@@ -18,10 +18,16 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.maps import MIN_KEYS
-from nope_probe.maps.centred import KeptCells, centred_rows, first_visible_keys
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.rows import BLOCK_BYTES, MapRows, QueryPositions
+from nope_probe.maps.rows import (
+    BLOCK_BYTES,
+    KeptCells,
+    MapRows,
+    QueryPositions,
+    centred_rows,
+    first_visible_keys,
+)
 
 RowsOfFolds = Float[Tensor, "fold row key_pos"]
 Question = Literal["lead", "pattern"]

@@ -13,10 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.errors import UserError, kind_of
-from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.folds import State, TensorRecord, pooled, tensors_of
 from nope_probe.maps.layers import LayerMaps, PackedFolds
-from nope_probe.maps.rows import MapRows, QueryPositions
+from nope_probe.maps.rows import MapRows, QueryPositions, diagonal_normalised, pattern_rms
 from nope_probe.stages import Letter
 
 Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers

@@ -21,8 +21,8 @@ from torch import Tensor
 from nope_probe.analyses.pattern_rows import mean_squares, not_by_distance
 from nope_probe.analyses.theory import second_layer_scores, theory_scores
 from nope_probe.figures.words import interval_of, interval_text
-from nope_probe.maps.centred import diagonal_normalised, pattern_rms, row_centred
 from nope_probe.maps.layers import LayerMaps, Pattern
+from nope_probe.maps.rows import diagonal_normalised, pattern_rms, row_centred
 from nope_probe.run.folder import Run
 from nope_probe.stages import ParameterFreeSpec
 from reproduce_settings import FIGURES

@@ -20,10 +20,9 @@ from safetensors.torch import load_file
 
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.files import atomic_write
-from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import LayerMaps, PackedFolds
-from nope_probe.maps.rows import MapRows
+from nope_probe.maps.rows import MapRows, diagonal_normalised
 from nope_probe.reports.page import Headline, Report, Section, how_to_read
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest, read_manifest, record_of

@@ -25,8 +25,8 @@ from monotonicity import (
 from nope_probe.analyses.simulation import Simulation, simulate_scores, spec_of
 from nope_probe.analyses.theory import theory_scores
 from nope_probe.hooks.reading.streaming import Stream
-from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.folds import State
+from nope_probe.maps.rows import diagonal_normalised
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.load import describe
 from nope_probe.run.folder import Run

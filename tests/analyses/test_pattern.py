@@ -5,12 +5,13 @@ from math import isnan
 import pytest
 import torch
 from scipy.stats import spearmanr
+from support.dense_patterns import other_keys
 
 from nope_probe import UserError, measure, row_centred
 from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.figures.words import MEASURES
-from nope_probe.maps.centred import diagonal_normalised, kept_cells
 from nope_probe.maps.maps import maps_by_layer
+from nope_probe.maps.rows import diagonal_normalised
 
 NAN = float("nan")
 
@@ -26,13 +27,13 @@ def test_row_centring_by_hand():
 
 def test_only_a_non_finite_cell_below_the_diagonal_and_too_many_skipped_keys_are_errors():
     scores = torch.full((7, 7), NAN).triu() + torch.ones(7, 7).tril(-1)
-    assert row_centred(scores)[kept_cells(7)].eq(0).all()
+    assert row_centred(scores)[other_keys(torch.arange(7), 7, 0)].eq(0).all()
     scores[5, 2] = torch.inf
     with pytest.raises(ValueError, match="non-finite"):
         row_centred(scores)
     for skip in (-1, 5):
         with pytest.raises(ValueError, match="from 0 to 4 skipped keys at 7 positions"):
-            kept_cells(7, skip)
+            row_centred(scores, skip)
 
 
 @pytest.mark.parametrize(("n", "skip"), [(1, 1), (2, 1), (3, 1), (2, 0)])

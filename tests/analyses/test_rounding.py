@@ -5,13 +5,13 @@ from math import isnan
 import pytest
 import torch
 from support.dense_patterns import estimates as estimates_of
+from support.dense_patterns import other_keys
 from torch import Tensor
 
 from nope_probe import attribute, capture_scores, load, measure, row_centred
 from nope_probe.analyses.attribution import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ROUNDING, beyond_rounding
-from nope_probe.maps.centred import kept_cells
 from nope_probe.maps.layers import LayerMaps
 
 FOLDS, N = 5, 23
@@ -30,7 +30,7 @@ def ripple(amplitude: float, skip: int = 0) -> Tensor:
     """Return a pattern of this RMS, nats, without a relative part, the same in all folds."""
     key = torch.arange(N, dtype=torch.float64)
     pattern = row_centred((key * 2.3).sin() * key[:, None].cos(), skip)
-    cells = kept_cells(N, skip)
+    cells = other_keys(torch.arange(N), N, skip)
     return (pattern / pattern[cells].square().mean().sqrt() * amplitude).nan_to_num()
 
 
@@ -120,7 +120,7 @@ def test_a_lead_within_the_rounding_of_leads_is_none(times: float) -> None:
 def test_a_model_without_rope_has_no_pattern_on_equal_tokens() -> None:
     model = load("nope-tiny").model
     maps = capture_scores(model, torch.arange(3, 19)[:, None].repeat(1, 67), n_folds=4)
-    last_digits = row_centred(maps.folds.double().mean(0))[:, kept_cells(67)]
+    last_digits = row_centred(maps.folds.double().mean(0))[:, other_keys(torch.arange(67), 67, 0)]
     assert last_digits.abs().max() > 0  # which this is about
     for layer in measure(maps, 0).values():
         assert is_zero(layer.amplitude)

@@ -15,9 +15,8 @@ from nope_probe.analyses.attribution import contrast_grams
 from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_rows import bin_means, offset_bins
-from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.layers import LayerMaps, PackedFolds, shared_patterns
-from nope_probe.maps.rows import MapRows, choose_rows
+from nope_probe.maps.rows import MapRows, choose_rows, first_visible_keys
 
 N, N_FOLDS, NAN = 23, 4, float("nan")
 QUERY, KEY = torch.arange(N)[:, None], torch.arange(N)[None]

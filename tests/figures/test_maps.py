@@ -23,7 +23,7 @@ from nope_probe import (
 from nope_probe.analyses.simulation import Estimate
 from nope_probe.figures.maps import score_maps, term_maps, unfold_layers
 from nope_probe.figures.panels import RowMaps
-from nope_probe.maps.centred import diagonal_normalised
+from nope_probe.maps.rows import diagonal_normalised
 
 
 def test_few_layers_are_side_by_side_each_on_its_own_scale() -> None:

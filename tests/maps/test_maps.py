@@ -30,7 +30,7 @@ from nope_probe import (
     split_attention,
 )
 from nope_probe.figures.maps import score_maps
-from nope_probe.maps.centred import pattern_rms
+from nope_probe.maps.rows import pattern_rms
 
 
 @pytest.fixture(scope="module")

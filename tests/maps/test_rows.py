@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from nope_probe.analyses.pattern_rows import bin_means, offset_bins
-from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.layers import LayerMaps, PackedFolds
-from nope_probe.maps.rows import MapRows, choose_rows
+from nope_probe.maps.rows import MapRows, choose_rows, diagonal_normalised
 
 N, FOLDS = 37, 5
 QUERIES = choose_rows(N, 13)

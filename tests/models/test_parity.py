@@ -19,9 +19,9 @@ from nope_probe.hooks.layers.parity import errors_of, probe_tokens, probed
 from nope_probe.hooks.layers.passes import TRAITS, traits_of
 from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.models.info import ModelInfo
+from nope_probe.models.load import describe, error_of_tap, position_dependence
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import hooked_config
-from nope_probe.models.load import describe, error_of_tap, position_dependence
 
 BRIDGES = ("llama", "phi3", "qwen3", "smollm3", "gemma2", "mistral", "gpt2")
 ALL = (*map("bridge:{}".format, BRIDGES), "hooked:smollm3-rope", "hooked:smollm3-nope")
