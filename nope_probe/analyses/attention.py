@@ -101,9 +101,15 @@ class AttentionSplit:
         first_gap, others_gap = gaps.tolist()
         gap = float((first_gap + others_gap) / information.values[0])
         among_gap = float(others_gap / among.values[0])
-        by_keys = {"first": first_gap, "others": others_gap}
+        intervals = {name: jackknife(part) for name, part in parts.items()}
+        for keys, of_bounds in (("first", first_gap), ("others", others_gap)):
+            position, content = f"{keys}_position", f"{keys}_content"
+            low = intervals[position].low - LOWERED * of_bounds
+            high = intervals[content].high + LOWERED * of_bounds
+            intervals[position] = replace(intervals[position], low=low)
+            intervals[content] = replace(intervals[content], high=high)
         return cls(
-            **{name: _widened(name, jackknife(part), by_keys) for name, part in parts.items()},
+            **intervals,
             positional_share=_between_bounds(
                 share(parts["first_position"] + others, information), gap
             ),
@@ -118,15 +124,6 @@ class AttentionSplit:
         values = {name: of for name, of in vars(self).items() if isinstance(of, Interval)}
         values.pop("unexplained")
         yield {}, values
-
-
-def _widened(name: str, interval: Interval, gaps: Mapping[str, float]) -> Interval:
-    """Return the interval of a part, widened by the gap of its bounds."""
-    key, _, kind = name.partition("_")
-    gap = LOWERED * gaps.get(key, 0.0)
-    if kind == "position":
-        return replace(interval, low=interval.low - gap)
-    return replace(interval, high=interval.high + gap) if kind == "content" else interval
 
 
 def _between_bounds(interval: Interval, gap: float) -> Interval:

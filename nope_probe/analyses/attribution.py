@@ -13,7 +13,7 @@ patterns of one layer.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Generic, Literal, TypeVar
 
@@ -48,6 +48,7 @@ GRAM_BYTES = 1 << 26
 Removed = TypeVar("Removed", bound=str | Iterable[str])
 Named = TypeVar("Named", bound=Hashable)  # a map: a condition, a replacement and one, a term
 Contrast = Mapping[Condition, float]
+Products = Mapping[bool, Float[Tensor, "one_plus_folds condition condition"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +334,7 @@ class ContrastGram(Generic[Named]):
     """
 
     row: Mapping[Named, int]
-    products: Mapping[bool, Float[Tensor, "one_plus_folds condition condition"]]
+    products: Products
     weights: Float[Tensor, " fold"]
     score_squares: Float[Tensor, " condition"]
     means: Float[Tensor, "one_plus_folds condition"] | None = None
@@ -413,33 +414,26 @@ def contrast_grams(
             if pattern.lead is not None:
                 leads[index].append(pattern.lead.rows(scores, start))
         sums = sums + fold_gram(rows)
-    grams: dict[Question, ContrastGram[Named]] = {
-        "pattern": _gram_of(patterns, sums, cells.count, score_squares=squares)
-    }
-    if leads[0]:
-        folds = torch.stack([torch.cat(of_condition, -1) for of_condition in leads])
-        means = leave_one_out(folds.mean(-1).T, maps.weights)
-        squares = squares + folds.square().mean((1, 2))
-        about = {"score_squares": squares, "means": means}
-        grams["lead"] = _gram_of(patterns, fold_gram(folds), folds.shape[-1], **about)
-    return grams
-
-
-def _gram_of(
-    patterns: Mapping[Named, Pattern],
-    sums: Float[Tensor, "x fold y fold2"],
-    n_cells: int,
-    **about: Tensor,
-) -> ContrastGram[Named]:
-    weights = next(iter(patterns.values())).maps.weights
     in_halves = [name for name, pattern in patterns.items() if pattern.maps.across_halves]
-    return ContrastGram(
+
+    def products(sums: Float[Tensor, "x fold y fold2"], n_cells: int) -> Products:
+        kinds = (False, bool(in_halves))
+        return {across: cross_products(sums, n_cells, maps.weights, across) for across in kinds}
+
+    gram = ContrastGram(
         row={name: index for index, name in enumerate(patterns)},
-        products={
-            across: cross_products(sums, n_cells, weights, across)
-            for across in (False, bool(in_halves))
-        },
+        products=products(sums, cells.count),
         across_halves=in_halves,
-        weights=weights,
-        **about,
+        weights=maps.weights,
+        score_squares=squares,
     )
+    if not leads[0]:
+        return {"pattern": gram}
+    folds = torch.stack([torch.cat(of_condition, -1) for of_condition in leads])
+    of_leads = replace(
+        gram,
+        products=products(fold_gram(folds), folds.shape[-1]),
+        score_squares=squares + folds.square().mean((1, 2)),
+        means=leave_one_out(folds.mean(-1).T, maps.weights),
+    )
+    return {"pattern": gram, "lead": of_leads}

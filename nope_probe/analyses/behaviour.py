@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Generator, Tensor
+from torch import Tensor
 
 from nope_probe.analyses.jackknife import (
     Interval,
@@ -192,23 +192,6 @@ def ridge(
     added = torch.where(variance > 0, penalty * variance, 1.0)
     w = torch.linalg.solve(cov_xx + torch.diag_embed(added), cov_xy)
     return torch.cat([w, mean_y - mean_x.mT @ w], -2)
-
-
-def index_targets(
-    n_seqs: int, seq_len: int, skip: int, generator: Generator
-) -> Float[Tensor, "seq pos target"]:
-    """Return each position's index, and as control the indices permuted within each sequence.
-
-    Args:
-        n_seqs: how many sequences.
-        seq_len: positions in each.
-        skip: how many first positions are left out of the permutations.
-        generator: draws the permutations.
-    """
-    index = torch.arange(seq_len, dtype=torch.float64).expand(n_seqs, seq_len)
-    order = torch.rand(n_seqs, seq_len - skip, generator=generator).argsort(-1)
-    shuffled = torch.cat([index[:, :skip], index[:, skip:].gather(1, order)], 1)
-    return torch.stack([index, shuffled], -1)
 
 
 def chance_distance(seq_len: int, skip: int) -> float:

@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import jvp
 
+from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.theory import (
     attend,
     expected_gram,
@@ -37,6 +38,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import Stream
+from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.folds import TensorRecord, fold_counts, fold_products, pooled
 from nope_probe.maps.maps import cells_frame
 from nope_probe.maps.positions import Rotation
@@ -81,9 +83,7 @@ class Estimate(TensorRecord):
     @property
     def se(self) -> Float[Tensor, "layer query_pos key_pos"]:
         """The standard error of the mean, from the variance between blocks."""
-        weights = self.counts[:, None, None, None] / self.counts.sum()
-        variance = (weights * (self.folds - self.mean) ** 2).sum(0)
-        return (variance / (len(self.counts) - 1)).sqrt()
+        return standard_error(self.folds, fold_weights(len(self.counts), self.counts))
 
     @property
     def pooled_se(self) -> Float[Tensor, " layer"]:

@@ -53,13 +53,10 @@ def documents(source: str) -> list[str]:
     Raises:
         UserError: for an unknown source, or a file that is empty, broken or has no text.
     """
-    if source == "shipped":
-        return read_texts(SHIPPED)
-    if source == "stdlib":
-        return stdlib_documents()
-    if source == "prose":
-        return prose_documents()
-    path = local_path(source)
+    shipped = {"stdlib": stdlib_documents, "prose": prose_documents}
+    if source in shipped:
+        return shipped[source]()
+    path = SHIPPED if source == "shipped" else local_path(source)
     validate_regular(path)
     if not os.path.isfile(path):  # False for names that no file can have
         raise UserError(
@@ -382,22 +379,19 @@ def split(source: str) -> list[str]:
     The last document may be shorter. A source in another Python's syntax stays whole.
     """
     try:
-        starts = [_first_line(node) for node in ast.parse(source).body]
+        statements = ast.parse(source).body
     except SyntaxError:
         return [source]
     lines = source.splitlines(keepends=True)
+    firsts = [[node, *getattr(node, "decorator_list", [])] for node in statements[1:]]
+    starts = [min(part.lineno for part in parts) - 1 for parts in firsts]
     documents, begin = [], 0
-    for start in [*starts[1:], len(lines)]:
+    for start in [*starts, len(lines)]:
         text = "".join(lines[begin:start])
         if len(text) >= _MIN_CHARACTERS or start == len(lines):
             documents.append(text)
             begin = start
     return [document for document in documents if document.strip()]
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(d.lineno for d in decorators)]) - 1
 
 
 def is_held_out(key: str) -> bool:

@@ -32,7 +32,6 @@ from nope_probe.data.tokenizing import (
     pack_documents,
     permuted,
     read_documents,
-    separator_of,
 )
 from nope_probe.errors import UserError, validate_types
 from nope_probe.files import reading
@@ -208,7 +207,7 @@ def sequences(
     else:
         ids = ids or read_documents(given, reader, n_seqs, length, pack)
         if pack:
-            separator = separator_of(reader.tokenizer)
+            separator = reader.tokenizer.eos_token_id
             tokens, documents = pack_documents(ids, n_seqs, length, separator, generator)
         else:
             tokens, documents = cut(ids, n_seqs, length, generator, windows)

@@ -14,7 +14,7 @@ from itertools import accumulate, islice, pairwise, zip_longest
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Generator, Tensor
 
 from nope_probe.data.documents import BYTE_ORDER_MARK, documents, is_data_set, stream_texts, text_of
@@ -213,19 +213,6 @@ def ordinary_tokens(
     return ordinary
 
 
-def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the token to put after each packed document: the tokenizer's EOS.
-
-    Raises:
-        UserError: for a tokenizer without EOS.
-    """
-    if tokenizer.eos_token_id is None:
-        raise UserError(
-            "--pack puts an EOS token after each document, and the model's tokenizer has none"
-        )
-    return tokenizer.eos_token_id
-
-
 WindowStart = Literal["random", "start"]
 # Tokens of sequences, and the numbers of their documents: those of one are not independent.
 Windows: TypeAlias = tuple[Int[Tensor, "seq pos"], Int[Tensor, " seq"]]
@@ -280,7 +267,11 @@ def _starts(n_tokens: int, length: int, generator: Generator, start: WindowStart
 
 
 def pack_documents(
-    ids: Sequence[Sequence[int]], n_seqs: int, length: int, separator: int, generator: Generator
+    ids: Sequence[Sequence[int]],
+    n_seqs: int,
+    length: int,
+    separator: int | None,
+    generator: Generator,
 ) -> Windows:
     """Join documents in random order, each followed by a separator, and cut them into sequences.
 
@@ -292,17 +283,21 @@ def pack_documents(
         ids: the tokens of each document.
         n_seqs: how many sequences.
         length: tokens in each.
-        separator: the token after each document.
+        separator: the token after each document, the tokenizer's EOS.
         generator: draws the order.
 
     Raises:
-        UserError: for too few tokens (naming their number).
+        UserError: for a tokenizer without EOS, or too few tokens (naming their number).
 
     Example:
         >>> pack_documents([[5, 6, 7, 8, 9]], 2, 3, 0, torch.Generator())[0]
         tensor([[5, 6, 7],
                 [8, 9, 0]])
     """
+    if separator is None:
+        raise UserError(
+            "--pack puts an EOS token after each document, and the model's tokenizer has none"
+        )
     n_tokens = sum(map(len, ids)) + len(ids)
     if n_tokens < n_seqs * length:
         raise UserError(
@@ -319,9 +314,9 @@ def pack_documents(
 
 
 def permuted(
-    tokens: Int[Tensor, "seq pos"], generator: Generator, first: int = 0, stop: int | None = None
-) -> Int[Tensor, "seq pos"]:
-    """Return sequences with the tokens of the positions first to stop - 1 in random order.
+    tokens: Shaped[Tensor, "seq pos"], generator: Generator, first: int = 0, stop: int | None = None
+) -> Shaped[Tensor, "seq pos"]:
+    """Return sequences with the tokens (or numbers) of positions first to stop - 1 in random order.
 
     Example:
         >>> permuted(torch.arange(7)[None], torch.Generator().manual_seed(0), 1, 3)[:, [0, 3, 6]]

@@ -59,10 +59,6 @@ class FoldRows:
         """Return the rows of the queries from start to stop - 1, with the keys before `stop`."""
         return self.folds[:, self._places(start, stop), :stop]
 
-    def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
-        """Return the cells j <= i of one fold, row by row."""
-        return self.where.pack(self.folds[fold])
-
     @cached_property
     def first_keys(self) -> Int[Tensor, " row"]:
         """Each row's first visible key, 0 without a window."""
@@ -83,9 +79,6 @@ class PackedFolds(FoldRows):
     @property
     def maps(self) -> RowsOfFolds:
         return self.where.unpack(self.folds)
-
-    def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
-        return self.folds[fold]
 
     @cached_property
     def first_keys(self) -> Int[Tensor, " row"]:

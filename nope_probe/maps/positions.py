@@ -88,24 +88,21 @@ class Rotation(TensorRecord):
         self, x: Float[Tensor, "*batch pos head d_head"]
     ) -> Float[Tensor, "*batch pos head d_head"]:
         """Return queries or keys turned as at their positions."""
-        return self._turned(x, self.sin)
-
-    def turned_back(
-        self, x: Float[Tensor, "*batch pos head d_head"]
-    ) -> Float[Tensor, "*batch pos head d_head"]:
-        """Return turned queries or keys as at position 0."""
-        return self._turned(x, -self.sin)
-
-    def _turned(self, x: Tensor, sin: Tensor) -> Tensor:
         if not len(self.known_pairs):
             return x
         first, second = map(_as_slice, self.known_pairs.T)
         result, low, high = x.clone(), x[..., first], x[..., second]
         at_least_float32 = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = (y[..., None, :].to(x.device, at_least_float32) for y in (self.cos, sin))
+        cos, sin = (y[..., None, :].to(x.device, at_least_float32) for y in (self.cos, self.sin))
         result[..., first] = (low * cos - high * sin).to(x.dtype)
         result[..., second] = (high * cos + low * sin).to(x.dtype)
         return result
+
+    def turned_back(
+        self, x: Float[Tensor, "*batch pos head d_head"]
+    ) -> Float[Tensor, "*batch pos head d_head"]:
+        """Return turned queries or keys as at position 0."""
+        return replace(self, sin=-self.sin).turned(x)
 
 
 NO_ROTATION = Rotation(

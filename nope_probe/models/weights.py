@@ -89,7 +89,8 @@ def weight_files(
     Raises:
         UserError: if there are no such weights, or for a broken index.
     """
-    if named and not (named.endswith(_ENDINGS) and _is_within(source, named)):
+    leads_out = os.path.normpath(named or "").startswith(("..", os.sep))
+    if named and (leads_out or not named.endswith(_ENDINGS)):
         raise UserError(
             f"the configuration of {source} says that its weights are in {named} "
             "(transformers_weights), which is no safetensors file or index in its folder"
@@ -116,12 +117,6 @@ def _conversion(source: str) -> str:
         folder, kinds = Path(source).name, ["AutoModelForCausalLM", "AutoTokenizer"]
     saved = [f"{kind}.from_pretrained({source!r}).save_pretrained({folder!r})" for kind in kinds]
     return "; ".join([f"from transformers import {', '.join(kinds)}", *saved])
-
-
-def _is_within(source: str, named: str) -> bool:
-    """Return whether a path within a folder stays there."""
-    folder = os.path.abspath(source)
-    return os.path.commonpath([folder, os.path.abspath(os.path.join(folder, named))]) == folder
 
 
 def unread_weights(source: str, read: Collection[str]) -> tuple[str, ...]:

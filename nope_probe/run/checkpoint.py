@@ -250,7 +250,7 @@ def tensor_writer(path: Path, shapes: Mapping[str, Sequence[int]]) -> Iterator[W
 
 
 def write_folds(path: Path, maps: Mapping[str, Layers]) -> None:
-    """Write fold maps by name as lower triangles [fold, layer, cell], in float32.
+    """Write packed fold maps by name as lower triangles [fold, layer, cell], in float32.
 
     Raises:
         StorageError: if the file cannot be written.
@@ -262,4 +262,4 @@ def write_folds(path: Path, maps: Mapping[str, Layers]) -> None:
         for name, layers in maps.items():
             for place, layer in enumerate(layers.values()):
                 for fold in range(n_folds):
-                    write(name, (fold, place), layer.folds.cells_of(fold).float().numpy())
+                    write(name, (fold, place), layer.folds.folds[fold].float().numpy())

@@ -21,7 +21,6 @@ from nope_probe.analyses.behaviour import (
     by_document,
     chance_distance,
     cost_of,
-    index_targets,
     mean_interval,
     parts_of,
     ridge,
@@ -204,8 +203,9 @@ class Behaviour(Study[Settings]):
         text, generator = self.probes["text"], torch.Generator().manual_seed(self.settings.seed)
         half_of = halves_of(text.engine(self.session).fold_of)
         fit, held_out = (text.engine(self.session, half_of == half) for half in (0, 1))
-        n_seqs, seq_len = fit.inputs.shape
-        targets = index_targets(n_seqs, seq_len, self.skip, generator)
+        index = torch.arange(fit.inputs.shape[1]).double().expand(fit.inputs.shape)
+        control = permuted(index, generator, self.skip)
+        targets = torch.stack([index, control], -1)
 
         def capture(engine: Engine, stream: Stream | None) -> State:
             options: dict[str, Any] = {"skip": self.skip, "checkpoint": stream}

@@ -7,7 +7,6 @@ from scipy import stats
 from nope_probe.analyses.behaviour import (
     binned_means,
     by_document,
-    index_targets,
     mean_interval,
     position_means,
     ridge,
@@ -54,15 +53,6 @@ def test_the_interval_is_students_over_documents_at_every_position() -> None:
     assert torch.equal(one.value, losses[0])
     assert one.low.isnan().all()
     assert one.high.isnan().all()
-
-
-def test_shuffled_targets_are_the_same_indices_in_another_order() -> None:
-    targets = index_targets(7, 23, 2, torch.Generator().manual_seed(0))
-    index = torch.arange(23).double()
-    assert torch.equal(targets[..., 0], index.expand(7, 23))
-    assert torch.equal(targets[..., 1].sort(-1).values, index.expand(7, 23))
-    assert torch.equal(targets[:, :2, 1], index[:2].expand(7, 2))
-    assert not torch.equal(targets[0, :, 1], targets[1, :, 1])
 
 
 N, D, TARGETS = 97, 7, 3

@@ -20,7 +20,7 @@ from support.tiny_models import D_VOCAB, tokenizer
 from nope_probe import Sequences, UserError, gaussian, sequences
 from nope_probe.data.documents import documents
 from nope_probe.data.sequences import random_twice
-from nope_probe.data.tokenizing import cut, pack_documents, padding_note, separator_of
+from nope_probe.data.tokenizing import cut, pack_documents, padding_note, permuted
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)
 PLAIN.add_special_tokens({"eos_token": "<eos>"})  # 263, no text's own token
@@ -264,7 +264,15 @@ def test_packing_without_an_eos_token_is_an_error() -> None:
     without = tokenizer()
     without.eos_token = None
     with pytest.raises(UserError, match="after each document, and the model's tokenizer has none"):
-        separator_of(without)
+        sequences(["a b c"], tokenizer=without, n_seqs=1, seq_len=3, pack=True)
+
+
+def test_permuted_rows_hold_the_same_numbers_in_other_orders_behind_the_first() -> None:
+    index = torch.arange(23).double().expand(7, 23)
+    shuffled = permuted(index, generator(), first=2)
+    assert torch.equal(shuffled.sort(-1).values, index)
+    assert torch.equal(shuffled[:, :2], index[:, :2])
+    assert len(shuffled.unique(dim=0)) == 7
 
 
 def test_random_tokens_come_twice_after_each_sequences_bos() -> None:
