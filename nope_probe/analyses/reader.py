@@ -28,8 +28,6 @@ from nope_probe.analyses.pattern_rows import (
     beyond_rounding,
     mean_squares,
 )
-from nope_probe.errors import UserError
-from nope_probe.maps import PRODUCT_FOLDS
 from nope_probe.maps.estimates import Estimates, weights_of_means
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, Lead, Pattern, Question
@@ -95,7 +93,7 @@ class Reader:
 
     Attributes:
         sums: fold means of its queries and keys.
-        counts: sequences per fold.
+        counts: sequences per fold, of `PRODUCT_FOLDS` folds or more.
         skip_keys: how many keys count as first.
         kept_positions: how many first positions the means over positions leave out, because what is
             written there is never taken away.
@@ -108,13 +106,6 @@ class Reader:
     skip_keys: int = 0
     kept_positions: int = 0
     question: Question = "pattern"
-
-    def __post_init__(self) -> None:
-        if len(self.counts) < PRODUCT_FOLDS:
-            raise UserError(
-                f"expected {PRODUCT_FOLDS} folds or more, got {len(self.counts)}: means of four "
-                "folds are multiplied, and intervals leave one fold out"
-            )
 
     def questions(self) -> Iterator[Reader]:
         """Yield the reader of the lead, where queries have one, and the reader of the pattern."""

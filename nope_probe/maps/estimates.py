@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.errors import UserError
 from nope_probe.maps.folds import halves_of
 
 
@@ -167,18 +166,12 @@ def cross_products(
         weights: the share of all sequences that each fold holds.
         across_halves: whether only an even and an odd fold are independent, not any two folds.
 
-    Raises:
-        UserError: for too few folds to leave one out.
-
     Example:
         >>> maps = torch.randn(2, 4, 7)
         >>> cross_products(fold_gram(maps), 7, fold_weights(4)).shape
         torch.Size([5, 2, 2])
     """
-    n_folds, least = sums.shape[1], 4 if across_halves else 3
-    if n_folds < least:
-        raise UserError(f"expected at least {least} folds to leave one out, got {n_folds}")
-    fold = torch.arange(n_folds)
+    fold = torch.arange(sums.shape[1])
     group = halves_of(fold) if across_halves else fold
     pairs = weights[:, None] * weights * (group[:, None] != group)  # 0 where noise is shared
     products = sums * pairs[:, None] / n_cells

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import ast
 import os
-import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
-from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 import huggingface_hub  # it imports its parts when they are asked for
 from huggingface_hub import constants
@@ -327,13 +323,9 @@ def answers(address: str) -> bool:
         )
 
     def ask() -> None:
-        try:
-            urlopen(Request(address, method="HEAD"), timeout=SECONDS).close()
-        except (OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", None)  # the client has other certificates
-            if not (isinstance(error, HTTPError) or isinstance(reason, ssl.SSLError)):
-                return
-        answered.append(True)
+        with suppress(Exception):  # each version of the Hub's client has its own errors
+            huggingface_hub.get_session().head(address, timeout=SECONDS)
+            answered.append(True)
 
     # A name server that does not answer blocks for longer than any timeout of a request.
     request = Thread(target=ask, daemon=True)
@@ -352,15 +344,12 @@ def _is_address(text: str) -> bool:
     return is_complete and parts.scheme in ("http", "https") and text.split() == [text]
 
 
-@contextmanager
-def offline_if_unreachable(source: str) -> Iterator[None]:
+def offline_if_unreachable(source: str) -> AbstractContextManager[object]:
     """Put the Hub's client into offline mode for a model on the Hub, if the Hub does not answer."""
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before if Path(source).exists() else is_offline()
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
+    from unittest.mock import patch
+
+    is_off = constants.HF_HUB_OFFLINE if Path(source).exists() else is_offline()
+    return patch.object(constants, "HF_HUB_OFFLINE", is_off)
 
 
 def not_cached(source: str, revision: str | None = None) -> UserError:

@@ -6,7 +6,7 @@ from scipy import stats
 from support.dense_patterns import estimates as estimates_of
 from support.dense_patterns import fold_products
 
-from nope_probe import UserError
+from nope_probe import measure
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
@@ -84,11 +84,12 @@ def test_a_share_of_what_may_be_zero_is_undefined():
     assert share(part, part * 2.0) == Interval(value=0.5, low=0.5, high=0.5)
 
 
-def test_too_few_folds_give_no_interval_and_no_products():
+def test_too_few_folds_give_no_interval():
     with pytest.raises(ValueError, match="at least 4 folds, got 3"):
         jackknife(estimates_of(torch.ones(4)))
-    with pytest.raises(ValueError, match="at least 3 folds"):
-        cross_products(torch.ones(1, 2, 1, 2), 5, fold_weights(2))
+    for n_folds in (1, 2, 3):
+        with pytest.raises(ValueError, match=f"at least 4 folds, got {n_folds}"):
+            measure(torch.randn(n_folds, 1, 7, 7))
 
 
 COUNTS = torch.tensor([3, 11, 2, 7, 5])
@@ -149,5 +150,3 @@ def test_products_across_halves_leave_out_folds_as_a_product_of_fewer_folds_does
     for values, gone in zip(products, [None, *everything], strict=True):
         expected = across([fold for fold in everything if fold != gone])
         torch.testing.assert_close((values + values.T) / 2, expected)
-    with pytest.raises(UserError, match="4 folds"):
-        cross_products(torch.ones(1, 3, 1, 3), 5, fold_weights(3), across_halves=True)

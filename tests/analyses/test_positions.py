@@ -399,9 +399,3 @@ def test_the_norms_term_is_its_keys_before_all_queries_and_its_queries_before_th
     assert term.part.value == pytest.approx(part, abs=1e-9)
     assert term.size.value == pytest.approx(float(maps[kept].square().mean().sqrt()), rel=1e-9)
     assert "norm" not in position_terms(replace(reader, sums=sums_of(q, k, rope())))
-
-
-def test_four_folds_are_too_few() -> None:
-    q = torch.zeros(4, N_POS, 1, D_HEAD)
-    with pytest.raises(ValueError, match="expected 5 folds or more, got 4"):
-        Reader(sums=sums_of(q, q), counts=torch.full((4,), 3))

@@ -37,10 +37,10 @@ CLOSED = "http://127.0.0.1:9"  # the discard port, at which nothing listens
 load_float32 = partial(load_hugging_face, dtype=torch.float32)
 
 
-def test_a_server_answers_with_any_status_and_a_closed_port_does_not() -> None:
-    with serving(HubHandler) as hub:  # it has no HEAD, and answers 501
+def test_a_server_answers_with_any_status_and_a_closed_port_does_not(tmp_path: Path) -> None:
+    with serving(HubHandler) as hub, online(hub, tmp_path):  # it has no HEAD, and answers 501
         assert answers(hub)
-    assert not answers(CLOSED)
+        assert not answers(CLOSED)
 
 
 def test_an_unreachable_hub_is_not_asked_again_while_a_model_loads(
