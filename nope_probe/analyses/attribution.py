@@ -44,7 +44,7 @@ from nope_probe.maps.layers import (
 from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, maps_by_layer
 from nope_probe.removal import INTACT, INTERACTION, MASK, SOURCES, Component, Condition
 
-GRAM_BYTES = 1 << 26
+GRAM_BYTES = 1 << 26  # memory for the patterns of all conditions at once
 Removed = TypeVar("Removed", bound=str | Iterable[str])
 Named = TypeVar("Named", bound=Hashable)  # a map: a condition, a replacement and one, a term
 Contrast = Mapping[Condition, float]
@@ -387,9 +387,7 @@ class ContrastGram(Generic[Named]):
 Grams = Mapping[Question, ContrastGram[Named]]  # of the pattern, and of the lead if there is one
 
 
-def contrast_grams(
-    patterns: Mapping[Named, Pattern], *, n_bytes: int = GRAM_BYTES
-) -> dict[Question, ContrastGram[Named]]:
+def contrast_grams(patterns: Mapping[Named, Pattern]) -> dict[Question, ContrastGram[Named]]:
     """Return the inner products of patterns and of their leads, from one reading of the maps.
 
     There is no entry for the lead where no key is first, or no query has a lead.
@@ -397,14 +395,13 @@ def contrast_grams(
     Args:
         patterns: the patterns of one layer in each condition, or of other maps of it, on shared
             cells.
-        n_bytes: memory for the patterns of all conditions at once.
     """
     of_conditions = list(patterns.values())
     maps, cells = of_conditions[0].maps, of_conditions[0].cells
     n_maps = len(patterns) * maps.folds.n_folds
     sums, squares = torch.zeros(()), torch.zeros(len(patterns), dtype=torch.float64)
     leads: list[list[Float[Tensor, "fold query"]]] = [[] for _ in patterns]
-    for start, stop in maps.folds.where.blocks(n_maps, n_bytes):
+    for start, stop in maps.folds.where.blocks(n_maps, GRAM_BYTES):
         shape = (len(patterns), maps.folds.n_folds, stop - start, stop)
         rows = torch.empty(shape, dtype=torch.float64)
         for index, pattern in enumerate(of_conditions):

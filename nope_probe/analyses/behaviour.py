@@ -95,7 +95,7 @@ def position_means(losses: Losses) -> Intervals:
 
     A single document gives no interval.
     """
-    intervals = mean_intervals(losses)
+    intervals = mean_intervals(losses, fold_weights(len(losses)))
     groups, weights = in_groups(losses.double())
     return replace(intervals, replicates=leave_one_out(groups, weights), weights=weights)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from nope_probe.analyses.differences import errors_of, freedom_of, rms_differences
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.maps import MIN_FOLDS
-from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
+from nope_probe.maps.estimates import Estimates, leave_one_out
 
 Place = TypeVar("Place", int, tuple[int, int])  # a layer, or a layer and a head
 Of = TypeVar("Of", bound="HasIntervals")
@@ -154,16 +154,13 @@ class Intervals:
     weights: Float[Tensor, " fold"]
 
 
-def mean_intervals(
-    folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"] | None = None
-) -> Intervals:
+def mean_intervals(folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"]) -> Intervals:
     """Return the mean over all sequences with its 95% jackknife interval, cell by cell.
 
     Args:
         folds: fold means.
-        weights: the share of all sequences that each fold holds; equal shares by default.
+        weights: the share of all sequences that each fold holds.
     """
-    weights = fold_weights(len(folds)) if weights is None else weights
     folds = folds.double()
     value = torch.einsum("f,f...->...", weights, folds)
     # For a mean over sequences, the jackknife's standard error equals that of the fold means.

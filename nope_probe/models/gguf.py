@@ -14,13 +14,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from math import nextafter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -130,23 +129,23 @@ def load_gguf_tokenizer(source: str, revision: str | None = None) -> PreTrainedT
     TransformerLens loads it a second time by its folder.
     """
     file = _file_of(source, revision)
-    n_tokens = _read(file).n_tokens
-    if not n_tokens:
-        return None
     folder, link = _alone(file)
     saved = Path(folder, "tokenizer.json")
     if not saved.is_file():
-        with _reading(_header(file)):
+        header = _header(file)
+        tokens = header.get_field("tokenizer.ggml.tokens")
+        if tokens is None:
+            return None
+        with _reading(header):
             made = AutoTokenizer.from_pretrained(folder, gguf_file=link)
         made.save_pretrained(folder)
         state = read_json(saved)
-        state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < n_tokens]
+        state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < len(tokens.data)]
         saved.write_text(json.dumps(state), encoding="utf-8")
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
-@dataclass(frozen=True)
-class _File:
+class _File(NamedTuple):
     """A GGUF file that was last changed at some time: what is read of it is read once."""
 
     path: Path
@@ -183,14 +182,16 @@ def read_gguf_config(source: str, revision: str | None = None) -> PreTrainedConf
             transformers does not read from GGUF, or without the package gguf.
     """
     file = _file_of(source, revision)
-    config = AutoConfig.for_model(**deepcopy(_read(file).fields))
+    fields, _ = _read(file)
+    config = AutoConfig.for_model(**deepcopy(fields))
     config._commit_hash = extract_commit_hash(str(file.path), None)
     return config
 
 
 def describe_gguf(source: str, revision: str | None = None) -> GGUFInfo:
     """Return the hash and the quantisation of a GGUF file."""
-    return _read(_file_of(source, revision)).info
+    _, info = _read(_file_of(source, revision))
+    return info
 
 
 def unused_tensors(header: GGUFReader, model: PreTrainedModel) -> set[str]:
@@ -204,18 +205,9 @@ def unused_tensors(header: GGUFReader, model: PreTrainedModel) -> set[str]:
     return {name for name in tensors if not {name, name.removesuffix(".weight")} & used.keys()}
 
 
-@dataclass(frozen=True)
-class _Contents:
-    """The parts of a GGUF file that are kept: what transformers makes of its metadata, and more."""
-
-    fields: JsonObject
-    info: GGUFInfo
-    n_tokens: int
-
-
 @lru_cache(maxsize=1)  # a command asks several times
-def _read(file: _File) -> _Contents:
-    """Read a GGUF file's metadata."""
+def _read(file: _File) -> tuple[Fields, GGUFInfo]:
+    """Return the fields of a GGUF file's configuration, and its description."""
     from gguf import LlamaFileType
 
     header, path = _header(file), file.path
@@ -247,8 +239,7 @@ def _read(file: _File) -> _Contents:
         file_type=None if stated is None else LlamaFileType(stated.contents()).name,
         tensor_types=dict(Counter(tensor.tensor_type.name for tensor in header.tensors)),
     )
-    tokens = header.get_field("tokenizer.ggml.tokens")
-    return _Contents(fields, info, 0 if tokens is None else len(tokens.data))
+    return fields, info
 
 
 def _architecture_of(header: GGUFReader) -> str | None:

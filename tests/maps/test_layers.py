@@ -86,7 +86,10 @@ def test_sequences_in_which_no_query_sees_eight_other_keys_have_no_lead(n: int) 
 
 @pytest.mark.parametrize("n_bytes", SIZES)
 @pytest.mark.parametrize("skip", [0, 2])
-def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: int) -> None:
+def test_any_block_size_gives_the_gram_matrix_of_whole_maps(
+    n_bytes: int, skip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nope_probe.analyses.attribution.GRAM_BYTES", 4 * n_bytes)
     names = [Condition(item) for item in ((), ("mask",), ("w_q",), ("mask", "w_q"))]
     maps, kept = [scores(seed) for seed in range(4)], other_keys(ROWS["all rows"], N, skip)
     rows = MapRows(ROWS["all rows"], N)
@@ -95,7 +98,7 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
         for of in maps
     ]
     shared = dict(zip(names, shared_patterns(packed), strict=True))
-    grams, cells = contrast_grams(shared, n_bytes=4 * n_bytes), patterns(torch.stack(maps), kept)
+    grams, cells = contrast_grams(shared), patterns(torch.stack(maps), kept)
     expected = fold_products(cells, cells, WEIGHTS)
     torch.testing.assert_close(grams["pattern"].products[False], expected, rtol=1e-11, atol=1e-12)
     if skip == 0:
