@@ -240,15 +240,13 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def without_effect(settings: Any, names: Collection[str], reason: str) -> Mistakes:
-    """Yield for each of some flags whether it has another value than its default.
+def without_effect(settings: CommandSettings, names: Collection[str], reason: str) -> Mistakes:
+    """Yield for each setting that is not the default whether it has no effect.
 
     Args:
-        settings: a dataclass.
-        names: of settings.
+        settings: the command's.
+        names: of the settings without effect.
         reason: why they have no effect, as in `no effect on --data random`.
     """
-    for field in fields(settings):
-        if field.name in names:
-            is_given = getattr(settings, field.name) != field.default
-            yield is_given, f"{flag_of(field.name)} has no effect {reason}"
+    for name in settings.chosen():
+        yield name in names, f"{flag_of(name)} has no effect {reason}"

@@ -42,7 +42,6 @@ from nope_probe.run.flags import (
     CommandSettings,
     LocalPath,
     Mistakes,
-    flag_of,
     refuse,
     without_effect,
 )
@@ -245,9 +244,7 @@ class RunSettings(ModelSettings):
         Raises:
             UserError: naming the file or the flag.
         """
-        for name in self.chosen():
-            if name in OF_INPUTS:
-                raise UserError(f"{flag_of(name)} has no effect next to --tokens")
+        refuse(without_effect(self, OF_INPUTS, "next to --tokens"))
         validate_token_file(file)
 
     def _validate_stated(self) -> None:
