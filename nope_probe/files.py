@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 JsonObject: TypeAlias = dict[str, Any]  # settings, configurations, records: each has its keys
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash left of `http://`
-IMAGE_ENDINGS = (".pdf", ".png", ".svg")
 NO_BROWSER = (
     "images need Chrome or Chromium, which could not be started: install it, or set BROWSER_PATH "
     "to its path"
@@ -72,7 +71,7 @@ def validate_image(path: Path) -> None:
     Raises:
         UserError: unless the name ends in .pdf, .png or .svg; saying what to install.
     """
-    if path.suffix not in IMAGE_ENDINGS:
+    if path.suffix not in (".pdf", ".png", ".svg"):
         raise UserError(f"cannot draw {path}: expected a name that ends in .pdf, .png or .svg")
     if find_spec("kaleido") is None:
         raise UserError("images need kaleido: pip install kaleido")

@@ -38,7 +38,6 @@ STAGE_WORDS: dict[Letter, StageWords] = {
     "h": StageWords("next LN weights", "the next block's input", "Y′ = LN(X′)"),
     "i": StageWords("W_Q W_K RoPE", "its scores", "Q′K′ᵀ/√d"),
 }
-FLOAT32_EPS = 2.0**-23
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,4 +103,4 @@ class ParameterFreeSpec:
     @property
     def resolution(self) -> float:
         """The smallest difference of scores that float32 resolves, nats."""
-        return FLOAT32_EPS * self.score_scale
+        return 2.0**-23 * self.score_scale
