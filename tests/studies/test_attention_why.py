@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.induction import N_VOCAB, induction_model
 from support.plain_attention import plain_scores
 from support.plain_states import calls_of
 from support.rounding import NETWORK
+from support.tiny_models import ByName
 from support.tiny_models import plain as plain_model
 from support.tiny_models import tokenizer
 
@@ -32,6 +34,8 @@ from nope_probe import (
     text_view,
 )
 from nope_probe.analyses.one_text import Look
+from nope_probe.hooks.reading.readers import capture_positions
+from nope_probe.maps.folds import under
 from nope_probe.models.names import path_of
 from nope_probe.run.manifest import ShownText
 from nope_probe.studies.attention import report
@@ -229,3 +233,26 @@ def test_the_text_view_has_the_terms_of_each_step_and_the_way_there(
         f"{row['weight_without']:.0%}",
     ]
     assert_numbers_are_cells(report(stepping).headline)
+
+
+def test_what_each_writer_moved_adds_up_to_what_it_wrote_and_the_last_step_is_not_split(
+    tiny: ByName,
+) -> None:
+    model, tokens = load(str(tiny("llama").folder)).model, torch.tensor([[1, 7, 3, 5, 2, 7, 4, 6]])
+    text = Text(tokens, ShownText(pieces=("x",) * tokens.shape[1], bos=""))
+    question = Question(first=Look(1, 4, 4, -1), text=text, n_steps=2, compared=False)
+    engine = Engine(model=model, inputs=tokens, batch_size=1)
+    state = run_passes(question.passes(engine, None))["why"]
+    look, read = question.first.with_key(state), capture_positions(model, tokens, per_head=True)
+    of_head = dict(read.readers[look.layer].heads())[look.head]
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return of_head.rotation.turned(x[0])[:, 0]
+
+    moved = under(state, look.moved("key", ""))
+    assert len(moved) == 3
+    for writer, parts in moved.items():
+        written = turned(of_head.keys[writer])[look.key] @ turned(of_head.q)[look.query]
+        assert float(parts.sum()) == pytest.approx(float(written) * of_head.scale, rel=NETWORK)
+    last = run_passes(replace(question, n_steps=1).passes(engine, None))["why"]
+    assert {*state} - {*last} == {look.moved("key", writer) for writer in moved}
