@@ -20,23 +20,16 @@ from nope_probe.hooks.ablation import BlockAblation
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel, hooks_in_place
-from nope_probe.hooks.layers.model import (
-    Given,
-    Inputs,
-    as_inputs,
-    documents_of,
-    numbered_layers,
-    tapped,
-)
-from nope_probe.hooks.layers.objects import Model, model_of
+from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers, tapped
+from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.layers.passes import read_attention
-from nope_probe.hooks.reading.attention import HeadSums, scores_of_rows
+from nope_probe.hooks.reading.attention import HeadSums, means_of, scores_of_rows
 from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.reading.streaming import Stream, stream
+from nope_probe.hooks.reading.streaming import Stream, dealt, stream
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.settings import CONSTANT_OUTPUTS, Ablation
 from nope_probe.hooks.removing.written import ABLATED
-from nope_probe.maps.folds import TensorRecord, folds_of, pooled
+from nope_probe.maps.folds import TensorRecord, pooled
 from nope_probe.maps.maps import cells_frame
 from nope_probe.maps.rows import GROUP_ROWS, RowGroup
 from nope_probe.removal import validate_components
@@ -121,21 +114,18 @@ def capture_need(
         >>> need.mean.shape
         torch.Size([4, 4])
     """
-    ablation, model = Ablation.of(removed), model_of(model)
-    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
+    ablation = Ablation.of(removed)
+    model, inputs, fold_of = dealt(model, inputs, n_folds, documents)
     _validate(model, ablation)
-    layers = numbered_layers(model, ablation.layers)
-    fold_of = folds_of(len(inputs), n_folds, documents)
-    counts = fold_of.bincount()
+    layers, counts = numbered_layers(model, ablation.layers), fold_of.bincount()
     edits = _edits(model, inputs, ablation, layers, batch_size)
     sums = [
         HeadSums(layer, len(counts), partial(need_of, layer, edits[layer.index]))
         for layer in layers
     ]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint)
-    totals = torch.stack([of_layer.totals["need"].cpu() for of_layer in sums], 1)
     numbers = tuple(layer.index for layer in layers)
-    return Needs(folds=totals / counts[:, None, None], counts=counts, layers=numbers)
+    return Needs(folds=means_of(sums, fold_of)["need"], counts=counts, layers=numbers)
 
 
 def _validate(model: HookedModel, ablation: Ablation) -> None:
@@ -171,24 +161,21 @@ def _edits(
         return {index: block.edit for index, block in blocks.items()}
     calibration = calibrate(model, inputs, batch_size=batch_size)
 
-    def read(layer: Layer, attention: Attention) -> tuple[int, tuple[Tensor, Tensor]]:
-        return layer.index, (attention.q, attention.k)
+    def read(layer: Layer, attention: Attention) -> tuple[int, dict[str, Tensor]]:
+        return layer.index, {"w_q": attention.q, "w_k": attention.k}
 
     # A constant is normed and rotated by the model, alike in all sequences of a length.
     hooks = [hook for block in blocks.values() for hook in block.hooks(calibration)]
     with tapped(model), hooks_in_place(hooks):
         constants = dict(read_attention(model, inputs[:1], read))
 
-    def with_constants(index: int) -> Edit:
-        def edit(attention: Attention) -> Attention:
-            q, k = (x.expand(len(attention.q), -1, -1, -1) for x in constants[index])
-            q = q if "w_q" in weights else attention.q
-            k = k if "w_k" in weights else attention.k
-            return blocks[index].edit(replace(attention, q=q, k=k))
+    def edit(index: int, attention: Attention) -> Attention:
+        vectors = {"w_q": attention.q, "w_k": attention.k}
+        for name in weights:
+            vectors[name] = constants[index][name].expand(len(attention.q), -1, -1, -1)
+        return blocks[index].edit(replace(attention, q=vectors["w_q"], k=vectors["w_k"]))
 
-        return edit
-
-    return {index: with_constants(index) for index in blocks}
+    return {index: partial(edit, index) for index in blocks}
 
 
 def need_of(
@@ -210,8 +197,7 @@ def need_of(
         )
     changed, n = edit(attention), attention.mask.n_queries
     need = attention.q.new_zeros(*attention.q.shape[:1], attention.n_heads).double()
-    for start in range(0, n, GROUP_ROWS):
-        rows = torch.arange(start, min(start + GROUP_ROWS, n))
+    for rows in torch.arange(n).split(GROUP_ROWS):
         seen = changed.mask.rows(rows).flatten(0, -2).any(0).nonzero()
         group = RowGroup(name="", queries=rows, stop=int(seen.max()) + 1)
         need += divergence(attention, changed, group).sum(-1, dtype=torch.float64)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pandas as pd
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -37,6 +36,7 @@ from nope_probe.hooks.reading.attention import (
     attended,
     attention_maps,
     induction_scores,
+    means_of,
 )
 from nope_probe.hooks.reading.capture import LossAccumulator
 from nope_probe.hooks.reading.streaming import Stream, stream
@@ -145,15 +145,6 @@ def head_sums(
 ) -> list[HeadSums]:
     """Return the sums that passes add the measures of heads to, by layer."""
     return [HeadSums(block, n_folds, measure) for block in numbered_layers(model, layers)]
-
-
-def means_of(sums: Sequence[HeadSums], fold_of: Int[Tensor, " seq"]) -> State:
-    """Return the fold means of sums, by measure."""
-    counts = fold_of.bincount()[:, None, None]
-    return {
-        name: torch.stack([of_layer.totals[name].cpu() for of_layer in sums], 1) / counts
-        for name in sums[0].totals
-    }
 
 
 def random_copies(

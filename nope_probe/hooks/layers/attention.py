@@ -301,15 +301,15 @@ class Attention:
         """The cells that are visible in each head of the first sequence."""
         return self.mask.rows()[0].expand(self.n_heads, -1, -1)
 
-    def scores(self, rows: slice | RowPositions = slice(None)) -> Scores:
-        """Return the scores of some queries with every key, masked ones too."""
+    def scores(self, rows: slice | RowPositions = slice(None), keys: slice = slice(None)) -> Scores:
+        """Return the scores of some queries with some keys (by default all), masked ones too."""
         if self.hooked is not None:
-            return self.hooked[:, :, rows]
-        k = repeat_heads(self.k, self.n_heads)
+            return self.hooked[:, :, rows, keys]
+        k = repeat_heads(self.k[:, keys], self.n_heads)
         scores = torch.einsum("bqhd,bkhd->bhqk", self.q[:, rows], k) * self.scale
         if self.soft_cap is not None:
             scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
-        return scores if self.bias is None else scores + self.bias[..., rows, :].to(scores)
+        return scores if self.bias is None else scores + self.bias[..., rows, keys].to(scores)
 
     def masked_scores(
         self, rows: slice | RowPositions = slice(None), masked: float | None = -torch.inf

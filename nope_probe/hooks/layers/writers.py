@@ -47,6 +47,7 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.layers.passes import run_forward
+from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.removal import Writer
 
 Key = TypeVar("Key", bound=Hashable)
@@ -196,11 +197,14 @@ def outlets_of(
 def tensors_at(
     model: HookedModel, inputs: Inputs, points: Mapping[Key, HookPoint]
 ) -> dict[Key, Tensor]:
-    """Return the tensors at some hook points in one forward pass, by key."""
+    """Return the tensors at some hook points in one forward pass, by key; it ends at the last."""
     kept: dict[Key, Tensor] = {}
+    *_, last = points
 
     def keep(key: Key, tensor: Tensor, hook: HookPoint) -> None:
         kept[key] = tensor.detach()
+        if key == last:
+            raise StopForward
 
     hooks = [(point, partial(keep, key)) for key, point in points.items()]
     with torch.inference_mode(), tapped(model), hooks_attached(hooks):

@@ -8,7 +8,6 @@ map already.
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -64,8 +63,8 @@ STAGES: dict[Letter, Stage] = {
 }
 
 
-def available(layers: Mapping[int, Layer], index: int) -> dict[Letter, str]:
-    """Return the stages that the block `index` has, each with the name of its hook point.
+def available(layers: Mapping[int, Layer], index: int) -> list[Letter]:
+    """Return the stages that the block `index` has.
 
     The last block has (a) to (g). A block without a second norm has no (f). A block without
     `hook_resid_mid` (attention only, or attention and MLP in parallel) has no (e) either: in an
@@ -82,14 +81,13 @@ def available(layers: Mapping[int, Layer], index: int) -> dict[Letter, str]:
         if not 0 <= index < max(layers):
             raise UserError(f"expected a block from 0 to {max(layers)}, got {index}")
         raise UserError(f"L{index} does not attend; the layers that do are {[*layers]}")
-    names: dict[Letter, str] = {}
+    letters = list[Letter]()
     for letter, stage in STAGES.items():
-        if index + stage.block in layers:
-            layer = layers[index + stage.block]
-            name = hook_name(stage, layer)
-            if layer.has(name) and not (letter in ("e", "f") and _why_no_middle(layer)):
-                names[letter] = name
-    return names
+        layer = layers.get(index + stage.block)
+        is_left_out = letter in ("e", "f") and _why_no_middle(layers[index])
+        if layer is not None and layer.has(hook_name(stage, layer)) and not is_left_out:
+            letters.append(letter)
+    return letters
 
 
 def absent_stages(layers: Mapping[int, Layer], index: int, n_layers: int) -> dict[Letter, str]:
@@ -135,7 +133,7 @@ def vectors(stage: Stage, layer: Layer, tensor: Tensor) -> Float[Tensor, "batch 
     return tensor
 
 
-class Accumulator(ABC):
+class Accumulator:
     """Running sums of one block, added to once per forward pass.
 
     If a pass runs out of memory in a block, the blocks before it have counted the batch. When its
@@ -166,14 +164,13 @@ class Accumulator(ABC):
         """Return the hooks that read a forward pass; the last hook adds it to the totals."""
         return ()
 
-    def reset(self) -> None:  # noqa: B027  (most accumulators add what they read at once)
-        """Drop the tensors of a forward pass."""
+    def reset(self) -> None:
+        """Drop the tensors of a forward pass; most accumulators add what they read at once."""
 
     def read(self, attention: Attention) -> None:
-        """Add the attention of one forward pass."""
-        raise NotImplementedError(f"{type(self).__name__} does not read attention")
+        """Add the attention of one forward pass; by default it is ignored."""
 
-    def read_logits(  # noqa: B027  (most accumulators read hook points alone)
+    def read_logits(
         self, logits: Float[Tensor, "batch logit_pos d_vocab"], tokens: Int[Tensor, "batch pos"]
     ) -> None:
         """Read the logits of a pass that ran to the end; by default they are ignored."""
@@ -204,7 +201,8 @@ class Accumulator(ABC):
         if name not in self.totals:
             shape = tensor.shape[1:] if isinstance(where, slice) else tensor.shape
             dtype = torch.promote_types(self.sum_dtype, tensor.dtype)
-            zeros = torch.zeros(self.n_folds, *shape, dtype=dtype, device=tensor.device)
+            with torch.inference_mode(False):  # so that means can be made of them in place
+                zeros = torch.zeros(self.n_folds, *shape, dtype=dtype, device=tensor.device)
             self.totals[name] = zeros
         self.totals[name] = self.totals[name].to(tensor.device)
 
@@ -233,32 +231,14 @@ class Cut:
         """The index of the rows among all queries."""
         return slice(None) if self.queries is None else self.queries
 
-    def groups(self, n: int) -> list[RowGroup]:
-        """Return the groups of rows: a single group of all queries, or a group per 64 chosen ones.
-
-        Groups of chosen rows leave out the keys after their last query, which saves memory.
-
-        Args:
-            n: how many positions.
-        """
-        if self.queries is None:
-            return [RowGroup(name="", queries=slice(None), stop=n)]
-        return [
-            RowGroup(name=str(index), queries=queries, stop=int(queries[-1]) + 1)
-            for index, queries in enumerate(self.queries.split(GROUP_ROWS))
-        ]
-
 
 class MapAccumulator(Accumulator):
     """Sums the rows of a map, for all queries or for chosen queries.
 
     Attributes:
         cut: the folds, and the queries with rows.
-        total: the name of the map's sums.
         flags: `visible`: the cells of the rows that the model does not mask.
     """
-
-    total = "scores"
 
     def __init__(self, layer: Layer, cut: Cut) -> None:
         super().__init__(len(cut.counts))
@@ -266,8 +246,17 @@ class MapAccumulator(Accumulator):
 
     @property
     def groups(self) -> list[RowGroup]:
-        """The groups of rows that are added up together."""
-        return self.cut.groups(self.flags["visible"].shape[-1])
+        """The groups of rows: a single group of all queries, or a group per 64 chosen ones.
+
+        Groups of chosen rows leave out the keys after their last query, which saves memory.
+        """
+        if self.cut.queries is None:
+            n = self.flags["visible"].shape[-1]
+            return [RowGroup(name="", queries=slice(None), stop=n)]
+        return [
+            RowGroup(name=str(index), queries=queries, stop=int(queries[-1]) + 1)
+            for index, queries in enumerate(self.cut.queries.split(GROUP_ROWS))
+        ]
 
     def part_of(self, attention: Attention) -> Attention:
         """Return the attention, with the part of its scores that is summed."""
@@ -285,11 +274,11 @@ class MapAccumulator(Accumulator):
         self.flags["visible"] = visible.clone()
 
     def products(
-        self, name: str, x: Float[Tensor, "batch pos width"], y: Float[Tensor, "batch pos width"]
+        self, x: Float[Tensor, "batch pos width"], y: Float[Tensor, "batch pos width"]
     ) -> dict[str, list[FoldSum]]:
         """Return the sums of x_i.y_j over a batch, by groups of rows i."""
         return {
-            name + group.name: product_parts(
+            f"map{group.name}": product_parts(
                 x[:, group.queries], y[:, : group.stop], self.fold_of, self.n_folds
             )
             for group in self.groups
@@ -298,7 +287,7 @@ class MapAccumulator(Accumulator):
     def scores_by_group(self, attention: Attention) -> Iterator[tuple[str, Scores]]:
         """Yield a batch's scores by groups of rows, with the name of their sums."""
         for group in self.groups:
-            yield self.total + group.name, attention.scores(group.queries)[..., : group.stop]
+            yield f"map{group.name}", attention.scores(group.queries)[..., : group.stop]
 
     def joined(
         self, blocks: Iterable[Float[Tensor, "*batch row key_pos"]]
@@ -308,19 +297,24 @@ class MapAccumulator(Accumulator):
 
     def fold_means(self) -> Float[Tensor, "fold *head row key_pos"]:
         """Return the mean map of each fold, NaN where the model masks, and forget the sums."""
-        return self.joined(self.means(self.total))
+        return self.joined(self.means("map"))
+
+    def all_means(self) -> dict[str, Float[Tensor, "fold *map"]]:
+        """Return the fold means of all totals by name, and forget the sums."""
+        return {"map": self.fold_means()}
 
     def means(self, name: str) -> Iterator[Float[Tensor, "fold *head_row_key"]]:
-        """Yield the fold means of a total by groups of rows, and forget the sums of each group."""
+        """Yield the fold means of a total by groups of rows, and forget the sums of each group.
+
+        They are made in place, because the maps of heads are gigabytes.
+        """
         for group in self.groups:
             total = self.totals.pop(name + group.name).cpu()
-            yield total / self.cut.counts.view(-1, *[1] * (total.ndim - 1))
+            yield total.div_(self.cut.counts.view(-1, *[1] * (total.ndim - 1)))
 
 
 class GramAccumulator(MapAccumulator):
     """Sums inner products of one stage's vectors, per fold."""
-
-    total = "products"
 
     def __init__(self, stage: Stage, layer: Layer, cut: Cut) -> None:
         super().__init__(layer, cut)
@@ -330,26 +324,19 @@ class GramAccumulator(MapAccumulator):
     def hooks(self) -> Iterator[Attachment]:
         yield self.layer.point(hook_name(self.stage, self.layer)), self.keep
         if not self.reads_attention:
-            yield self.layer.point("hook_resid_post"), self.update
+            yield self.layer.point("hook_resid_post"), lambda tensor, hook: self.read()
 
     def keep(self, tensor: Tensor, hook: HookPoint) -> None:
         """Keep the stage's tensor: inside attention, products may be those of the tap."""
         # HookedTransformer fires ln1.hook_normalized three times a pass.
         self.latest = [tensor]
 
-    def read(self, attention: Attention) -> None:
-        """Add the inner products of attention's input."""
-        self._add_latest()
-
-    def update(self, tensor: Tensor, hook: HookPoint) -> None:
+    def read(self, attention: Attention | None = None) -> None:
         """Add the inner products of the tensor that was kept."""
-        self._add_latest()
-
-    def _add_latest(self) -> None:
         for tensor in self.latest:
             x = vectors(self.stage, self.layer, tensor)
             self.see(AttentionMask.full(x.shape[1], x.shape[1], x.device))
-            self.add(**self.products(self.total, x, x))
+            self.add(**self.products(x, x))
         self.reset()
 
     def reset(self) -> None:
@@ -379,7 +366,7 @@ class ScoreAccumulator(MapAccumulator):
             return
         q = sum_query_groups(attention.q, attention.k.shape[2]).flatten(2)
         k = attention.k.flatten(2)
-        self.add(**self.products(self.total, q * scale, k))
+        self.add(**self.products(q * scale, k))
 
 
 class HeadAccumulator(MapAccumulator):
@@ -409,7 +396,7 @@ class HeadAccumulator(MapAccumulator):
         left = q.to(torch.promote_types(q.dtype, self.sum_dtype))
         right = repeat_heads(attention.k.to(left.dtype), n_heads)
         for group in self.groups:
-            rows, keys, name = left[:, group.queries], right[:, : group.stop], f"scores{group.name}"
+            rows, keys, name = left[:, group.queries], right[:, : group.stop], f"map{group.name}"
             shape = n_heads, rows.shape[1], group.stop
             self._make_room(name, 0, left.new_empty(1).expand(shape))
             # The products add in place: no further tensor holds these cells for every head.
@@ -417,8 +404,19 @@ class HeadAccumulator(MapAccumulator):
                 total.baddbmm_(*product, alpha=attention.scale)
         self.n_seen = self.upto
 
-    @torch.inference_mode()  # in place, since the maps of heads are gigabytes
-    def fold_means(self) -> Float[Tensor, "fold head row key_pos"]:
-        sums = (self.totals.pop(f"{self.total}{group.name}").cpu() for group in self.groups)
-        n_seqs = self.cut.counts[:, None, None, None]
-        return self.joined(total.div_(n_seqs.to(total)) for total in sums)
+
+def stacked_means(sums: Sequence[MapAccumulator]) -> dict[str, Float[Tensor, "fold layer *map"]]:
+    """Return the fold means of all layers by name, and forget their sums.
+
+    One layer's maps at a time are in memory next to the result. They are NaN in layers without a
+    total that others have.
+    """
+    stacked: dict[str, Tensor] = {}
+    for place, of_layer in enumerate(sums):
+        for name, mean in of_layer.all_means().items():
+            if name not in stacked:
+                shape = len(mean), len(sums), *mean.shape[1:]
+                stacked[name] = mean.new_full(shape, torch.nan)
+            stacked[name][:, place] = mean
+            del mean  # before the next map is made
+    return stacked

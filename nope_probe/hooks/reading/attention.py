@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,18 +20,12 @@ from nope_probe.hooks.layers.attention import (
 )
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
-from nope_probe.hooks.layers.model import (
-    Given,
-    as_inputs,
-    documents_of,
-    numbered_layers,
-    skip_keys_of,
-)
-from nope_probe.hooks.layers.objects import Model, model_of
+from nope_probe.hooks.layers.model import Given, numbered_layers, skip_keys_of
+from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.layers.passes import read_attention
-from nope_probe.hooks.reading.accumulators import Accumulator, Cut, MapAccumulator
-from nope_probe.hooks.reading.streaming import Stream, stream
-from nope_probe.maps.folds import FoldSum, folds_of, sum_parts
+from nope_probe.hooks.reading.accumulators import Accumulator, Cut, MapAccumulator, stacked_means
+from nope_probe.hooks.reading.streaming import Stream, dealt, stream
+from nope_probe.maps.folds import FoldSum, State, sum_parts
 from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import RowGroup, choose_rows, rows_of
 
@@ -89,10 +82,8 @@ def capture_attention(
         >>> capture_attention(model, torch.randn(16, 5, 64), n_folds=4).mean.shape
         torch.Size([4, 1, 5, 5])
     """
-    model = model_of(model)
-    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
+    model, inputs, fold_of = dealt(model, inputs, n_folds, documents)
     blocks = numbered_layers(model, layers)
-    fold_of = folds_of(len(inputs), n_folds, documents)
     cut = Cut(
         counts=fold_of.bincount(),
         queries=choose_rows(inputs.shape[1], query_rows),
@@ -105,15 +96,9 @@ def capture_attention(
 
 def attention_maps(sums: Sequence[AttentionAccumulator]) -> AttentionMaps:
     """Return the maps of one or more layers from their sums, which are forgotten."""
-    visible = torch.stack([of_layer.flags["visible"].cpu() for of_layer in sums])
-    cut, means = sums[0].cut, dict[str, Tensor]()
-    for place, of_layer in enumerate(sums):  # a layer at a time: the maps are in memory once
-        for name, mean in of_layer.all_means().items():
-            if name not in means:
-                means[name] = mean.new_full((len(mean), len(sums), *mean.shape[1:]), torch.nan)
-            means[name][:, place] = mean
+    cut, visible = sums[0].cut, torch.stack([of.flags["visible"].cpu() for of in sums])
     return AttentionMaps(
-        **means,
+        **stacked_means(sums),
         visible=visible,
         counts=cut.counts,
         layers=tuple(of_layer.layer.index for of_layer in sums),
@@ -142,11 +127,9 @@ class AttentionAccumulator(MapAccumulator):
     @property
     def groups(self) -> list[RowGroup]:
         """The groups of rows, with all keys if a query sees a later key."""
-        visible = self.flags["visible"]
-        groups = super().groups
-        if bool(self.flags["looks_ahead"]):
-            groups = [replace(group, stop=visible.shape[-1]) for group in groups]
-        return groups
+        groups, n = super().groups, self.flags["visible"].shape[-1]
+        looks_ahead = bool(self.flags["looks_ahead"])
+        return [replace(group, stop=n) for group in groups] if looks_ahead else groups
 
     def see(self, mask: AttentionMask) -> None:
         """Keep the cells of the rows that all heads see in the first sequence, later keys too."""
@@ -163,7 +146,7 @@ class AttentionAccumulator(MapAccumulator):
             return
         self.see(attention.mask)
         folds = self.fold_of, self.n_folds
-        parts = defaultdict[str, list[FoldSum]](list)
+        parts: dict[str, list[FoldSum]] = {}
         for group in self.groups:
             scores, visible = scores_of_rows(attention, group)
             if attention.sinks is not None:
@@ -251,18 +234,19 @@ class HeadSums(Accumulator):
         self.add(**{name: sum_parts(x.double(), *folds) for name, x in measured.items()})
 
 
+def means_of(sums: Sequence[HeadSums], fold_of: Int[Tensor, " seq"]) -> State:
+    """Return the fold means of layers' sums, by measure."""
+    counts = fold_of.bincount()[:, None, None]
+    return {
+        name: torch.stack([of_layer.totals[name].cpu() for of_layer in sums], 1) / counts
+        for name in sums[0].totals
+    }
+
+
 def scores_of_rows(attention: Attention, group: RowGroup) -> tuple[Scores, Visible]:
     """Return a copy of the scores of a group of rows, and its visible cells."""
     rows, keys = group.queries, slice(group.stop)
-    bias, hooked = attention.bias, attention.hooked
-    seen = replace(
-        attention,
-        k=attention.k[:, keys],
-        v=attention.v[:, keys],
-        bias=None if bias is None else bias[..., keys],
-        hooked=None if hooked is None else hooked[..., keys],
-    )
-    return upcast(seen.scores(rows)), attention.mask.rows(rows)[..., keys]
+    return upcast(attention.scores(rows, keys)), attention.mask.rows(rows)[..., keys]
 
 
 def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> RowWeights:
@@ -368,9 +352,8 @@ def score_without(
         return torch.stack([x[0, cell.head, 0, cell.key] for x in cells])
 
     def run(hooks: Sequence[Attachment]) -> list[Tensor]:
-        with torch.inference_mode(), hooks_attached(hooks):
-            readings = read_attention(model, text, read)
-        return [x for x in readings if x is not None]
+        with hooks_attached(hooks):
+            return [x for x in read_attention(model, text, read) if x is not None]
 
     def take_out(z: Tensor, hook: HookPoint) -> Tensor:
         left = writing.by_head(z).clone()

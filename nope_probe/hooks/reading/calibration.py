@@ -17,15 +17,15 @@ from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.attention import Attention, MeanPattern, upcast, whole
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
-from nope_probe.hooks.layers.model import Given, as_inputs, blocks_of, documents_of, layers_of
-from nope_probe.hooks.layers.objects import Model, model_of
+from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
+from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.streaming import Stream, stream
+from nope_probe.hooks.reading.streaming import Stream, dealt, stream
 from nope_probe.hooks.reading.written import capture_written
 from nope_probe.hooks.removing.settings import WITH_GAIN, Ablation, Replacement
 from nope_probe.hooks.removing.weights import AS_INTACT, MEANS, Calibration, NewWeight, Place
 from nope_probe.hooks.removing.written import ABLATED
-from nope_probe.maps.folds import State, folds_of
+from nope_probe.maps.folds import State
 from nope_probe.maps.rows import MapRows
 from nope_probe.removal import WEIGHTS, Projection
 
@@ -76,12 +76,10 @@ def calibrate(
         >>> with ablated(model, Ablation(remove=["w_q"]), calibration):
         ...     logits = model(tokens)
     """
-    model = model_of(model)
-    documents, inputs = documents_of(inputs, None), as_inputs(model, inputs)
+    model, inputs, folds = dealt(model, inputs)
+    fold_of = folds if fold_of is None else fold_of
     if model in ABLATED:
         raise UserError("the model is ablated: calibrate it before `ablated`, while it is intact")
-    if fold_of is None:
-        fold_of = folds_of(len(inputs), None, documents)
     outputs = {layer.index: _OutputAccumulator(layer, seed) for layer in layers_of(model)}
     patterns = {
         number: _PatternAccumulator(outputs[number].layer, torch.tensor(named), inputs.shape[1])
@@ -161,6 +159,7 @@ class _PatternAccumulator(Accumulator):
 
     reads_attention = True
     sum_dtype = torch.float32
+    is_causal: bool | None = None  # as the first queries of the first batch show
 
     def __init__(self, layer: Layer, heads: Int[Tensor, " head"], n: int) -> None:
         super().__init__(n_folds=1)
@@ -168,18 +167,13 @@ class _PatternAccumulator(Accumulator):
 
     def read(self, attention: Attention) -> None:
         """Add the patterns of a batch, a block of queries at a time."""
-        blocks = []
+        blocks, heads = [], self.heads.to(attention.q.device)
         for rows, visible in attention.mask.blocks():
-            if "looks_ahead" not in self.flags:
-                later = torch.arange(self.n) > torch.arange(self.n)[rows, None]
-                self.flags["looks_ahead"] = (visible & later.to(visible.device)).any()
-            pattern = attention.pattern(rows)[:, self.heads.to(attention.q.device)]
-            total = upcast(pattern).sum(0)
-            if not bool(self.flags["looks_ahead"]):
-                total = MapRows(torch.arange(self.n)[rows], self.n).pack(total)
-            blocks.append(total)
-        is_causal = not bool(self.flags["looks_ahead"])
-        self.add(pattern=[(0, torch.cat(blocks, -1 if is_causal else -2))])
+            if self.is_causal is None:
+                self.is_causal = not bool(visible.triu(rows.start + 1).any())
+            total, queries = upcast(attention.pattern(rows)[:, heads]).sum(0), torch.arange(self.n)
+            blocks.append(MapRows(queries[rows], self.n).pack(total) if self.is_causal else total)
+        self.add(pattern=[(0, torch.cat(blocks, -1 if self.is_causal else -2))])
 
     def mean(self, n_seqs: int) -> MeanPattern:
         """Return the mean pattern, on the CPU."""

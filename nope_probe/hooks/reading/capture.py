@@ -23,14 +23,12 @@ from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoi
 from nope_probe.hooks.layers.model import (
     Given,
     Inputs,
-    as_inputs,
     begins_alike,
-    documents_of,
     layers_of,
     numbered_layers,
     skip_keys_of,
 )
-from nope_probe.hooks.layers.objects import Model, model_of, some_numbers
+from nope_probe.hooks.layers.objects import Model, some_numbers
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.reading.accumulators import (
     STAGES,
@@ -40,11 +38,12 @@ from nope_probe.hooks.reading.accumulators import (
     HeadAccumulator,
     ScoreAccumulator,
     available,
+    stacked_means,
 )
 from nope_probe.hooks.reading.calibration import tensor_checksum
-from nope_probe.hooks.reading.streaming import Stream, stream
+from nope_probe.hooks.reading.streaming import Stream, dealt, stream
 from nope_probe.hooks.removing.written import estimated_on_halves
-from nope_probe.maps.folds import FoldSum, fold_counts, folds_of, interleaved_folds
+from nope_probe.maps.folds import FoldSum, fold_counts, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows
 from nope_probe.removal import Component
@@ -99,10 +98,8 @@ def capture_scores(
         >>> capture_scores(model, torch.randn(16, 5, 64), n_folds=4).mean.shape
         torch.Size([4, 5, 5])
     """
-    model = model_of(model)
-    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
+    model, inputs, fold_of = dealt(model, inputs, n_folds, documents)
     blocks = numbered_layers(model, layers)
-    fold_of = folds_of(len(inputs), n_folds, documents)
     cut = Cut(
         counts=fold_of.bincount(),
         queries=chosen_rows(inputs.shape[1], query_rows),
@@ -112,11 +109,10 @@ def capture_scores(
     heads = [HeadAccumulator(layer, cut) for layer in blocks] if per_head else []
     sums = [*scores, *heads, *also]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint)
-    n = len(blocks)
     return ScoreMaps(
-        per_head=_stacked((head.fold_means() for head in heads), n) if heads else None,
+        per_head=stacked_means(heads).get("map"),
         visible=torch.stack([score.flags["visible"].cpu() for score in scores]),
-        folds=_stacked((score.fold_means() for score in scores), n),
+        folds=stacked_means(scores)["map"],
         counts=cut.counts,
         layers=tuple(layer.index for layer in blocks),
         bos=begins_alike(inputs),
@@ -191,15 +187,13 @@ def capture_stages(
     """
     given = None if stages is None else as_tuple(stages)
     validate_types({"stages": tuple[Letter, ...] | None}, {"stages": given})
-    model = model_of(model)
-    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
+    model, inputs, fold_of = dealt(model, inputs, n_folds, documents)
     blocks = {block.index: block for block in layers_of(model)}
-    names = available(blocks, layer)
-    letters = list(names) if stages is None else list(stages)
-    missing = [letter for letter in letters if letter not in names]
+    has = available(blocks, layer)
+    letters = has if stages is None else list(stages)
+    missing = [letter for letter in letters if letter not in has]
     if missing:
-        raise UserError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
-    fold_of = folds_of(len(inputs), n_folds, documents)
+        raise UserError(f"block {layer} has the stages {' '.join(has)}, not {' '.join(missing)}")
     cut = Cut(counts=fold_of.bincount(), queries=chosen_rows(inputs.shape[1], query_rows))
     accumulators: dict[Letter, GramAccumulator | ScoreAccumulator] = {}
     for letter in letters:
@@ -220,20 +214,6 @@ def capture_stages(
         skip_keys=skip_keys_of(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
-
-
-def _stacked(
-    maps: Iterator[Float[Tensor, "fold *map"]], n_layers: int
-) -> Float[Tensor, "fold layer *map"]:
-    """Stack the maps of layers, holding one layer's map at a time next to the result."""
-    stacked = torch.empty(0)
-    for layer in range(n_layers):
-        of_layer = next(maps)
-        if not layer:
-            stacked = of_layer.new_empty(len(of_layer), n_layers, *of_layer.shape[1:])
-        stacked[:, layer] = of_layer
-        del of_layer  # before the next map is made
-    return stacked
 
 
 class ScoreSums:
@@ -268,9 +248,9 @@ class ScoreSums:
 
     def means(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
         """Return the fold means so far, in nats; NaN where the model masks."""
-        means = torch.stack([of_layer.totals["scores"].cpu() for of_layer in self.sums], 1)
-        visible = torch.stack([of_layer.flags["visible"].cpu() for of_layer in self.sums])
-        return (means / self.counts[:, None, None, None]).masked_fill(~visible, torch.nan)
+        n_seqs = self.counts[:, None, None]
+        means = [of.joined([of.totals["map"].cpu() / n_seqs]) for of in self.sums]
+        return torch.stack(means, 1)
 
 
 def token_losses(
@@ -307,8 +287,7 @@ def capture_losses(
         >>> capture_losses(loaded.model, tokens).shape
         torch.Size([3, 15])
     """
-    model = model_of(model)
-    tokens = as_inputs(model, tokens)
+    model, tokens, _ = dealt(model, tokens)
     if tokens.is_floating_point():
         raise UserError("losses need tokens: vectors have none")
     losses = LossAccumulator(len(tokens))
@@ -341,6 +320,7 @@ class LossAccumulator(Accumulator):
 Targets = Float[Tensor, "seq pos target"]
 Residuals = Float[Tensor, "batch pos row"]
 FoldSums = dict[str, list[FoldSum]]
+ResidualParts = Callable[[Residuals, Int[Tensor, " batch"]], FoldSums]
 
 
 def capture_moments(
@@ -426,13 +406,7 @@ class ResidualAccumulator(Accumulator):
             column of ones, and the numbers of its sequences, by which their targets are known.
     """
 
-    def __init__(
-        self,
-        layer: Layer,
-        n_folds: int,
-        skip: int,
-        parts: Callable[[Residuals, Int[Tensor, " batch"]], FoldSums],
-    ) -> None:
+    def __init__(self, layer: Layer, n_folds: int, skip: int, parts: ResidualParts) -> None:
         super().__init__(n_folds)
         self.layer, self.skip, self.parts = layer, skip, parts
 

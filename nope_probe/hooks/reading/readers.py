@@ -30,9 +30,7 @@ from nope_probe.hooks.layers.linear_maps import projection_map
 from nope_probe.hooks.layers.model import (
     Given,
     Inputs,
-    as_inputs,
     begins_alike,
-    documents_of,
     numbered_layers,
     skip_keys_of,
 )
@@ -45,8 +43,8 @@ from nope_probe.hooks.layers.writers import (
 )
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
 from nope_probe.hooks.reading.attention import HeadSums
-from nope_probe.hooks.reading.streaming import Stream, stream
-from nope_probe.maps.folds import FoldSum, State, folds_of, product_parts, sum_parts
+from nope_probe.hooks.reading.streaming import Stream, dealt, stream
+from nope_probe.maps.folds import FoldSum, State, product_parts, sum_parts
 from nope_probe.maps.positions import NO_ROTATION, PositionSums, ReaderSums, Rotation
 from nope_probe.maps.rows import chosen_rows, rows_of
 
@@ -107,9 +105,8 @@ def capture_positions(
         >>> sorted(sums.readers[1].keys)[:3]
         ['L0H0', 'L0H1', 'L0H2']
     """
-    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
+    model, inputs, fold_of = dealt(model, inputs, n_folds, documents)
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
-    fold_of = folds_of(len(inputs), n_folds, documents)
     # What is written where all sequences begin with the same token marks the token, no position.
     kept = int(begins_alike(inputs)) if kept_positions is None else kept_positions
     queries = chosen_rows(inputs.shape[1], query_rows)
@@ -165,9 +162,8 @@ class ReaderAccumulator(Accumulator):
     ) -> None:
         super().__init__(len(cut.counts))
         self.layer, self.cut, self.per_head, self.residual = layer, cut, per_head, residual
-        self.rotary = traits_of(model)[layer.index].rotary
-        eps = torch.finfo(layer.dtype).eps
-        self.tolerance = max(MOST_ERROR, ROUNDINGS * eps)
+        self.rotary, self.rotation = traits_of(model)[layer.index].rotary, NO_ROTATION
+        self.tolerance = max(MOST_ERROR, ROUNDINGS * torch.finfo(layer.dtype).eps)
         self.projection = projection_map(model, layer)
         if not per_head:
             self.projection = self.projection.with_grouped_queries(layer.n_kv_heads)
@@ -184,10 +180,14 @@ class ReaderAccumulator(Accumulator):
             for block in residual.blocks[: layer.index]
             if block.w_o is not None
         }
-        self.owns_hooks = layer.index == len(residual.blocks)  # one reader's hooks serve all
+        # The bias of the norm, through W_Q and W_K, and the biases of these.
+        self.bias, bias = self.projection.bias, self.norm.bias
+        if bias is not None:
+            through = torch.einsum("m,mhd->hd", bias.double().cpu(), self.projection.weight)
+            self.bias = self.bias + through
 
     def hooks(self) -> Iterator[Attachment]:
-        if self.owns_hooks:
+        if self.layer.index == len(self.residual.blocks):  # one reader's hooks serve all
             yield from self.residual.hooks()
         normed = self.layer.point(self.layer.norm_point("ln1"))
         yield normed, partial(self.residual.keep, (self.layer.index, "normed"))
@@ -207,7 +207,8 @@ class ReaderAccumulator(Accumulator):
             raise NotImplementedError(
                 f"the scores of L{self.layer.index} are not q.k: they have no positional terms"
             )
-        self.flags = self.flags or self._flags_of(attention)
+        if is_first:
+            self._see(attention)
         self.add(**self.parts(attention))
         if is_first:
             fold = int(self.fold_of[0])
@@ -215,36 +216,25 @@ class ReaderAccumulator(Accumulator):
             rows = slice(fold, fold + 1)
             self._sums(((name, total[rows]) for name, total in self.totals.items()), n_seqs)
 
-    def _flags_of(self, attention: Attention) -> State:
-        visible = attention.mask.rows(self.cut.rows)[0]
-        flags = {"visible": visible.all(0)}
-        if self.per_head:
-            flags["visible"] = visible.expand(attention.n_heads, -1, -1).clone()
-        flags["scale"] = torch.tensor(attention.scale, dtype=torch.float64)
-        if attention.bias is not None:
-            bias = attention.bias[0, :, self.cut.rows].double()
-            flags["bias"] = (
-                bias.expand(attention.n_heads, -1, -1) if self.per_head else bias.mean(0)
-            )
+    def _see(self, attention: Attention) -> None:
+        """Keep what the first sequence shows of all: visible cells, scale, bias and rotation."""
+        visible, bias = attention.mask.rows(self.cut.rows)[0].cpu(), attention.bias
+        self.visible = visible if self.per_head else visible.all(0)
+        self.scale = attention.scale if self.per_head else attention.scale / attention.n_heads
+        self.score_bias: Tensor | None = None
+        if bias is not None:
+            bias, n_heads = bias[0, :, self.cut.rows].double().cpu(), attention.n_heads
+            self.score_bias = bias.expand(n_heads, -1, -1) if self.per_head else bias.mean(0)
         rope, angles = self.layer.tap.edits.rope, attention.angles
         if self.rotary is None or angles is None:
-            return flags
+            return
         if self.rotary.pairs is None:
             raise NotImplementedError(
                 f"RoPE's pairs of coordinates in L{self.layer.index} were not recognised"
             )
-        angles = angles if rope is None else rope.straightened(angles)
-        rotation = self.rotary.at(angles)
-        cos, sin = (x[0].double().clone() for x in (rotation.cos, rotation.sin))
-        return flags | {"cos": cos, "sin": sin}
-
-    @property
-    def rotation(self) -> Rotation:
-        """The rotation of the layer's queries and keys by RoPE."""
-        if self.rotary is None or self.rotary.pairs is None or "cos" not in self.flags:
-            return NO_ROTATION
-        cos, sin = self.flags["cos"].cpu(), self.flags["sin"].cpu()
-        return Rotation(pairs=self.rotary.pairs, cos=cos, sin=sin)
+        rotation = self.rotary.at(angles if rope is None else rope.straightened(angles))
+        cos, sin = (x[0].double().cpu() for x in (rotation.cos, rotation.sin))
+        self.rotation = Rotation(pairs=self.rotary.pairs, cos=cos, sin=sin)
 
     def _score_parts(self, attention: Attention, q: Tensor) -> list[FoldSum]:
         """Return the sums of q.k times the scale, over heads or per head."""
@@ -372,7 +362,7 @@ class ReaderAccumulator(Accumulator):
             for name, total in totals
         }
         mean_q, mean_k = (self.rotation.turned_back(means[name]) for name in ("q", "k"))
-        scale, scores = float(self.flags["scale"]), means.pop("scores")
+        scores = means.pop("scores")
         rows = rows_of(scores.shape[-2], self.cut.queries)
         if scores.shape[-2] < scores.shape[-1]:
             scores = scores.float()  # as all maps of chosen rows
@@ -384,7 +374,8 @@ class ReaderAccumulator(Accumulator):
             for kind, written in (("heads", brought), ("first", first)):
                 vectors = self._through(means.pop(f"{kind}{index}"), weight)
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
-        brought["bias"] = brought["bias"] + self._constants(means["gains"])
+        gain = self.projection.spread(means["gains"])
+        brought["bias"] = brought["bias"] + (gain * self.bias + self.projection.constant)
         n_kv = mean_k.shape[2]
         queries, keys = self._sides(brought, n_kv)
         first_queries, first_keys = self._sides(first, n_kv)
@@ -399,9 +390,9 @@ class ReaderAccumulator(Accumulator):
         return ReaderSums(
             q=mean_q,
             k=mean_k,
-            scores=scores.masked_fill(~self.flags["visible"].cpu(), torch.nan),
-            bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
-            scale=scale if self.per_head else scale / self.layer.n_heads,
+            scores=scores.masked_fill(~self.visible, torch.nan),
+            bias=self.score_bias,
+            scale=self.scale,
             rotation=self.rotation,
             query_positions=rows.clone(),  # every reader is saved by itself
             queries=queries,
@@ -429,17 +420,4 @@ class ReaderAccumulator(Accumulator):
         stream = means["stream"][:, self.cut.kept_positions :].mean(1)
         through = torch.einsum("fm,mhd->fhd", stream, self.weight)[:, None]
         scale, gain = (self.projection.spread(means[name]) for name in ("scales", "gains"))
-        return scale * through + gain * self._bias()
-
-    def _constants(
-        self, gains: Float[Tensor, "fold pos one_or_head part"]
-    ) -> Float[Tensor, "fold pos head d_head"]:
-        """Return the part of the biases of the reader's norm and projections."""
-        return self.projection.spread(gains) * self._bias() + self.projection.constant
-
-    def _bias(self) -> Float[Tensor, "head d_head"]:
-        """Return the bias of the norm, through W_Q and W_K, and the biases of these."""
-        bias, projection = self.norm.bias, self.projection
-        if bias is None:
-            return projection.bias
-        return projection.bias + torch.einsum("m,mhd->hd", bias.double().cpu(), projection.weight)
+        return scale * through + gain * self.bias

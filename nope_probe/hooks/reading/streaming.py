@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
-from nope_probe.hooks.layers.model import Inputs, block_point, tapped
+from nope_probe.hooks.layers.model import Given, Inputs, as_inputs, documents_of, tapped
+from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.layers.parity import validate_weights
 from nope_probe.hooks.layers.passes import logits_of, run_forward
-from nope_probe.hooks.layers.tap import StopForward, taps_read
+from nope_probe.hooks.layers.tap import StopForward, Tap, taps_read
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.maps.folds import State, under
+from nope_probe.maps.folds import State, folds_of, under
 
 
 class Stream:
@@ -76,9 +77,7 @@ def stream(
     """
     checkpoint = checkpoint or Stream()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
-    done, size = 0, batch_size
-    for accumulator in accumulators:
-        accumulator.n_seen = 0  # which counts the sequences of one stream
+    done, size = max(accumulator.n_seen for accumulator in accumulators), batch_size
     with torch.inference_mode(), _reading(model, accumulators):
         for start, stop in batches:
             behind = start  # the sequences that were run
@@ -105,6 +104,28 @@ def stream(
         validate_weights(cast(nn.Module, model))
 
 
+def dealt(
+    model: Model,
+    given: Given,
+    n_folds: int | None = None,
+    documents: Int[Tensor, " seq"] | None = None,
+) -> tuple[HookedModel, Inputs, Int[Tensor, " seq"]]:
+    """Return the hooked model and the inputs that a caller gave, and the fold of each sequence.
+
+    Args:
+        model: in any form that `load` takes in memory, or what it returns.
+        given: the inputs, in any form that `capture_scores` takes.
+        n_folds: how many folds; see `folds_of`.
+        documents: the document of each sequence; by default the documents of `Sequences`.
+
+    Raises:
+        UserError: for what is no model, or for inputs that it does not take, or for an empty fold.
+    """
+    model, documents = model_of(model), documents_of(given, documents)
+    inputs = as_inputs(model, given)
+    return model, inputs, folds_of(len(inputs), n_folds, documents)
+
+
 def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> list[tuple[int, int]]:
     """Return the batches of one process as (start, stop), dealt out in turn.
 
@@ -123,13 +144,12 @@ def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> lis
 
 def state_of(accumulators: Sequence[Accumulator]) -> State:
     """Return what accumulators keep, as tensors; see `restore`."""
-    state: State = {"n_seen": torch.tensor(accumulators[0].n_seen)}
+    state: State = {}
     for index, accumulator in enumerate(accumulators):
-        state |= {f"{index}.total.{name}": tensor for name, tensor in accumulator.totals.items()}
+        state |= {f"{index}.total.{name}": total for name, total in accumulator.totals.items()}
         # Copies: accumulators of a layer may share a tensor, and safetensors keeps no tensor twice.
-        state |= {
-            f"{index}.flag.{name}": tensor.clone() for name, tensor in accumulator.flags.items()
-        }
+        flags = {name: flag.clone() for name, flag in accumulator.flags.items()}
+        state |= {f"{index}.flag.{name}": flag for name, flag in flags.items()}
     return state
 
 
@@ -138,7 +158,6 @@ def restore(accumulators: Sequence[Accumulator], state: State) -> None:
     for index, accumulator in enumerate(accumulators):
         for kind, values in (("total", accumulator.totals), ("flag", accumulator.flags)):
             values |= under(state, f"{index}.{kind}.")
-        accumulator.n_seen = int(state["n_seen"])
 
 
 def run_batch(model: HookedModel, batch: Inputs, accumulators: Sequence[Accumulator]) -> bool:
@@ -164,26 +183,21 @@ def run_batch(model: HookedModel, batch: Inputs, accumulators: Sequence[Accumula
 @contextmanager
 def _reading(model: HookedModel, accumulators: Sequence[Accumulator]) -> Iterator[None]:
     """Let accumulators read forward passes, which stop after the last block that they read."""
-    end = None
-    if not any(accumulator.reads_logits for accumulator in accumulators):
-        depth, past_attention = max(
-            (accumulator.layer.index, not accumulator.reads_attention)
-            for accumulator in accumulators
-        )
-        name = "hook_resid_post" if past_attention else "attn.hook_attn_scores"
-        end = block_point(model, depth, name)
     hooks: list[Attachment] = [pair for accumulator in accumulators for pair in accumulator.hooks()]
-    with tapped(model) as layers:
-        # The scores' hook point fires only if it has hooks, so the tap itself ends the pass.
-        last = [layer.tap for layer in layers if layer.tap.scores_point is end]
-        if not last and end is not None:
-            hooks.append((end, _stop))
+    with tapped(model):
+        stopping = list[Tap]()
+        if not any(accumulator.reads_logits for accumulator in accumulators):
+            last = max(accumulators, key=lambda of: (of.layer.index, not of.reads_attention))
+            if last.reads_attention:
+                stopping.append(last.layer.tap)
+            else:
+                hooks.append((last.layer.point("hook_resid_post"), _stop))
         readers = [
             (accumulator.layer.tap, accumulator.read)
             for accumulator in accumulators
             if accumulator.reads_attention
         ]
-        with taps_read(readers, last), hooks_attached(hooks):
+        with taps_read(readers, stopping), hooks_attached(hooks):
             yield
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Vectors
-from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint, hooks_attached
+from nope_probe.hooks.layers.hook_points import HookedModel, hooks_attached
 from nope_probe.hooks.layers.model import (
     Inputs,
     begins_alike,
@@ -22,13 +21,13 @@ from nope_probe.hooks.layers.model import (
     layers_of,
     tapped,
 )
-from nope_probe.hooks.layers.passes import Entry, entered, n_outputs_of, run_forward
-from nope_probe.hooks.layers.tap import StopForward
+from nope_probe.hooks.layers.passes import Entry, entered, n_outputs_of
 from nope_probe.hooks.layers.writers import (
     BlockWriting,
     Outlet,
     blocks_that_write,
     outlets_of,
+    tensors_at,
     written_by_blocks,
 )
 from nope_probe.hooks.reading.streaming import Stream, batches_of
@@ -98,25 +97,17 @@ def capture_written(
     checkpoint = checkpoint or Stream()
     if kept >= n:
         raise UserError(f"kept_positions {kept}: sequences of {n} tokens have no later positions")
-    sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
-    measuring = _Measuring(
-        model=model,
-        inputs=inputs,
-        outlets=outlets,
-        as_intact=as_intact,
-        batches=batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes),
-        latest=min(sharing, default=len(blocks_of(model))),
-        checkpoint=checkpoint,
-        n_outputs=n_outputs_of(model, inputs[:1]),
-        positions=WrittenPositions(
-            outputs={},
-            texts=fingerprints_of(model, inputs, batch_size),
-            halves=halves,
-            kept_positions=kept,
-            of_tokens=of_tokens,
-            order=None if null_seed is None else null_order(len(inputs), n, kept, null_seed),
-        ),
+    nothing = WrittenPositions(
+        outputs={},
+        texts=fingerprints_of(model, inputs, batch_size),
+        halves=halves,
+        kept_positions=kept,
+        of_tokens=of_tokens,
+        order=None if null_seed is None else null_order(len(inputs), n, kept, null_seed),
     )
+    ends = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
+    batches = [torch.arange(start, stop) for start, stop in ends]
+    measuring = _Measuring(model, inputs, outlets, as_intact, batches, checkpoint, nothing)
     with torch.inference_mode(), tapped(model):
         for place in range(len(outlets)):
             measuring.measure(place)
@@ -141,17 +132,9 @@ def _outlets(
 
 def fingerprints_of(model: HookedModel, inputs: Inputs, batch_size: int) -> Int[Tensor, " text"]:
     """Return the `fingerprints` of texts, in every process those of all texts."""
-    found = list[Tensor]()
-
-    def keep(residual: Vectors, hook: HookPoint) -> None:
-        found.append(fingerprints(residual).cpu())
-        raise StopForward
-
-    entry = block_point(model, 0, "hook_resid_pre")
-    with torch.inference_mode(), tapped(model), hooks_attached([(entry, keep)]):
-        for batch in inputs.split(batch_size):
-            run_forward(model, batch)
-    return torch.cat(found)
+    entry = {"residual": block_point(model, 0, "hook_resid_pre")}
+    batches = (tensors_at(model, batch, entry) for batch in inputs.split(batch_size))
+    return torch.cat([fingerprints(batch["residual"]).cpu() for batch in batches])
 
 
 def options_of(ablation: Ablation) -> dict[str, Any]:
@@ -163,7 +146,7 @@ def options_of(ablation: Ablation) -> dict[str, Any]:
     return {"null_seed": seed, "kept_positions": ablation.kept_positions}
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Measuring:
     """The measurement in progress: residual streams before a block, and what is known so far."""
 
@@ -171,13 +154,16 @@ class _Measuring:
     inputs: Inputs
     outlets: Sequence[tuple[Outlet, BlockWriting]]
     as_intact: bool
-    batches: Sequence[tuple[int, int]]
-    latest: int
+    batches: Sequence[Int[Tensor, " batch"]]  # the numbers of the texts
     checkpoint: Stream
-    n_outputs: int
     positions: WrittenPositions
     entry: int = 0  # the block before which the residual streams are known
-    residuals: dict[int, Vectors] = field(default_factory=dict)  # by the first text of the batch
+    residuals: dict[int, Vectors] = field(default_factory=dict)  # by batch
+
+    def __post_init__(self) -> None:
+        sharing = [layer.index for layer in layers_of(self.model) if layer.shares_keys]
+        self.latest = min(sharing, default=len(blocks_of(self.model)))
+        self.n_outputs = n_outputs_of(self.model, self.inputs[:1])
 
     def measure(self, place: int) -> None:
         """Measure what an outlet's writers write, and run the texts through a block without that.
@@ -191,22 +177,15 @@ class _Measuring:
         kept = self._tensors(place, to_end=goes_on)
         for writer in outlet.writers:
             factor = block.factor if writer.kind in ("HEAD", "ATTN", "MLP") else 1.0
-            outputs = {
-                start: outlet.output(writer, tensors["output"], tensors)
-                for start, tensors in kept.items()
-            }
+            outputs = [outlet.output(writer, tensors["output"], tensors) for tensors in kept]
             measured = {**self.positions.outputs, str(writer): self._mean(outputs, factor)}
             self.positions = replace(self.positions, outputs=measured)
             if goes_on and not self.as_intact:
-                for start, output in outputs.items():
-                    written = self.positions.written(writer, output, self._numbers(start))
-                    self.residuals[start] -= factor * written.to(self.residuals[start])
+                for index, output in enumerate(outputs):
+                    written = self.positions.written(writer, output, self.batches[index])
+                    self.residuals[index] -= factor * written.to(self.residuals[index])
 
-    def _numbers(self, start: int) -> Int[Tensor, " batch"]:
-        stop = dict(self.batches)[start]
-        return torch.arange(start, stop)
-
-    def _tensors(self, place: int, *, to_end: bool) -> dict[int, dict[str, Tensor]]:
+    def _tensors(self, place: int, *, to_end: bool) -> list[dict[str, Tensor]]:
         """Return what an outlet's outputs are known from, by batch; keep the stream behind it."""
         model, entry, texts = self.model, self.entry, Texts(self.positions.texts)
         on = next(blocks_of(model)[entry].parameters()).device
@@ -214,48 +193,39 @@ class _Measuring:
         taken = () if self.as_intact else positions_taken(done, self.positions, texts)
         # After the hooks of an ablation that the model has: outputs as it leaves them are changed.
         changes = [(point, hook) for point, hook, _ in taken]
-        outlet, kept = self.outlets[place][0], dict[str, Tensor]()
+        outlet, kept = self.outlets[place][0], list[dict[str, Tensor]]()
         points = {**outlet.points_before(), "output": outlet.point}
         if to_end:
             points["after"] = block_point(model, outlet.index, "hook_resid_post")
-
-        def keep(name: str, tensor: Tensor, hook: HookPoint) -> None:
-            kept[name] = tensor.cpu()
-            if name == [*points][-1]:
-                raise StopForward
-
-        hooks = [(point, partial(keep, name)) for name, point in points.items()]
-        tensors = dict[int, dict[str, Tensor]]()
-        for start, stop in self.batches:
-            texts.numbers = self._numbers(start).to(on)
-            begin = {entry: self.residuals[start].to(on)} if entry else {}
+        for index, numbers in enumerate(self.batches):
+            texts.numbers = numbers.to(on)
+            begin = {entry: self.residuals[index].to(on)} if entry else {}
             entering = entered(model, Entry(residuals=begin, n_outputs=self.n_outputs), entry)
-            with entering, hooks_attached([*changes, *hooks]):
-                run_forward(model, self.inputs[start:stop])
+            with entering, hooks_attached(changes):
+                tensors = tensors_at(model, self.inputs[numbers], points)
+            kept.append({name: tensor.cpu() for name, tensor in tensors.items()})
             if to_end:
-                self.residuals[start] = kept.pop("after")
-            tensors[start] = {**kept}
-            n_done, n_of = place * (stop - start), len(self.outlets)
-            self.checkpoint.advance((n_done + stop - start) // n_of - n_done // n_of)
+                self.residuals[index] = kept[-1].pop("after")
+            n_done, n_of = place * len(numbers), len(self.outlets)
+            self.checkpoint.advance((n_done + len(numbers)) // n_of - n_done // n_of)
         self.entry = outlet.index + 1 if to_end else entry
-        return tensors
+        return kept
 
-    def _mean(self, outputs: Mapping[int, Vectors], factor: float) -> MeanOutput:
+    def _mean(self, outputs: Sequence[Vectors], factor: float) -> MeanOutput:
         """Return the mean of the outputs that are not massive, over all processes' texts."""
         n, kept = self.inputs.shape[1], self.positions.kept_positions
         norms: Float[Tensor, "text pos"] = torch.zeros(len(self.inputs), n)
-        for start, output in outputs.items():
-            norms[start : start + len(output)] = output.float().norm(dim=-1)
+        for numbers, output in zip(self.batches, outputs, strict=True):
+            norms[numbers] = output.float().norm(dim=-1)
         self.checkpoint.all_reduce([norms])
         limits = torch.full((n,), MASSIVE * float(norms[:, kept:].median()))
         order = self.positions.order
         are_massive = (norms if order is None else norms.gather(1, order)) > limits
         # Where most outputs are massive, as the first token's, that is what the position is like.
         limits[are_massive.float().mean(0) > MOST] = torch.inf
-        d_model = next(iter(outputs.values())).shape[-1]
+        d_model = outputs[0].shape[-1]
         total, counts = torch.zeros(2, n, d_model, dtype=torch.float64), torch.zeros(2, n)
-        for start, output in outputs.items():
-            numbers = self._numbers(start)
+        for numbers, output in zip(self.batches, outputs, strict=True):
             seen, halves = self.positions.seen(output.float(), numbers), self.positions.halves
             small = seen.norm(dim=-1) <= limits
             counted = seen.masked_fill(~small[..., None], 0.0).double()

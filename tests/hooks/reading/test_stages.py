@@ -12,7 +12,7 @@ from nope_probe import UserError, capture_stages
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.accumulators import STAGES, available
+from nope_probe.hooks.reading.accumulators import STAGES, available, hook_name
 from nope_probe.stages import LETTERS
 
 N_SEQS, N_FOLDS = 19, 3
@@ -71,8 +71,10 @@ def test_the_letters_are_the_papers_and_their_points_are_transformer_lens_hook_p
     assert tuple(STAGES) == LETTERS == tuple("abcdefghi")
     for model in (bridge("llama"), hooked("smollm3-rope")):
         layers = numbered(model)
-        for letter, name in available(layers, 0).items():
-            assert f"blocks.{STAGES[letter].block}.{name}" in model.hook_dict
+        for letter in available(layers, 0):
+            stage = STAGES[letter]
+            name = hook_name(stage, layers[stage.block])
+            assert f"blocks.{stage.block}.{name}" in model.hook_dict
 
 
 def test_the_first_block_is_the_default_and_a_pass_ends_before_the_next_blocks_output(
