@@ -11,8 +11,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from inspect import signature
 from typing import Any
 
@@ -31,8 +31,6 @@ from nope_probe.hooks.layers.hook_points import (
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
-    as_inputs,
-    documents_of,
     layers_of,
     modules_of,
     numbered_layers,
@@ -42,8 +40,9 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.layers.objects import Model, model_of, refused
 from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
+from nope_probe.hooks.reading.streaming import dealt
 from nope_probe.hooks.reading.written import capture_written, options_of
-from nope_probe.hooks.removing.components import components, mlp_outputs, removals_of
+from nope_probe.hooks.removing.components import Removal, components, mlp_outputs, removals_of
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import Calibration
 from nope_probe.hooks.removing.written import (
@@ -52,10 +51,7 @@ from nope_probe.hooks.removing.written import (
     WrittenPositions,
     without_position,
 )
-from nope_probe.maps.folds import folds_of
 from nope_probe.removal import BY_TOKEN, Condition, Writer, validate_components
-
-ABLATED_ALREADY = "the model is ablated already: name all components in one Ablation"
 
 
 @contextmanager
@@ -104,12 +100,12 @@ def ablated(
         model = model_of(model)
         blocks = ablations_of(model, ablation)
         if model in ABLATED:
-            raise UserError(ABLATED_ALREADY)
+            raise UserError("the model is ablated already: name all components in one Ablation")
         calibration = _calibration(model, ablation, calibration, tokens)
         hooks = [hook for block in blocks for hook in block.hooks(calibration)]
         for removal in removals_of(ablation.condition):
             hooks += removal.hooks_outside(model, ablation)
-        positions = None if calibration is None else calibration.positions_for(ablation.condition)
+        positions = calibration.positions_for(ablation.condition)
         if positions is not None:
             writers = ablation.condition.writers or map(Writer, positions.outputs)
             hooks += without_position(model, writers, positions)
@@ -144,43 +140,25 @@ def _in_place(
     model: HookedModel, hooks: Iterable[PlacedHook], active: ActiveAblation
 ) -> Iterator[None]:
     """Run a model with the hooks of an ablation, which `ABLATED` names meanwhile."""
-    if ABLATED.setdefault(model, active) is not active:
-        raise UserError(ABLATED_ALREADY)
-    try:
-        with tapped(model), hooks_in_place(hooks):
+    with tapped(model), hooks_in_place(hooks):
+        ABLATED[model] = active
+        try:
             yield
-    finally:
-        del ABLATED[model]
+        finally:
+            del ABLATED[model]
 
 
-@dataclass(eq=False)
-class BlockAblation:
-    """Removes components from one block, for as long as its hooks are attached.
-
-    Attributes:
-        model: the block's model.
-        layer: the block.
-        heads: the query heads that lose the components; None for all.
-        ablation: the removals.
-
-    Raises:
-        UserError: saying why the block cannot lose a component.
-    """
-
-    model: HookedModel
-    layer: Layer
-    heads: list[int] | None
-    ablation: Ablation
+class BlockAblation(Removal):
+    """All removals from one block, for as long as their hooks are attached."""
 
     def __post_init__(self) -> None:
         block = self.model, self.layer, self.heads, self.ablation
-        self.condition = self.ablation.condition
-        self.removals = [removal(*block) for removal in removals_of(self.condition)]
-        self.straightens = next((r.straightens for r in self.removals if r.straightens), None)
+        self.parts = [removal(*block) for removal in removals_of(self.ablation.condition)]
+        self.straightens = next((part.straightens for part in self.parts if part.straightens), None)
 
-    def hooks(self, calibration: Calibration | None) -> list[PlacedHook]:
-        """Return the block's hooks, given the result of `calibrate` if the ablation needs it."""
-        return [hook for removal in self.removals for hook in removal.hooks(calibration)]
+    def hooks(self, calibration: Calibration) -> Iterator[PlacedHook]:
+        for part in self.parts:
+            yield from part.hooks(calibration)
 
     def edit(self, attention: Attention) -> Attention:
         """Return attention as every removal leaves it, the mask last: it needs the window's.
@@ -188,10 +166,10 @@ class BlockAblation:
         Raises:
             UserError: if keys come from a cache, or for padding that the removal would count.
         """
-        if not all(name.kind in BY_TOKEN for name in self.condition):
-            check_sequences(attention, self.condition)
-        for removal in reversed(self.removals):
-            attention = removal.edit(attention)
+        if not all(name.kind in BY_TOKEN for name in self.ablation.condition):
+            check_sequences(attention, self.ablation.condition)
+        for part in reversed(self.parts):
+            attention = part.edit(attention)
         return attention
 
 
@@ -262,17 +240,19 @@ def check_sequences(attention: Attention, remove: Condition) -> None:
 
 def _calibration(
     model: HookedModel, ablation: Ablation, calibration: Calibration | None, tokens: Inputs | None
-) -> Calibration | None:
+) -> Calibration:
     """Return the measurements of the intact model that an ablation needs, given or taken now."""
     if not ablation.needs_calibration:
-        return None
+        return Calibration()
     if calibration is not None and tokens is not None:
         raise UserError("expected a calibration or tokens to calibrate on, not both")
     seed, heads = ablation.calibration_seed, content_heads(model, [ablation])
     if tokens is not None:
         needs = ablation.needs_intact
         measured = calibrate(model, tokens, seed=seed, heads=heads) if needs else Calibration()
-        return _with_written(model, ablation, measured, tokens)
+        _, inputs, fold_of = dealt(model, tokens)
+        measure = partial(capture_written, model, inputs, fold_of=fold_of)
+        return with_written(model, ablation, replace(measured, checksum=""), measure)
     measured = calibration or Calibration()
     if measured.checksum and measured.checksum != weights_checksum(model):
         raise UserError(
@@ -305,18 +285,29 @@ def _not_measured(
             yield f"the gain 'output' of {name}", "" if seed is None else f", seed={seed}"
 
 
-def _with_written(
-    model: HookedModel, ablation: Ablation, calibration: Calibration, tokens: Inputs
+def with_written(
+    model: HookedModel,
+    ablation: Ablation,
+    calibration: Calibration,
+    measure: Callable[..., WrittenPositions],
 ) -> Calibration:
-    """Return a calibration with written position, as it is without what else is removed."""
+    """Return a calibration with the position that an ablation removes, as written without all else.
+
+    Without the mask, or behind another writer, a component writes another position than in the
+    intact model, and taking away that of the intact model would leave its opposite.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        ablation: the ablation.
+        calibration: what was measured in the intact model.
+        measure: returns the position, given the options of `capture_written`.
+    """
     condition = ablation.condition
-    if not condition.of_written:
+    if not condition.of_written or calibration.positions_for(condition):
         return calibration
     others = ablation.without(condition - {*condition.of_written})
-    with ablated(model, others, replace(calibration, checksum="")):  # it is this model's
-        inputs, documents = as_inputs(model, tokens), documents_of(tokens, None)
-        fold_of = folds_of(len(inputs), None, documents)
-        positions = capture_written(model, inputs, **options_of(ablation), fold_of=fold_of)
+    with ablated(model, others, calibration):
+        positions = measure(**options_of(ablation))
     return replace(calibration, positions={condition.name: positions})
 
 
@@ -325,28 +316,27 @@ def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
     """Generate without a cache, and refuse hidden padding, where the ablation makes them wrong."""
     removed = [name for name in ablation.condition.ordered if name.kind not in BY_TOKEN]
     seen = [name for name in removed if name == "mask" or name.of_length]
-    methods: dict[str, Callable[..., Any]] = {}
-    original, of_original = original_of(model), dict[str, Callable[..., Any]]()
-    if removed:
+    shares = any(layer.shares_keys for layer in layers_of(model))
 
-        @cache
-        def warn() -> None:
-            text = f"generating without a KV cache: it is wrong without {removed[0]}"
-            warnings.warn(text, stacklevel=3)
+    @cache
+    def warn() -> None:
+        text = f"generating without a KV cache: it is wrong without {removed[0]}"
+        warnings.warn(text, stacklevel=3)
 
-        # transformers would leave out all queries but the last where blocks attend to others' keys.
-        shares = any(layer.shares_keys for layer in layers_of(model))
-        queries = {"logits_to_keep": 0} if shares else {}
-        if original is not None and hasattr(original, "generate"):
-            run: Any = original.generate
-            of_original["generate"] = _without_cache(run, warn, "use_cache", queries)
-        for name in ("generate", "generate_stream"):
-            if hasattr(model, name):
-                run = getattr(model, name)
-                methods[name] = _without_cache(run, warn, "use_past_kv_cache", {})
-    if seen:
-        methods["forward"] = _without_unseen_padding(model, seen[0])
-    with methods_replaced(model, **methods), methods_replaced(original, **of_original):
+    # transformers would leave out all queries but the last where blocks attend to others' keys.
+    methods: tuple[tuple[Any, str, str, dict[str, int]], ...] = (
+        (original_of(model), "generate", "use_cache", {"logits_to_keep": 0} if shares else {}),
+        (model, "generate", "use_past_kv_cache", {}),
+        (model, "generate_stream", "use_past_kv_cache", {}),
+    )
+    with ExitStack() as stack:
+        for owner, name, switch, others in methods:
+            if removed and hasattr(owner, name):
+                method = _without_cache(getattr(owner, name), warn, switch, others)
+                stack.enter_context(methods_replaced(owner, **{name: method}))
+        if seen:
+            forward = _without_unseen_padding(model, seen[0])
+            stack.enter_context(methods_replaced(model, forward=forward))
         yield
 
 
@@ -384,11 +374,9 @@ def _without_unseen_padding(model: Any, removed: str) -> Callable[..., Any]:
 
     def forward(*args: object, **options: object) -> object:
         call = signature(run).bind(*args, **options).arguments
-        texts = call["input"]
-        is_padded = (
-            isinstance(texts, list) and len({model.to_tokens(t).shape[1] for t in texts}) > 1
-        )
-        if is_padded and call.get("attention_mask") is None:
+        texts = call["input"] if isinstance(call["input"], list) else []
+        lengths = {model.to_tokens(text).shape[1] for text in texts}
+        if len(lengths) > 1 and call.get("attention_mask") is None:
             raise UserError(
                 f"texts of different lengths are padded, and without {removed} padding has an "
                 "effect: pass texts one by one, or tokens with their attention_mask"
@@ -400,18 +388,14 @@ def _without_unseen_padding(model: Any, removed: str) -> Callable[..., Any]:
 
 def foreign_hooks(model: HookedModel) -> list[str]:
     """Return the names of modules with hooks that are neither this package's nor a library's."""
+    # After a call that asked for attentions or hidden states, transformers leaves hooks in place.
+    # They record nothing until such a call comes again.
+    known = ("nope_probe.", "transformer_lens.", "transformers.utils.output_capturing")
 
     def has_others(module: nn.Module) -> bool:
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         if isinstance(module, HookPoint):
             return len(hooks) != sum(isinstance(of.user_hook, OfThread) for of in module.fwd_hooks)
-        return not all(_is_of_the_libraries(hook) for hook in hooks)
+        return not all(str(getattr(of, "__module__", "")).startswith(known) for of in hooks)
 
     return [name for name, module in modules_of(model).items() if has_others(module)]
-
-
-def _is_of_the_libraries(hook: object) -> bool:
-    # After a call that asked for attentions or hidden states, transformers leaves hooks in place.
-    # They record nothing until such a call comes again.
-    known = ("nope_probe.", "transformer_lens.", "transformers.utils.output_capturing")
-    return str(getattr(hook, "__module__", "")).startswith(known)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import ablated, ablations_of, content_heads
+from nope_probe.hooks.ablation import ablated, ablations_of, content_heads, with_written
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, layers_of
 from nope_probe.hooks.layers.passes import window_hides
@@ -29,7 +29,7 @@ from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import Stream, restore, state_of
-from nope_probe.hooks.reading.written import capture_written, options_of
+from nope_probe.hooks.reading.written import capture_written
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import AS_INTACT, Calibration
@@ -168,21 +168,16 @@ class Engine:
             return nullcontext(self.model)
         return ablated(self.model, ablation, self._calibration_for(ablation))
 
-    def _calibration_for(self, ablation: Ablation) -> Calibration | None:
-        """Return the calibration, with positions as written in the model without all else.
+    def _calibration_for(self, ablation: Ablation) -> Calibration:
+        """Return the calibration, with the position that the ablation removes."""
 
-        Without the mask, or behind another writer, a component writes another position than in the
-        intact model, and taking away that of the intact model would leave its opposite.
-        """
-        condition, calibration = ablation.condition, self.calibration or Calibration()
-        if not condition.of_written or calibration.positions_for(condition):
-            return self.calibration
-        others = ablation.without(condition - {*condition.of_written})
-        with ablated(self.model, others, calibration):
-            capture = partial(written, **options_of(ablation))
-            tensors = self.load_or_compute(position_key(ablation, self), capture)
-        positions = WrittenPositions.from_tensors(tensors)
-        return replace(calibration, positions={condition.name: positions})
+        def measure(**options: Any) -> WrittenPositions:
+            key = position_key(ablation, self)
+            return WrittenPositions.from_tensors(
+                self.load_or_compute(key, partial(written, **options))
+            )
+
+        return with_written(self.model, ablation, self.calibration or Calibration(), measure)
 
     def scores(
         self,
@@ -206,7 +201,7 @@ class Engine:
             options = {"layers": layers, "per_head": per_head}
             maps = engine.by_fold(capture_scores, stream, also=also, **options)
             validate_finite(maps, f"pass {key}")
-            sums = state_of(also) if also else {}
+            sums = state_of(also)
             return packed_tensors(maps) | {f"also.{name}": sums[name] for name in sums}
 
         tensors = self.load_or_compute(key, capture, ablation)

@@ -18,9 +18,8 @@ from support.induction import N_VOCAB, induction_model
 from support.plain_attention import plain_scores
 from support.plain_states import calls_of
 from support.rounding import NETWORK
-from support.tiny_models import ByName
+from support.tiny_models import ByName, tokenizer
 from support.tiny_models import plain as plain_model
-from support.tiny_models import tokenizer
 
 from nope_probe import (
     LoadedModel,

@@ -6,7 +6,6 @@ component from one block: it attaches hooks, and edits the block's attention.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, get_args
@@ -71,8 +70,8 @@ class Removal:
         """Yield the hooks outside of the blocks that attend."""
         yield from ()
 
-    def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
-        """Yield the block's hooks, given the result of `calibrate` if the ablation needs it."""
+    def hooks(self, calibration: Calibration) -> Iterator[PlacedHook]:
+        """Yield the block's hooks, given the result of `calibrate` that the ablation needs."""
         yield from ()
 
     def edit(self, attention: Attention) -> Attention:
@@ -101,13 +100,9 @@ class Removal:
 class OfMask(Removal):
     """The mask of attention changes."""
 
-    @abstractmethod
-    def changed(self, mask: AttentionMask) -> AttentionMask:
-        """Return the mask of the heads that lose the component."""
-
-    def edit(self, attention: Attention) -> Attention:
+    def masked(self, attention: Attention, new: AttentionMask) -> Attention:
+        """Return attention with a new mask in the heads that lose the component."""
         mask, n_heads = attention.mask, attention.n_heads
-        new = self.changed(mask)
         if self.heads is None:
             return replace(attention, mask=new)
 
@@ -129,8 +124,8 @@ class Mask(OfMask):
     def is_in(cls, model: HookedModel) -> bool:
         return model.cfg.attention_dir != "bidirectional"
 
-    def changed(self, mask: AttentionMask) -> AttentionMask:
-        return mask.both_ways(self.ablation.prefix)
+    def edit(self, attention: Attention) -> Attention:
+        return self.masked(attention, attention.mask.both_ways(self.ablation.prefix))
 
 
 class Window(OfMask):
@@ -138,8 +133,8 @@ class Window(OfMask):
 
     kind = trait = "window"
 
-    def changed(self, mask: AttentionMask) -> AttentionMask:
-        return mask.without_window()
+    def edit(self, attention: Attention) -> Attention:
+        return self.masked(attention, attention.mask.without_window())
 
 
 class Rope(Removal):
@@ -168,12 +163,10 @@ class Rope(Removal):
         angles = attention.angles
         assert angles is not None
         q, k = attention.q, attention.k
-        if self.heads is None:
-            q, k = (self.pairs.turned_back(x, angles) for x in (q, k))
-            return replace(attention, q=q, k=k, angles=self.pairs.straightened(angles))
-        k = repeat_heads(k, attention.n_heads)
+        left = self.pairs.straightened(angles) if self.heads is None else angles
+        k = k if self.heads is None else repeat_heads(k, attention.n_heads)
         q, k = (self.in_heads(self.pairs.turned_back(x, angles), x, dim=2) for x in (q, k))
-        return replace(attention, q=q, k=k)
+        return replace(attention, q=q, k=k, angles=left)
 
 
 class Alibi(Removal):
@@ -218,18 +211,14 @@ class Weight(Removal):
                 f"the keys and values of L{self.source}; remove {self.kind} of L{self.source} too"
             )
 
-    @property
-    def input_point(self) -> str:
-        """The name of the hook point that carries the weight's input."""
-        return self.layer.norm_point("ln1")
-
-    def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
+    def hooks(self, calibration: Calibration) -> Iterator[PlacedHook]:
         if self.source is not None:  # that block makes the keys and values
             return
         place = Place(layer=self.layer, name=self.kind, ablation=self.ablation, heads=self.heads)
         self.replaced, point = replace(place, calibration=calibration).made(), self.layer.point
+        of_input = "attn.hook_z" if self.kind == "w_o" else self.layer.norm_point("ln1")
         yield first(point("hook_resid_pre"), self.drop)  # tensors of a pass that ended early
-        yield last(point(self.input_point), self.keep)
+        yield last(point(of_input), self.keep)
         yield first(point(self.layer.output_point(self.kind)), self.write)
         yield last(point("hook_resid_post"), self.drop)
 
@@ -271,10 +260,6 @@ class WO(Weight):
 
     kind = "w_o"
 
-    @property
-    def input_point(self) -> str:
-        return "attn.hook_z"
-
     def write(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         z, heads = self.layer.by_head(self.inputs[-1]), self.heads
         if heads is None:
@@ -297,7 +282,7 @@ class Mlp(Removal):
     def hooks_outside(cls, model: HookedModel, ablation: Ablation) -> Iterator[PlacedHook]:
         for number, point in mlp_outputs(model).items():
             if ablation.layers is None or number in ablation.layers:
-                yield first(point, zeros)
+                yield first(point, lambda tensor, hook: torch.zeros_like(tensor))
 
 
 class Norms(Removal):
@@ -305,7 +290,7 @@ class Norms(Removal):
 
     kind = "norms"
 
-    def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
+    def hooks(self, calibration: Calibration) -> Iterator[PlacedHook]:
         for norm in get_args(NormName):
             if self.layer.has(f"{norm}.hook_normalized"):
                 yield from self.layer.hooks_without_norm_weight(norm)
@@ -332,8 +317,7 @@ class Content(Removal):
 
     kind = "content"
 
-    def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
-        assert calibration is not None
+    def hooks(self, calibration: Calibration) -> Iterator[PlacedHook]:
         heads = range(self.layer.n_heads) if self.heads is None else self.heads
         self.fixed = calibration.patterns[self.layer.index].of_heads(heads)
         yield from ()
@@ -359,11 +343,6 @@ def mlp_outputs(model: HookedModel) -> dict[int, HookPoint]:
     blocks = enumerate(blocks_of(model))
     points = {number: find_point(block, "hook_mlp_out") for number, block in blocks}
     return {number: point for number, point in points.items() if point is not None}
-
-
-def zeros(tensor: Tensor, hook: HookPoint) -> Tensor:
-    """Replace a tensor by zeros."""
-    return torch.zeros_like(tensor)
 
 
 def mean_over_positions(

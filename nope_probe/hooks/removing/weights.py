@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from einops import rearrange
@@ -22,7 +22,6 @@ from torch import Tensor
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import HeadVectors, MeanPattern, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
-from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import kept_to_this_thread
 from nope_probe.hooks.layers.objects import Model, model_of, refused
 from nope_probe.hooks.removing.settings import Ablation, GivenReplacement
@@ -91,14 +90,14 @@ class Place:
         layer: the block.
         name: the projection.
         ablation: says what the projection becomes, and its size.
-        calibration: the result of `calibrate`, if the replacement needs it.
+        calibration: the result of `calibrate` that the replacement needs.
         heads: the query heads that lose the weight; None for all.
     """
 
     layer: Layer
     name: Projection
     ablation: Ablation
-    calibration: Calibration | None = None
+    calibration: Calibration = field(default_factory=Calibration)
     heads: list[int] | None = None
 
     @property
@@ -111,7 +110,6 @@ class Place:
             return float(self.layer.weight(self.name).detach().float().norm() / n**0.5)
         if gain == "identity":
             return 1.0
-        assert self.calibration is not None, "the gain `output` is measured first"
         return self.calibration.gains[self.ablation.kind][self.name][self.layer.index]
 
     def made(self) -> NewWeight:
@@ -125,13 +123,13 @@ class Place:
             return self._given(replacement)
         if replacement == "identity":
             rows = torch.arange(layer.n_heads * self.width).view(-1, self.width)
-            return NewWeight(rows=rows % layer.d_model, d_model=layer.d_model, c=self.c)
+            return Linear(rows=rows % layer.d_model, d_model=layer.d_model, c=self.c)
         if replacement == "random":
-            return NewWeight(rows=self.random_rows(), c=self.c)
+            return Linear(rows=self.random_rows(), c=self.c)
         if replacement == "mean":
-            return NewWeight(bias=self._mean_output())
+            return Constant(self._mean_output())
         width = layer.d_model if self.name == "w_o" else layer.d_head
-        return NewWeight(bias=torch.zeros(layer.n_heads, width))
+        return Constant(torch.zeros(layer.n_heads, width))
 
     @property
     def width(self) -> int:
@@ -162,7 +160,7 @@ class Place:
         if self.ablation.scaling == "norm":
             size = float(rows.float().norm()) / (rows.shape[0] * rows.shape[1]) ** 0.5
             c = self.c / size if size > 0 else 0.0
-        return NewWeight(rows=rows, c=c)
+        return Linear(rows=rows, c=c)
 
     @property
     def generator(self) -> torch.Generator:
@@ -188,7 +186,6 @@ class Place:
 
     def _mean_output(self) -> Float[Tensor, "head width"]:
         """Return the part of each head in the mean output over tokens and positions."""
-        assert self.calibration is not None, "the mean output is measured first"
         layer = self.layer
         if self.name == "w_o" and self.heads is not None:  # its bias belongs to no head
             z = self.calibration.mean("z", layer.index).view(layer.n_heads, -1)
@@ -201,49 +198,57 @@ class Place:
         return repeat_heads(mean.view(1, 1, -1, layer.d_head), layer.n_heads)[0, 0]
 
 
+@dataclass(eq=False)
+class Constant:
+    """The output of every query head in place of a projection's (of W_O: each head's part)."""
+
+    bias: Float[Tensor, "head out"]
+
+    def outputs(self, y: Vectors) -> HeadVectors:
+        """Return the output in place of W_Q's, W_K's or W_V's, for every query head."""
+        self.bias = self.bias.to(y)  # and stays there
+        return self.bias.expand(*y.shape[:2], -1, -1).clone()  # OLMo clips queries in place
+
+    def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
+        """Return the part of some heads in the output in place of W_O's."""
+        self.bias = self.bias.to(z)
+        return self.bias[heads].sum(0).expand(*z.shape[:2], -1).clone()
+
+
 @dataclass(kw_only=True, eq=False)
-class NewWeight:
-    """The weight and bias of every query head in place of a projection's; a `Place` makes them.
+class Linear:
+    """The weight of every query head in place of a projection's.
 
     Attributes:
-        rows: of the weight (of W_O: its columns), or the coordinate that each row of P reads; None
-            for a weight of 0.
-        bias: of W_O, each head's part of it; where there is one, the weight is 0.
+        rows: of the weight (of W_O: its columns), or the coordinate that each row of P reads.
         c: multiplies the weight.
         d_model: the width of the residual stream, of P alone.
     """
 
-    rows: Shaped[Tensor, "head width *d_model"] | None = None
-    bias: Float[Tensor, "head out"] | None = None
-    c: float = 1.0
+    rows: Shaped[Tensor, "head width *d_model"]
+    c: float
     d_model: int = 0
 
     def outputs(self, y: Vectors) -> HeadVectors:
         """Return the output in place of W_Q's, W_K's or W_V's, for every query head."""
-        rows, bias = self._on_device_of(y)
-        if bias is not None:  # A copy: OLMo clips queries in place.
-            return bias.expand(*y.shape[:2], -1, -1).clone()
-        assert rows is not None
+        rows = self._on_device_of(y)
         return self.c * (y[..., rows] if self.d_model else torch.einsum("bpm,hdm->bphd", y, rows))
 
     def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
         """Return the part of some heads in the output in place of W_O's."""
-        rows, bias = self._on_device_of(z)
-        if bias is not None:
-            return bias[heads].sum(0).expand(*z.shape[:2], -1).clone()
-        assert rows is not None
+        rows, z = self._on_device_of(z)[heads], z[:, :, heads]
         if not self.d_model:
-            return self.c * torch.einsum("bphd,hdm->bpm", z[:, :, heads], rows[heads])
+            return self.c * torch.einsum("bphd,hdm->bpm", z, rows)
         sums = z.new_zeros(*z.shape[:2], self.d_model)
-        return self.c * sums.index_add_(-1, rows[heads].flatten(), z[:, :, heads].flatten(2))
+        return self.c * sums.index_add_(-1, rows.flatten(), z.flatten(2))
 
-    def _on_device_of(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return weight and bias, which stay on the device and in the dtype of the first input."""
-        if self.bias is not None:
-            self.bias = self.bias.to(x)
-        elif self.rows is not None:
-            self.rows = self.rows.to(x.device if self.d_model else x)
-        return self.rows, self.bias
+    def _on_device_of(self, x: Tensor) -> Tensor:
+        """Return the rows, which stay on the device and in the dtype of the first input."""
+        self.rows = self.rows.to(x.device if self.d_model else x)
+        return self.rows
+
+
+NewWeight: TypeAlias = Constant | Linear  # in place of a projection; a `Place` makes them
 
 
 @contextmanager
@@ -272,23 +277,17 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
     """
     model = model_of(model)
     generator = torch.Generator().manual_seed(seed)
-    with kept_to_this_thread(model), refused(model), _restored(model):
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(_drawn(name, parameter, generator))
-        yield model
-
-
-@contextmanager
-def _restored(model: HookedModel) -> Iterator[None]:
-    """Restore a model's weights at the end, from copies in main memory."""
     saved = [(weight, weight.detach().cpu().clone()) for weight in model.parameters()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for weight, value in saved:
-                weight.copy_(value)
+    with kept_to_this_thread(model), refused(model):
+        try:
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(_drawn(name, parameter, generator))
+            yield model
+        finally:
+            with torch.no_grad():
+                for weight, value in saved:
+                    weight.copy_(value)
 
 
 def _drawn(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:

@@ -205,10 +205,8 @@ class Texts:
 
     def recognise(self, tensor: Vectors, hook: HookPoint) -> None:
         """Find the texts of a pass by the residual stream before the first block."""
-        known = self.known.to(tensor.device)
-        is_same = fingerprints(tensor)[:, None] == known
-        found = is_same.int().argmax(1) if len(known) else known.new_zeros(len(tensor))
-        self.numbers = torch.where(is_same.any(1), found, -1)
+        is_same = fingerprints(tensor)[:, None] == self.known.to(tensor.device)
+        self.numbers = torch.where(is_same.any(1), is_same.int().argmax(1), -1)
 
 
 def fingerprints(residual: Float[Tensor, "batch pos d_model"]) -> Int[Tensor, " batch"]:
