@@ -253,22 +253,6 @@ class ScoreSums:
         return torch.stack(means, 1)
 
 
-def token_losses(
-    logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
-) -> Float[Tensor, "batch target"]:
-    """Return the loss of every token but the first, in nats: -log p(token | earlier tokens).
-
-    Column i is the loss of token i + 1 under the logits at position i. Logits are converted to
-    float32 one sequence at a time, to avoid a second tensor of the batch's size.
-    """
-    tokens = tokens.to(logits.device)
-    rows = [
-        cross_entropy(each[:-1].float(), ids[1:], reduction="none")
-        for each, ids in zip(logits, tokens, strict=True)
-    ]
-    return torch.stack(rows)
-
-
 def capture_losses(
     model: Model, tokens: Given, *, batch_size: int = 32, checkpoint: Stream | None = None
 ) -> Float[Tensor, "seq target"]:
@@ -312,9 +296,17 @@ class LossAccumulator(Accumulator):
     def read_logits(
         self, logits: Float[Tensor, "batch logit_pos d_vocab"], tokens: Int[Tensor, "batch pos"]
     ) -> None:
-        """Add the losses of a batch."""
-        losses = token_losses(logits, tokens[:, self.first :])
-        self.add(losses=list(zip(self.fold_of.tolist(), losses, strict=True)))
+        """Add the losses of a batch: -log p(token | earlier tokens), nats.
+
+        Column i is the loss of token i + 1 under the logits at position i. Logits become float32
+        one sequence at a time, to avoid a second tensor of the batch's size.
+        """
+        targets = tokens[:, self.first + 1 :].to(logits.device)
+        losses = [
+            (fold, cross_entropy(of_seq[:-1].float(), ids, reduction="none"))
+            for fold, of_seq, ids in zip(self.fold_of.tolist(), logits, targets, strict=True)
+        ]
+        self.add(losses=losses)
 
 
 Targets = Float[Tensor, "seq pos target"]

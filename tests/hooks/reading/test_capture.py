@@ -17,9 +17,9 @@ from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import traits_of
 from nope_probe.hooks.reading.capture import (
+    LossAccumulator,
     capture_distances,
     capture_moments,
-    token_losses,
 )
 
 N_SEQS, N_FOLDS = 37, 5
@@ -96,11 +96,11 @@ def test_a_capture_leaves_the_model_as_it_was_also_when_it_fails(
 
 def test_losses_of_bfloat16_logits_are_float32() -> None:
     logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).bfloat16()
-    ids = torch.tensor([[0, 1, 2, 3, 4], [6, 5, 4, 3, 2]])
-    losses = token_losses(logits, ids)
+    ids, sums = torch.tensor([[0, 1, 2, 3, 4], [6, 5, 4, 3, 2]]), LossAccumulator(2)
+    sums.start_batch(torch.arange(2), 2)
+    sums.read_logits(logits, ids)
     expected = cross_entropy(logits.double()[:, :-1].mT, ids[:, 1:], reduction="none")
-    assert losses.dtype == torch.float32
-    assert_same(losses, expected, rounding(logits.shape[-1]))
+    assert_same(sums.totals["losses"], expected, rounding(logits.shape[-1]))
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-nope"])
