@@ -15,6 +15,7 @@ attention frozen at the mean field's, x <- M x with M from theory, and taking sc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -36,10 +37,17 @@ from nope_probe.analyses.theory import (
 )
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.reading.capture import ScoreSums
-from nope_probe.hooks.reading.streaming import Stream
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.accumulators import Cut, ScoreAccumulator
+from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.maps.estimates import fold_weights
-from nope_probe.maps.folds import TensorRecord, fold_counts, fold_products, pooled
+from nope_probe.maps.folds import (
+    TensorRecord,
+    fold_counts,
+    fold_products,
+    interleaved_folds,
+    pooled,
+)
 from nope_probe.maps.maps import cells_frame
 from nope_probe.maps.positions import Rotation
 from nope_probe.stages import Norm, ParameterFreeSpec
@@ -157,7 +165,8 @@ def simulate_scores(
     spec, n_layers = spec_of(model), model.cfg.n_layers
     _validate(spec, n_samples, target_se)
     n_blocks = N_BLOCKS if n_samples is None else min(N_BLOCKS, n_samples)
-    scores, variate = ScoreSums(model, n_blocks), None
+    cut = Cut(counts=torch.zeros(n_blocks, dtype=torch.long))  # which `_estimates` counts
+    sums, variate = [ScoreAccumulator(layer, cut) for layer in layers_of(model)], None
     if control_variate:
         variate = ControlVariate(alpha, seq_len, n_layers, spec, n_blocks)
     checkpoint = checkpoint or Stream()
@@ -167,22 +176,26 @@ def simulate_scores(
         x = sample_inputs(
             before, done, alpha=alpha, seq_len=seq_len, d_model=spec.dimension, seed=seed
         )
-        scores.add(x)
+        stream(model, x, sums, interleaved_folds(len(x), n_blocks, first=before), len(x))
         if variate is not None:
             variate.add(x)
         if target_se is not None and done == goal:
-            goal = _next_goal(_estimates(scores, variate), target_se)
+            goal = _next_goal(_estimates(sums, variate, done), target_se)
         checkpoint.advance(done - before)
-    return _estimates(scores, variate)
+    return _estimates(sums, variate, done)
 
 
-def _estimates(scores: ScoreSums, variate: ControlVariate | None) -> Simulation:
+def _estimates(
+    sums: Sequence[ScoreAccumulator], variate: ControlVariate | None, n_samples: int
+) -> Simulation:
     """Return the estimates from the samples so far."""
-    plain, controlled = Estimate(folds=scores.means(), counts=scores.counts), None
+    counts = fold_counts(n_samples, sums[0].n_folds)
+    means = [of.joined([of.totals["map"].cpu() / counts[:, None, None]]) for of in sums]
+    plain, controlled = Estimate(folds=torch.stack(means, 1), counts=counts), None
     if variate is not None:
         folds = plain.folds - variate.deviations()
         controlled = Estimate(folds=folds, counts=plain.counts.clone())  # saved by itself
-    return Simulation(n_samples=scores.n_seqs, plain=plain, controlled=controlled)
+    return Simulation(n_samples=n_samples, plain=plain, controlled=controlled)
 
 
 def _next_goal(simulation: Simulation, target_se: float) -> int:

@@ -41,7 +41,7 @@ from nope_probe.hooks.layers.objects import Model, model_of, refused
 from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.reading.streaming import dealt
-from nope_probe.hooks.reading.written import capture_written, options_of
+from nope_probe.hooks.reading.written import capture_written
 from nope_probe.hooks.removing.components import Removal, components, mlp_outputs, removals_of
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import Calibration
@@ -51,7 +51,7 @@ from nope_probe.hooks.removing.written import (
     WrittenPositions,
     without_position,
 )
-from nope_probe.removal import BY_TOKEN, Condition, Writer, validate_components
+from nope_probe.removal import BY_TOKEN, WRITTEN_NULL, Condition, Writer, validate_components
 
 
 @contextmanager
@@ -305,9 +305,12 @@ def with_written(
     condition = ablation.condition
     if not condition.of_written or calibration.positions_for(condition):
         return calibration
-    others = ablation.without(condition - {*condition.of_written})
-    with ablated(model, others, calibration):
-        positions = measure(**options_of(ablation))
+    options: dict[str, object] = {"writers": condition.writers}
+    if condition.of_blocks:
+        seed = ablation.seed + 1 if WRITTEN_NULL in condition else None
+        options = {"null_seed": seed, "kept_positions": ablation.kept_positions}
+    with ablated(model, ablation.without(condition - {*condition.of_written}), calibration):
+        positions = measure(**options)
     return replace(calibration, positions={condition.name: positions})
 
 

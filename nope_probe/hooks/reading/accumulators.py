@@ -295,13 +295,9 @@ class MapAccumulator(Accumulator):
         """Return the map from its rows by groups, NaN where the model masks."""
         return join_groups(blocks, self.groups, self.flags["visible"].cpu())
 
-    def fold_means(self) -> Float[Tensor, "fold *head row key_pos"]:
-        """Return the mean map of each fold, NaN where the model masks, and forget the sums."""
-        return self.joined(self.means("map"))
-
     def all_means(self) -> dict[str, Float[Tensor, "fold *map"]]:
-        """Return the fold means of all totals by name, and forget the sums."""
-        return {"map": self.fold_means()}
+        """Return the fold means by name, maps NaN where the model masks, and forget the sums."""
+        return {"map": self.joined(self.means("map"))}
 
     def means(self, name: str) -> Iterator[Float[Tensor, "fold *head_row_key"]]:
         """Yield the fold means of a total by groups of rows, and forget the sums of each group.

@@ -22,7 +22,6 @@ from nope_probe.hooks.layers.base_layer import Layer, RemovedPairs
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
     Given,
-    Inputs,
     begins_alike,
     layers_of,
     numbered_layers,
@@ -43,7 +42,7 @@ from nope_probe.hooks.reading.accumulators import (
 from nope_probe.hooks.reading.calibration import tensor_checksum
 from nope_probe.hooks.reading.streaming import Stream, dealt, stream
 from nope_probe.hooks.removing.written import estimated_on_halves
-from nope_probe.maps.folds import FoldSum, fold_counts, interleaved_folds
+from nope_probe.maps.folds import FoldSum
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows
 from nope_probe.removal import Component
@@ -203,7 +202,7 @@ def capture_stages(
         )
     stream(model, inputs, list(accumulators.values()), fold_of, batch_size, checkpoint)
     return StageMaps(
-        folds={letter: accumulator.fold_means() for letter, accumulator in accumulators.items()},
+        folds={letter: of.all_means()["map"] for letter, of in accumulators.items()},
         visible={
             letter: accumulator.flags["visible"].cpu()
             for letter, accumulator in accumulators.items()
@@ -214,43 +213,6 @@ def capture_stages(
         skip_keys=skip_keys_of(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
-
-
-class ScoreSums:
-    """Sums every layer's scores per fold, one batch at a time.
-
-    Sequence s of the whole stream goes to fold s % n_folds, for any batch size.
-
-    Example:
-        >>> from nope_probe.models.parameter_free import build, parameter_free
-        >>> sums = ScoreSums(build(parameter_free(n_layers=2, d_model=8)), n_folds=2)
-        >>> for _ in range(3):
-        ...     sums.add(torch.randn(16, 5, 8))
-        >>> sums.means().shape
-        torch.Size([2, 2, 5, 5])
-    """
-
-    def __init__(self, model: HookedModel, n_folds: int) -> None:
-        self.model, self.n_folds, self.n_seqs = model, n_folds, 0
-        cut = Cut(counts=torch.zeros(n_folds, dtype=torch.long))  # which `means` counts
-        self.sums = [ScoreAccumulator(layer, cut) for layer in layers_of(model)]
-
-    def add(self, batch: Inputs) -> None:
-        """Run one batch through the model and add its scores."""
-        fold_of = interleaved_folds(len(batch), self.n_folds, first=self.n_seqs)
-        stream(self.model, batch, self.sums, fold_of, len(batch))
-        self.n_seqs += len(batch)
-
-    @property
-    def counts(self) -> Int[Tensor, " fold"]:
-        """Sequences per fold so far."""
-        return fold_counts(self.n_seqs, self.n_folds)
-
-    def means(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
-        """Return the fold means so far, in nats; NaN where the model masks."""
-        n_seqs = self.counts[:, None, None]
-        means = [of.joined([of.totals["map"].cpu() / n_seqs]) for of in self.sums]
-        return torch.stack(means, 1)
 
 
 def capture_losses(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +30,6 @@ from nope_probe.hooks.layers.writers import (
     written_by_blocks,
 )
 from nope_probe.hooks.reading.streaming import Stream, batches_of
-from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.written import (
     MeanOutput,
     Texts,
@@ -41,7 +39,7 @@ from nope_probe.hooks.removing.written import (
     positions_taken,
 )
 from nope_probe.maps.folds import halves_of
-from nope_probe.removal import WRITTEN_NULL, Writer
+from nope_probe.removal import Writer
 
 MASSIVE = 4.0  # times the median norm of a component's outputs
 MOST = 0.5  # of the texts
@@ -135,15 +133,6 @@ def fingerprints_of(model: HookedModel, inputs: Inputs, batch_size: int) -> Int[
     entry = {"residual": block_point(model, 0, "hook_resid_pre")}
     batches = (tensors_at(model, batch, entry) for batch in inputs.split(batch_size))
     return torch.cat([fingerprints(batch["residual"]).cpu() for batch in batches])
-
-
-def options_of(ablation: Ablation) -> dict[str, Any]:
-    """Return the options of `capture_written` for the position that an ablation removes."""
-    if not ablation.condition.of_blocks:
-        return {"writers": ablation.condition.writers}
-    is_null = WRITTEN_NULL in ablation.condition
-    seed = ablation.seed + 1 if is_null else None
-    return {"null_seed": seed, "kept_positions": ablation.kept_positions}
 
 
 @dataclass
