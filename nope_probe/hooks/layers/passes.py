@@ -309,8 +309,7 @@ def run_to_enter(
     def keep(tensor: Tensor, hook: HookPoint, number: int) -> None:
         residuals[number] = tensor
 
-    sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
-    latest = min(sharing, default=len(blocks_of(model)))
+    latest = latest_entry(model)
     points = [
         (block_point(model, number, "hook_resid_pre"), partial(keep, number=number))
         for number in {min(number, latest) for number in numbers} - {0}
@@ -318,6 +317,12 @@ def run_to_enter(
     with _counting_outputs(model) as counts, hooks_attached(points):
         logits = logits_of(model, tokens)
     return Entry(residuals=residuals, n_outputs=counts[0]), logits
+
+
+def latest_entry(model: HookedModel) -> int:
+    """Return the latest block at which a pass can begin: that which all shared keys come after."""
+    sharing = [layer.index for layer in layers_of(model) if layer.shares_keys]
+    return min(sharing, default=len(blocks_of(model)))
 
 
 def n_outputs_of(model: HookedModel, inputs: Inputs) -> int:

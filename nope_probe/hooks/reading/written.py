@@ -17,10 +17,9 @@ from nope_probe.hooks.layers.model import (
     begins_alike,
     block_point,
     blocks_of,
-    layers_of,
     tapped,
 )
-from nope_probe.hooks.layers.passes import Entry, entered, n_outputs_of
+from nope_probe.hooks.layers.passes import Entry, entered, latest_entry, n_outputs_of
 from nope_probe.hooks.layers.writers import (
     BlockWriting,
     Outlet,
@@ -150,8 +149,7 @@ class _Measuring:
     residuals: dict[int, Vectors] = field(default_factory=dict)  # by batch
 
     def __post_init__(self) -> None:
-        sharing = [layer.index for layer in layers_of(self.model) if layer.shares_keys]
-        self.latest = min(sharing, default=len(blocks_of(self.model)))
+        self.latest = latest_entry(self.model)
         self.n_outputs = n_outputs_of(self.model, self.inputs[:1])
 
     def measure(self, place: int) -> None:
