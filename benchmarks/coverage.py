@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import tyro
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
