@@ -1,8 +1,11 @@
 """Pages in headless Chromium, where it is installed."""
 
+import re
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,16 +17,23 @@ FLAGS = (
 )
 # On a busy machine headless Chromium may end before its first frame, in which figures come into
 # view: they are drawn as for a printer, all at once.
-DRAW_ALL = "<script>dispatchEvent(new Event('beforeprint'))</script></body>"
+DRAW_ALL = "<script>dispatchEvent(new Event('beforeprint'))</script>"
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 
 def opened(
-    html: str, folder: Path, width: int = 1200, height: int = 6000, draw_all: bool = True
+    html: str,
+    folder: Path,
+    script: str = "",
+    *,
+    width: int = 1200,
+    height: int = 6000,
+    draw_all: bool = True,
 ) -> str:
     """Return a page's elements after its scripts ran, which must not write to the console."""
     page = folder / "opened.html"
-    page.write_text(html.replace("</body>", DRAW_ALL) if draw_all else html, encoding="utf-8")
+    more = f"<script>{script}</script>" * bool(script) + DRAW_ALL * draw_all
+    page.write_text(html.replace("</body>", f"{more}</body>"), encoding="utf-8")
     options = [f"--window-size={width},{height}", f"--user-data-dir={folder / 'profile'}"]
     run = subprocess.run(
         [str(CHROMIUM), *FLAGS.split(), *options, page.absolute().as_uri()],
@@ -35,3 +45,9 @@ def opened(
     said = [line for line in run.stderr.splitlines() if "CONSOLE" in line]
     assert not said, said
     return run.stdout
+
+
+def told(html: str, folder: Path, script: str, **options: Any) -> dict[str, str]:
+    """Return what a script left in the data attributes of a page's body."""
+    [body] = re.findall(r"<body[^>]*>", opened(html, folder, script, **options))
+    return {name: unescape(text) for name, text in re.findall(r'data-(\w+)="([^"]*)"', body)}

@@ -195,26 +195,12 @@ def _with_pairs_side_by_side(
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def _with_gains_around_one(
-    name: str, tensor: torch.Tensor, config: PreTrainedConfig
-) -> torch.Tensor:
-    return tensor + 1 if name.endswith("norm.weight") else tensor
-
-
-def _with_outputs_first(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
-    return tensor.T if tensor.ndim == 2 and ".h." in name else tensor
-
-
 def _with_q_k_v_apart(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
     if "query_key_value" not in name:
         return tensor
     d_head = config.hidden_size // config.num_attention_heads
     by_head = tensor.reshape(config.num_attention_heads, 3, d_head, *tensor.shape[1:])
     return by_head.transpose(0, 1).reshape(tensor.shape)
-
-
-def _without_leading_one(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
-    return tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
 
 
 def _of_qwen35(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
@@ -226,8 +212,8 @@ def _of_qwen35(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> tor
     return tensor + 1 if is_offset else tensor
 
 
-def _of_lfm2(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
-    return tensor[:, 0] if name.endswith("conv.conv.weight") else tensor
+def _with_gains_around_one(name: str, tensor: torch.Tensor, _: PreTrainedConfig) -> torch.Tensor:
+    return tensor + 1 if name.endswith("norm.weight") else tensor
 
 
 Change = Callable[[str, torch.Tensor, PreTrainedConfig], torch.Tensor]
@@ -236,11 +222,11 @@ _CHANGES: dict[str, Change] = {
     "gemma2": _with_gains_around_one,
     "gemma3": _with_gains_around_one,
     "nemotron": _with_gains_around_one,
-    "gpt2": _with_outputs_first,
+    "gpt2": lambda name, x, _: x.T if x.ndim == 2 and ".h." in name else x,  # outputs first
     "bloom": _with_q_k_v_apart,
-    "qwen2moe": _without_leading_one,
+    "qwen2moe": lambda name, x, _: x[0] if name.endswith("shared_expert_gate.weight") else x,
     "qwen35": _of_qwen35,
-    "lfm2": _of_lfm2,
+    "lfm2": lambda name, x, _: x[:, 0] if name.endswith("conv.conv.weight") else x,
 }
 
 

@@ -1,12 +1,12 @@
-"""Ablations of a HookedTransformer that no Hugging Face model converts into.
+"""HookedTransformers that no Hugging Face model converts into, and tokenizers that pad.
 
-One has LayerNorm with biases, biases in every projection, q/k-norm, a soft cap and adjacent rotary
-pairs, one has ALiBi. The oracle is a
-copy of the model whose parameters are set by hand; without mask, RoPE or ALiBi, each attention
-module gets a configuration of its own.
+One model has LayerNorm with biases, biases in every projection, q/k-norm, a soft cap and adjacent
+rotary pairs, one has ALiBi. The oracle is a copy of the model whose parameters are set by hand;
+without mask, RoPE or ALiBi, each attention module gets a configuration of its own. Whole sequences
+have the causal mask, however a tokenizer pads.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy, deepcopy
 from functools import cache
 from typing import Any
@@ -17,12 +17,16 @@ from einops import rearrange
 from hypothesis import given
 from hypothesis import strategies as st
 from support.edited_model import SEVEN, rectangular_identity
-from support.rounding import NETWORK
-from support.tiny_models import N_POS, distance, hooked_transformer, tokens
+from support.plain_attention import plain_maps
+from support.plain_states import plain_losses
+from support.rounding import NETWORK, assert_same
+from support.tiny_models import N_POS, distance, hooked_transformer, plain, tokens
 
-from nope_probe import Ablation, ablated, run_ablations
+from nope_probe import Ablation, ablated, capture_losses, capture_scores, load, run_ablations
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.passes import evaluated, run_blocks
 from nope_probe.hooks.removing.components import components
+from nope_probe.models.names import CHECKPOINTS
 from nope_probe.studies.engine import irreplaceable
 
 pytestmark = pytest.mark.hooked_transformer
@@ -146,3 +150,65 @@ def test_other_formulas_of_a_hooked_transformer_are_an_error(
     sizes = {"d_model": 6, "d_head": 3, "act_fn": "relu", "normalization_type": "RMS"}
     with pytest.raises(NotImplementedError, match="read through TransformerBridge"):
         layers_of(hooked_transformer(**sizes, **settings))
+
+
+Change = Callable[[Any], None]
+
+
+def pad_with_bos(model: Any) -> None:
+    model.tokenizer.pad_token = model.tokenizer.bos_token
+
+
+def pad_with_a_token_of_the_text(model: Any) -> None:
+    model.tokenizer.pad_token_id = 7
+
+
+def prepend_nothing(model: Any) -> None:
+    pad_with_bos(model)
+    model.cfg.default_prepend_bos = False
+
+
+def begun(n_bos: int) -> torch.Tensor:
+    drawn = torch.randint(1, 19, (7, 13), generator=torch.Generator().manual_seed(0))
+    drawn[:, :n_bos] = 0
+    drawn[0, n_bos : n_bos + 3] = 7
+    return drawn
+
+
+@pytest.mark.parametrize("n_bos", [0, 1, 2])
+@pytest.mark.parametrize("change", [pad_with_bos, pad_with_a_token_of_the_text, prepend_nothing])
+def test_scores_and_losses_are_plain_transformers_whatever_the_tokenizer_pads(
+    change: Change, n_bos: int
+) -> None:
+    hf, model = plain(CHECKPOINTS["rope-tiny"]), load("rope-tiny").model
+    change(model)
+    model.tokenizer.padding_side = "left"
+    given = begun(n_bos)
+    assert_same(capture_scores(model, given).mean, plain_maps(hf, given), NETWORK)
+    assert_same(capture_losses(model, given), plain_losses(hf, given), NETWORK)
+    with ablated(model, Ablation(remove="mask")):
+        maps = capture_scores(model, given).mean
+    assert_same(maps, plain_maps(hf, given, without="mask"), NETWORK)
+    assert model.tokenizer.padding_side == "left"
+
+
+def test_learned_positions_count_from_the_first_token() -> None:
+    model: Any = load("nope-tiny").model
+    model.pos_embed.W_pos.data.normal_(generator=torch.Generator().manual_seed(0))
+    given = begun(n_bos=2)
+    with torch.inference_mode():
+        expected = run_blocks(model, given)
+        pad_with_bos(model)
+        model.tokenizer.padding_side = "left"
+        assert run_blocks(model, given).equal(expected)
+
+
+def test_an_attention_mask_of_the_callers_hides_what_it_says() -> None:
+    model: Any = load("rope-tiny").model
+    given, mask = begun(n_bos=1), torch.ones(7, 13, dtype=torch.long)
+    mask[:, :5] = 0
+    shorter = model(given[:, 5:])
+    pad_with_bos(model)
+    model.tokenizer.padding_side = "left"
+    with evaluated(model):
+        assert_same(model(given, attention_mask=mask)[:, 5:], shorter, NETWORK)

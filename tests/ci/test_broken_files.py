@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file, save_file
 from support.command_line import refused
-from support.refused_models import change, write_llama
+from support.tiny_models import change, write_llama
 
 from nope_probe import ablate
 

@@ -1,17 +1,34 @@
-"""Intervals and tests hold as often as they say, over hundreds of simulated studies."""
+"""Intervals and tests hold as often as they say, over hundreds of simulated studies.
+
+Where nothing knows of position, nothing is found more often than intervals allow: a bidirectional
+transformer without position encoding on i.i.d. vectors treats all positions alike. One capture
+holds many independent studies: each is the folds of its own sequences.
+"""
+
+from collections import Counter
+from math import isnan
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.compared_numbers import compare
+from scipy.stats import binom
 from support.dense_patterns import estimates as estimates_of
 from support.dense_patterns import fold_products
 from support.manifests import manifest_of
 from torch import Tensor
 
-from nope_probe import Run, difference
-from nope_probe.analyses.differences import LEVEL, holm
+from nope_probe import (
+    Run,
+    attribute,
+    build,
+    capture_scores,
+    difference,
+    gaussian,
+    measure,
+    parameter_free,
+    run_behaviour,
+)
 from nope_probe.analyses.jackknife import jackknife, rms, share
 from nope_probe.analyses.reader import Reader
 from nope_probe.analyses.verdicts import strongest_row
@@ -76,25 +93,7 @@ def test_intervals_cover_the_truth_in_95_of_100_studies_and_noise_writes_nothing
     assert 0.92 <= null_covered / n_studies <= 0.98
 
 
-def noise(seed: int) -> Tensor:
-    return torch.randn(17, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("paired", [True, False])
-def test_without_a_difference_a_number_is_named_in_at_most_one_family_of_twenty(
-    paired: bool,
-) -> None:
-    named = 0
-    for family in range(100):
-        seeds = range(1000 * family, 1000 * family + 70, 2)
-        means = [[jackknife(Estimates.of_means(noise(n))) for n in (at, at + 1)] for at in seeds]
-        p = [compare(*pair, paired=paired).p for pair in means]
-        named += holm(pd.Series(p)).min() <= LEVEL
-    # 5 of 100 expected at most; 12 or more have a probability below 0.005.
-    assert named < 12
-
-
-def half(seed: int, shift: float = 0.0) -> Run:
+def half(seed: int, data: str, shift: float = 0.0) -> Run:
     """Return a run of `attention` on one half of a corpus: 24 heads whose numbers are means."""
     draws = np.random.default_rng(seed).normal(size=(24, len(PARTS), 16))
     draws[5, 3] += shift
@@ -106,20 +105,23 @@ def half(seed: int, shift: float = 0.0) -> Run:
         for head, of_head in enumerate(draws)
         for numbers in [zip(PARTS, of_head, strict=True)]
     ]
-    data = {"sha256": str(seed)}
-    manifest = manifest_of(kind="attention", data=data, settings={"folds": 16})
+    settings = {"folds": 16}
+    manifest = manifest_of(kind="attention", data={"sha256": data}, settings=settings)
     return Run(manifest=manifest, tables={"attention": pd.DataFrame(rows)})
 
 
-def test_two_halves_of_a_corpus_name_a_head_in_at_most_one_table_of_twenty() -> None:
+@pytest.mark.parametrize(("method", "data"), [("paired", "aa"), ("unpaired", "ab")])
+def test_two_halves_of_a_corpus_name_a_head_in_at_most_one_table_of_twenty(
+    method: str, data: str
+) -> None:
     named = 0
     for seed in range(0, 80, 2):
-        table = difference(half(seed), half(seed + 1))
-        assert {*table["method"]} == {"unpaired"}
+        table = difference(half(seed, data[0]), half(seed + 1, data[1]))
+        assert {*table["method"]} == {method}
         named += table["differs"].any()
     # 2 of 40 expected at most; 7 or more have a probability below 0.005.
     assert named < 7
-    moved = difference(half(0), half(1, shift=2.5))
+    moved = difference(half(0, data[0]), half(1, data[1], shift=2.5))
     found = moved[moved["differs"]]
     assert found[["head", "number"]].to_numpy().tolist() == [[5, PARTS[3]]]
 
@@ -146,3 +148,63 @@ def test_of_24_layers_of_noise_none_is_called_strongest_though_single_bounds_exc
     best = strongest_row(strong)
     assert best is not None
     assert best["layer"] == 17
+
+
+STUDIES, FOLDS, SEQUENCES = 120, 8, 2  # sequences per fold
+CHANCE = 0.999  # that a share of studies lies within its bounds
+
+
+@pytest.fixture(scope="module")
+def studies() -> Tensor:
+    """Fold maps of the second block's scores, [study, fold, layer, query, key]."""
+    model = build(parameter_free(n_layers=2, d_model=8, causal=False))
+    n_folds = STUDIES * FOLDS
+    inputs = gaussian(n_seqs=n_folds * SEQUENCES, seq_len=13, d_model=8, alpha=0.3, seed=1).inputs
+    maps = capture_scores(model, inputs, layers=[1], n_folds=n_folds, batch_size=n_folds)
+    return maps.folds.unflatten(0, (STUDIES, FOLDS))
+
+
+def bounds(rate: float) -> tuple[float, float]:
+    """Return between how many of the studies have what each has at a rate."""
+    low, high = binom.interval(CHANCE, STUDIES, rate)
+    return float(low), float(high)
+
+
+def test_five_percent_of_intervals_exclude_what_is_true(studies: Tensor):
+    excluding = Counter[str]()
+    for folds in studies:
+        measures = measure(folds)[0]
+        for name in ("locality", "amplitude"):
+            interval = getattr(measures, name)
+            excluding[name] += not interval.low <= 0 <= interval.high
+        excluding["monotonicity"] += (
+            not measures.monotonicity.low <= 0.5 <= measures.monotonicity.high
+        )
+    low, high = bounds(0.05)
+    assert low <= excluding["locality"] <= high, excluding
+    # Shares of ten pairs and squares are skewed: their intervals exclude the truth less often.
+    assert excluding["monotonicity"] <= high
+    assert excluding["amplitude"] <= high
+
+
+def test_nothing_is_claimed_to_be_kept(studies: Tensor):
+    claimed = Counter[str]()
+    others = studies.roll(1, 0)  # the same model without its mask, which it has none of
+    for intact, without in zip(studies, others, strict=True):
+        layer = attribute({(): intact, "mask": without})[0]
+        claimed["size"] += layer.terms["pattern"]["mask"].low > 0
+        claimed["order"] += not isnan(layer.conditions["mask"].order.value)
+    _, high = bounds(0.025)  # one side of a 95% interval
+    for name in ("size", "order"):
+        assert claimed[name] <= high, claimed
+
+
+def test_without_written_position_no_layer_of_a_nope_model_knows_where_a_token_stands():
+    run = run_behaviour(
+        "nope-tiny", measures=("position",), remove=("written",), n_seqs=96, seq_len=41
+    )
+    layers = run.tables["decodability"].set_index(["removed", "layer"])
+    # A guess that depends on nothing is as far from the truth as chance at best.
+    assert (layers.loc["written", "distance_high"] >= layers.loc["written", "chance"]).all()
+    for knowing in ("intact", "written_null"):
+        assert (layers.loc[knowing, "distance_high"] < layers.loc[knowing, "chance"]).all()

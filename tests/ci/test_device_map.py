@@ -2,21 +2,17 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ci.virtual_devices import device_per_block, place_of
-from support.command_line import refused
-from support.plain_states import agree
-from support.rounding import NETWORK
+from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, tokens
 
 from nope_probe import (
     Ablation,
     UserError,
-    ablate,
     ablated,
     calibrate,
     capture_attention,
@@ -65,10 +61,11 @@ def test_maps_of_scores_and_stages_are_the_same_on_several_devices(pair: tuple[A
     options: dict[str, Any] = {"n_folds": 3, "batch_size": 5, "per_head": True}
     actual, theirs = (capture_scores(model, WINDOWS, **options) for model in (several, one))
     for name in ("folds", "per_head"):
-        assert agree(getattr(actual, name), getattr(theirs, name)), name
+        assert_same(getattr(actual, name), getattr(theirs, name))
     actual, theirs = (capture_stages(model, WINDOWS, n_folds=3).folds for model in (several, one))
     assert set(actual) == set("abcdefghi")
-    assert all(agree(actual[letter], theirs[letter]) for letter in actual)
+    for letter, folds in actual.items():
+        assert_same(folds, theirs[letter])
 
 
 def test_parity_is_measured_across_devices(pair: tuple[Any, Any]) -> None:
@@ -86,7 +83,7 @@ def test_every_removal_is_the_same_on_several_devices(gain: Any, pair: tuple[Any
             gains = calibrate(model, WINDOWS, batch_size=5) if gain == "output" else None
             with ablated(model, Ablation(remove=names, replacement="identity", gain=gain), gains):
                 result.append(maps(model))
-        assert agree(result[1], result[0]), names
+        assert_same(result[1], result[0])
 
 
 def test_rewritten_weights_are_the_same_on_several_devices(pair: tuple[Any, Any]) -> None:
@@ -94,7 +91,7 @@ def test_rewritten_weights_are_the_same_on_several_devices(pair: tuple[Any, Any]
     for model in pair:
         with untrained(model):
             result.append(maps(model))
-    assert agree(result[1], result[0])
+    assert_same(result[1], result[0])
 
 
 PARTS = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
@@ -141,26 +138,3 @@ def test_a_model_in_memory_whose_weights_are_offloaded_is_refused_in_a_line(
         assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="are offloaded"), ablated(loaded.model, "mask"):
         pass
-
-
-SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--model", "rope-tiny"], "rope-tiny is small and stays on one device"),
-        (
-            ["--model", "Parameter-Free", "--data", "gaussian"],
-            "Parameter-Free is small and stays on one device",
-        ),
-    ],
-)
-def test_contradicting_device_flags_are_one_line(
-    flags: list[str],
-    message: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    given = [*SMALL, "--device-map", "auto", *flags]
-    assert refused(capfd, tmp_path, ablate, *given).startswith(message)

@@ -12,9 +12,8 @@ from support.decoders import DECODERS, SIZES, TYPES, tiny_config, write_decoder
 from support.finished_runs import assert_whole
 from support.plain_attention import Recorder, blocks_of, plain_attention, recording
 from support.plain_states import calls_of, plain_losses
-from support.refused_models import change
 from support.rounding import NETWORK, assert_same
-from support.tiny_models import Tiny, distance
+from support.tiny_models import Tiny, change, distance
 from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
 from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
 from transformers import AutoModelForCausalLM

@@ -146,7 +146,7 @@ def line_of(command: str, chosen: dict[str, Words], desk: Path) -> list[str]:
     return [files.get(word, word) for words in (base | chosen).values() for word in words]
 
 
-def check_pair(command: str, chosen: dict[str, Words], desk: Path) -> int:
+def assert_ends(command: str, chosen: dict[str, Words], desk: Path) -> int:
     """Check that a line leaves a whole run, or one line on stderr and nothing else.
 
     Returns:
@@ -183,4 +183,4 @@ def test_a_pair_of_flags_finishes_or_is_refused_in_one_line(
     flags = FLAGS[command]
     pair = drawn.draw(st.lists(st.sampled_from([*flags]), min_size=2, max_size=2, unique=True))
     chosen = {name: drawn.draw(st.sampled_from(flags[name])) for name in pair}
-    event(f"exit {check_pair(command, chosen, desk)}")
+    event(f"exit {assert_ends(command, chosen, desk)}")

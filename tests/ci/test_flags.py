@@ -104,9 +104,7 @@ heads --tokens tokens.npy --adapter adapter --remove mask --k 1
 behaviour --kept-positions 3 --measures loss position
 behaviour --in-heads L0H1 --measures loss
 behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrapolation
-ablate --remove sources --seq-len 11
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
-ablate --model parameter-free-rope --data gaussian --alpha 0.2
 attention --model llama-3.1-8b --revision main --data my.jsonl --windows start
     --bos never --shuffle --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3
     --remove qk --replacement mean --beyond-context --allow-unused
@@ -114,21 +112,14 @@ attention --model llama-3.1-8b --revision main --data my.jsonl --windows start
 attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
     --replacement identity --gain identity --text ab
 attention --tokens tokens.npy --adapter adapter
-ablate --remove none --tokens tokens.npy --adapter adapter
 ablate --tokens tokens.npy --adapter adapter --remove sources
 circuit --tokens tokens.npy --adapter adapter
 behaviour --tokens tokens.npy --adapter adapter --measures loss --remove mask
 trace --tokens tokens.npy --adapter adapter
 attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle
     --remove rope --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
-ablate --remove none --model llama-3.1-8b --revision main --data my.jsonl --windows start
-    --bos never --shuffle --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3
-    --no-per-head --beyond-context --allow-unused --query-rows 5
-    --out runs/s --image s.svg --verbose
 ablate --remove none --model models/qwen3-8b --device-map sequential --data short.jsonl --pack
     --per-head
-ablate --remove none --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle
-    --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype float16 --batch-size 3 --skip-keys 1 --seed 3
     --layer 1 --remove qk --replacement mean --beyond-context --allow-unused --query-rows 5

@@ -1,10 +1,12 @@
 """Inside an ablation, text is generated as by whole forward passes, and padding stays hidden."""
 
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
 import pytest
 import torch
+from support.ablations import identities
 from support.hooked_runs import GREEDY, by_whole_passes
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance, tokens
@@ -15,7 +17,7 @@ from nope_probe.hooks.removing.components import components
 from nope_probe.models.load import to_hooked
 
 SPECS = ("bridge:llama", "bridge:gpt2", "hooked:smollm3-rope")
-N_NEW = 5
+N_NEW, PROMPT = 5, tokens(n_seqs=2, n_pos=7)
 
 
 def generated(model: Any, prompt: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -25,18 +27,10 @@ def generated(model: Any, prompt: torch.Tensor, **options: Any) -> torch.Tensor:
 def removals(model: Any) -> list[Ablation]:
     """Return every component alone, bands, norms, a prefix, some heads, and all at once."""
     names = components(model)
-    one = [
-        Ablation(remove=[name], replacement="identity", gain="norm")
-        for name in (*names, "norms", "qk")
-    ]
-    one += [
-        Ablation(remove=["mask"], prefix=3),
-        Ablation(remove=names, replacement="identity", gain="norm"),
-    ]
-    one += [
-        Ablation(remove=[name], heads={0: [1], 1: [0, 2]}, replacement="identity", gain="norm")
-        for name in ("mask", "w_q", "w_k", "w_v", "w_o")
-    ]
+    one = [identities(name) for name in (*names, "norms", "qk")]
+    one += [Ablation(remove=["mask"], prefix=3), identities(*names)]
+    some = {0: [1], 1: [0, 2]}
+    one += [replace(identities(name), heads=some) for name in ("mask", "w_q", "w_k", "w_v", "w_o")]
     if "rope" in names:
         one += [Ablation(remove=[name]) for name in ("rope_high", "rope_low", "rope[0:2]")]
         one += [Ablation(remove=["rope"], heads={0: [1, 3]})]
@@ -49,11 +43,10 @@ def test_generated_tokens_are_those_of_whole_forward_passes_for_every_removal(
     spec: str, model_of: ModelOf
 ) -> None:
     model, _ = model_of(spec)
-    prompt = tokens(n_seqs=2, n_pos=7)
     wrong = []
     for ablation in removals(model):
         with ablated(model, ablation):
-            if not torch.equal(generated(model, prompt), by_whole_passes(model, prompt, N_NEW)):
+            if not torch.equal(generated(model, PROMPT), by_whole_passes(model, PROMPT, N_NEW)):
                 wrong.append(ablation)
     assert not wrong
 
@@ -63,17 +56,14 @@ def test_a_cache_is_turned_off_with_one_warning_where_it_cannot_hold(
     spec: str, model_of: ModelOf, recwarn: pytest.WarningsRecorder
 ) -> None:
     model, _ = model_of(spec)
-    prompt = tokens(n_seqs=2, n_pos=7)
-    with ablated(
-        model, Ablation(remove=["w_q", "w_o", "mlp", "norms"], replacement="identity", gain="norm")
-    ):
-        generated(model, prompt)
-    with ablated(model, Ablation(remove=["w_o", "mask"], replacement="identity", gain="norm")):
-        generated(model, prompt, use_past_kv_cache=False)
+    with ablated(model, identities("w_q", "w_o", "mlp", "norms")):
+        generated(model, PROMPT)
+    with ablated(model, identities("w_o", "mask")):
+        generated(model, PROMPT, use_past_kv_cache=False)
     assert not said(recwarn)
-    with ablated(model, Ablation(remove=["w_o", "w_k"], replacement="identity", gain="norm")):
-        generated(model, prompt)
-        generated(model, prompt)
+    with ablated(model, identities("w_o", "w_k")):
+        generated(model, PROMPT)
+        generated(model, PROMPT)
     assert said(recwarn) == ["generating without a KV cache: it is wrong without w_k"]
 
 
@@ -83,14 +73,13 @@ def test_a_cache_that_is_asked_for_by_position_is_turned_off_too(
     spec: str, model_of: ModelOf
 ) -> None:
     model, _ = model_of(spec)
-    prompt = tokens(n_seqs=2, n_pos=7)
     defaults = signature(model.generate).bind()
     defaults.apply_defaults()
-    options = defaults.arguments | {"input": prompt, "max_new_tokens": N_NEW} | GREEDY
+    options = defaults.arguments | {"input": PROMPT, "max_new_tokens": N_NEW} | GREEDY
     names = [*options]
     by_position = [options[name] for name in names[: names.index("use_past_kv_cache") + 1]]
     with ablated(model, Ablation(remove=["w_k"], replacement="zero")):
-        assert torch.equal(model.generate(*by_position, verbose=False), generated(model, prompt))
+        assert torch.equal(model.generate(*by_position, verbose=False), generated(model, PROMPT))
 
 
 def said(warnings: pytest.WarningsRecorder) -> list[str]:
@@ -101,23 +90,22 @@ def said(warnings: pytest.WarningsRecorder) -> list[str]:
 @pytest.mark.filterwarnings("ignore:generating without a KV cache")
 def test_streams_and_hugging_face_generate_without_a_cache_too(model_of: ModelOf) -> None:
     model, _ = model_of("bridge:llama")
-    prompt = tokens(n_seqs=2, n_pos=7)
     with ablated(model, Ablation(remove=["mask"])):
-        expected = by_whole_passes(model, prompt, N_NEW)
-        *_, streamed = model.generate_stream(prompt, max_new_tokens=N_NEW, **GREEDY)
+        expected = by_whole_passes(model, PROMPT, N_NEW)
+        *_, streamed = model.generate_stream(PROMPT, max_new_tokens=N_NEW, **GREEDY)
         options = {"do_sample": False, "stop_at_eos": False, "eos_token_id": -1}
-        assert torch.equal(model.hf_generate(prompt, max_new_tokens=N_NEW, **options), expected)
+        assert torch.equal(model.hf_generate(PROMPT, max_new_tokens=N_NEW, **options), expected)
     assert torch.equal(streamed, expected[:, -streamed.shape[1] :])
 
 
 @pytest.mark.parametrize("remove", ["mask", "rope", "rope_high", "w_k", "w_v"])
 def test_keys_and_values_of_a_users_own_cache_are_refused(remove: str, model_of: ModelOf) -> None:
     model, _ = model_of("bridge:llama")
-    prompt, cache = tokens(n_seqs=2, n_pos=7), DynamicCache()
-    with ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")):
-        model(prompt, past_key_values=cache, use_cache=True)
+    cache = DynamicCache()
+    with ablated(model, identities(remove)):
+        model(PROMPT, past_key_values=cache, use_cache=True)
         with pytest.raises(ValueError, match=r"9 keys for 2 queries.*pass whole sequences"):
-            model(prompt[:, -2:], past_key_values=cache, use_cache=True)
+            model(PROMPT[:, -2:], past_key_values=cache, use_cache=True)
 
 
 @pytest.mark.hooked_transformer
@@ -125,20 +113,20 @@ def test_a_cache_of_transformer_lens_is_refused(model_of: ModelOf) -> None:
     from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
     model, _ = model_of("hooked:smollm3-rope")
-    prompt, ones = tokens(n_seqs=2, n_pos=7), torch.ones(2, 7, dtype=torch.long)
+    ones = torch.ones(2, 7, dtype=torch.long)
     cache = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 2)
     for remove in ("w_k", "w_v"):
         with (
-            ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")),
+            ablated(model, identities(remove)),
             pytest.raises(ValueError, match="each query head has a key or value head: pass whole"),
         ):
-            model(prompt, past_kv_cache=cache, attention_mask=ones)
+            model(PROMPT, past_kv_cache=cache, attention_mask=ones)
     for remove in ("mask", "rope", "rope[0:2]"):
         cache = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 2)
-        with ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")):
-            model(prompt, past_kv_cache=cache, attention_mask=ones)
+        with ablated(model, identities(remove)):
+            model(PROMPT, past_kv_cache=cache, attention_mask=ones)
             with pytest.raises(ValueError, match=r"9 keys for 2 queries.*pass whole sequences"):
-                model(prompt[:, -2:], past_kv_cache=cache, attention_mask=ones[:, -2:])
+                model(PROMPT[:, -2:], past_kv_cache=cache, attention_mask=ones[:, -2:])
 
 
 LENGTHS = (7, 4, 11)
@@ -202,7 +190,7 @@ def test_texts_that_are_padded_unseen_are_refused(
         model = to_hooked(
             tiny("smollm3-rope").hf, AutoTokenizer.from_pretrained(tiny("smollm3-rope").folder)
         )
-    with ablated(model, Ablation(remove=[remove], replacement="identity", gain="norm")):
+    with ablated(model, identities(remove)):
         logits = model(["never"])
         assert distance(model(["never", "never"])[:1], logits) <= NETWORK
         if is_refused:

@@ -40,25 +40,10 @@ def file(hf: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", hf)
 
 
-def test_a_file_gives_the_logits_of_the_model_that_was_written_into_it(
-    hf: LlamaForCausalLM, file: Path
-) -> None:
-    loaded, inputs = load(str(file)), tokens(5)
-    assert distance(loaded.model(inputs), hf(inputs).logits) <= 1e-5
-    assert loaded.info.parity["logits"] <= 1e-5
-
-
-def test_the_first_layers_are_those_of_the_model(hf: LlamaForCausalLM, file: Path) -> None:
-    loaded, inputs = load(str(file), n_layers=1), tokens(5)
-    hidden = hf.model(inputs, output_hidden_states=True).hidden_states[1]
-    _, cache = loaded.model.run_with_cache(inputs, names_filter="blocks.0.hook_resid_post")
-    assert loaded.info.n_layers == 1
-    assert distance(cache["blocks.0.hook_resid_post"], hidden) <= 1e-5
-
-
-def test_loading_parses_the_metadata_once_and_dequantises_the_wanted_layers_alone(
+def test_the_first_layers_are_those_of_the_model_and_nothing_else_is_read(
     hf: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The metadata are parsed once, and the tensors of other layers are not dequantised."""
     file, parsed, dequantised = write_gguf(tmp_path / "tiny.gguf", hf), [], []
     undo, parse = gguf.dequantize, gguf.GGUFReader.__init__
 
@@ -68,12 +53,15 @@ def test_loading_parses_the_metadata_once_and_dequantises_the_wanted_layers_alon
 
     monkeypatch.setattr(gguf.GGUFReader, "__init__", counted)
     monkeypatch.setattr(gguf, "dequantize", lambda *of: dequantised.append(of) or undo(*of))
-    loaded = load(str(file), n_layers=1)
+    loaded, inputs = load(str(file), n_layers=1), tokens(5)
     assert parsed == [file]
     in_blocks = [name for name in hf.state_dict() if ".layers." in name]
     beside = len(hf.state_dict()) - len(in_blocks)
     assert len(dequantised) == beside + len(in_blocks) // hf.config.num_hidden_layers
     assert loaded.info.n_layers == 1
+    hidden = hf.model(inputs, output_hidden_states=True).hidden_states[1]
+    _, cache = loaded.model.run_with_cache(inputs, names_filter="blocks.0.hook_resid_post")
+    assert distance(cache["blocks.0.hook_resid_post"], hidden) <= 1e-5
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])

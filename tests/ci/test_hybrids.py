@@ -6,7 +6,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 import pytest
 import torch
@@ -15,15 +14,13 @@ from support.command_line import refused, run_command
 from support.decoder_errors import zero_mlps
 from support.decoders import write_decoder
 from support.plain_attention import plain_attention
-from support.rounding import NETWORK
-from support.tiny_models import Tiny, distance, write_texts
+from support.rounding import NETWORK, assert_same
+from support.tiny_models import Tiny, write_texts
 from support.tiny_models import tokens as random_tokens
 
 from nope_probe import (
-    Ablation,
     Run,
     ablate,
-    ablated,
     behaviour,
     capture_scores,
     figures,
@@ -40,7 +37,6 @@ from nope_probe.studies.behaviour import report as behaviour_report
 N_SEQS, N_POS = 16, 29
 ATTENDING = [1, 3]
 NOTE = "layers without attention: L0, L2"
-MASK_OF_L0 = Ablation(remove=["mask"], layers=[0])
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +60,6 @@ def run_of(
         return root / name
 
     return run
-
-
-@pytest.fixture(scope="module")
-def scored(run_of: Any) -> Path:
-    return run_of(ablate, "scores", ["--remove", "none", "--per-head"])
 
 
 def tokens_of(out: Path) -> torch.Tensor:
@@ -104,20 +95,11 @@ def assert_plain(
     plain = plain_attention(hybrid.hf, tokens, without=without)
     assert [*plain] == ATTENDING
     for measured, attention in zip(maps, plain.values(), strict=True):
-        values = torch.from_numpy(np.asarray(measured)).double()
-        assert values.isnan().equal(attention.map.isnan())
-        assert distance(values.nan_to_num(), attention.map.nan_to_num()) <= NETWORK
+        assert_same(measured, attention.map)
 
 
-def test_score_maps_are_plain_transformers_own(scored: Path, hybrid: Tiny) -> None:
-    run = read_run(scored)
-    assert_plain(run.maps["score/intact"], hybrid, tokens_of(scored))
-    assert [*run.manifest.layers] == ATTENDING
-    assert_layers_are_numbered(scored, report)
-
-
-def test_conditions_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> None:
-    out = run_of(ablate, "ablate-mlp", ["--remove", "mlp"])
+def test_maps_are_those_of_plain_and_of_edited_models(run_of: Any, hybrid: Tiny) -> None:
+    out = run_of(ablate, "ablate", ["--remove", "mlp", "--per-head"])
     run, tokens = read_run(out), tokens_of(out)
     assert_plain(run.maps["score/intact"], hybrid, tokens)
     assert_plain(run.maps["score/mask"], hybrid, tokens, without="mask")
@@ -152,8 +134,6 @@ def test_the_functions_of_notebooks_number_layers_too(hybrid: Tiny) -> None:
     assert study.manifest.layers == (1,)
     with pytest.raises(ValueError, match="do not attend: L1 is the first that does"):
         run_ablations(model, tokens, layers=1)
-    with pytest.raises(ValueError, match="L0 does not attend"), ablated(model, MASK_OF_L0):
-        pass
 
 
 def test_layers_that_do_not_attend_are_named_where_no_other_is_read(

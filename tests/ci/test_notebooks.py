@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ci.chromium import needs_chromium, opened
+from ci.chromium import needs_chromium, told
 
 if TYPE_CHECKING:
     from jupyter_client import KernelManager
@@ -116,7 +116,7 @@ def test_the_notebooks_are_light_enough_to_commit() -> None:
 @needs_chromium
 def test_a_sliders_frame_replaces_its_picture_and_answers(tmp_path: Path) -> None:
     [slider] = frames(notebook("03_attribution"))
-    script = """<script>setTimeout(() => {
+    script = """setTimeout(() => {
       const inside = document.querySelector("iframe").contentDocument;
       const input = inside.querySelector("input"), images = [...inside.images];
       const seen = images.map((_, step) => {
@@ -128,11 +128,10 @@ def test_a_sliders_frame_replaces_its_picture_and_answers(tmp_path: Path) -> Non
       document.body.dataset.seen = seen.join();
       document.body.dataset.pictures = new Set(images.map((image) => image.src)).size;
       document.body.dataset.stills = document.querySelectorAll(".still").length;
-    }, 500)</script>"""
-    elements = opened(f"<body>{slider}{script}</body>", tmp_path)
-    assert 'data-stills="0"' in elements
-    assert f'data-seen="{",".join(f"L{layer}1" for layer in range(4))}"' in elements
-    assert 'data-pictures="4"' in elements
+    }, 500)"""
+    seen = ",".join(f"L{layer}1" for layer in range(4))
+    found = told(f"<body>{slider}</body>", tmp_path, script)
+    assert found == {"stills": "0", "seen": seen, "pictures": "4"}
 
 
 @pytest.fixture(scope="module")

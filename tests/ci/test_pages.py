@@ -33,7 +33,7 @@ def lines_of(cell: str) -> list[str]:
     return [line for part in cell.split("\n") for line in wrap(part, 27)] or [""]
 
 
-def check(html: str) -> None:
+def assert_short(html: str) -> None:
     [headline] = re.findall(r'<section class="headline"[^>]*>(.*?)</section>', html, re.DOTALL)
     for table in re.findall(r"<table>(.*?)</table>", headline, re.DOTALL):
         rows = [texts(row, "t[hd]") for row in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)]
@@ -58,9 +58,9 @@ def check(html: str) -> None:
 def test_a_page_is_a_small_table_and_figures_with_short_titles(
     name: str, finished: Callable[[str], Finished]
 ) -> None:
-    check(finished(LINES[name]).page)
+    assert_short(finished(LINES[name]).page)
 
 
 def test_a_comparison_is_as_short(finished: Callable[[str], Finished]) -> None:
     one, other = (finished(line).folder for line in TWINS)
-    check(finished(f"compare {one} {other}").page)
+    assert_short(finished(f"compare {one} {other}").page)

@@ -13,8 +13,8 @@ from support.edited_model import edited
 from support.hooked_runs import hooks_left
 from support.plain_attention import plain_maps
 from support.rounding import NETWORK, assert_same
-from support.tiny_models import D_VOCAB, ByName
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from support.tiny_models import ByName, plain, tokens
+from transformers import PreTrainedModel
 
 from nope_probe import UserError, ablated, capture_scores, load, untrained
 from nope_probe.hooks.reading.streaming import Stream
@@ -36,8 +36,7 @@ def models_of(bridge: ByName, tiny: ByName) -> ModelsOf:
 
     def make(kind: str) -> tuple[Any, PreTrainedModel]:
         if kind == "hooked":
-            folder = CHECKPOINTS["rope-tiny"]
-            hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            hf = plain(CHECKPOINTS["rope-tiny"])
             return to_hooked(hf), hf
         if kind == "own":
             from transformer_lens.model_bridge import TransformerBridge
@@ -52,9 +51,8 @@ def models_of(bridge: ByName, tiny: ByName) -> ModelsOf:
     return make
 
 
-def batch(seed: int, n: int = 13, length: int = 11) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(1, D_VOCAB, (n, length), generator=generator)
+def batch(seed: int, n: int = 13) -> torch.Tensor:
+    return tokens(n, 11, seed)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
