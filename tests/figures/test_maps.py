@@ -8,10 +8,7 @@ import torch
 from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import (
-    AttentionMaps,
     LoadedModel,
-    ScoreMaps,
-    StageMaps,
     ablated,
     capture_attention,
     capture_scores,
@@ -24,6 +21,8 @@ from nope_probe.analyses.simulation import Estimate
 from nope_probe.figures.maps import score_maps, term_maps, unfold_layers
 from nope_probe.figures.panels import RowMaps
 from nope_probe.maps.rows import diagonal_normalised
+
+TOKENS = torch.randint(1, 2048, (13, 11), generator=torch.Generator().manual_seed(0))
 
 
 def test_few_layers_are_side_by_side_each_on_its_own_scale() -> None:
@@ -48,15 +47,10 @@ def test_a_slider_shows_one_layer_with_its_own_limits() -> None:
     assert figure.layout.coloraxis.colorscale[-1][1] == "#67001f", "the largest value is red"
 
 
-@pytest.fixture(scope="module")
-def attention() -> AttentionMaps:
+def test_attention_is_drawn_as_weights_of_the_mean_over_heads_or_of_a_named_head() -> None:
     loaded = load("rope-tiny")
-    return capture_attention(loaded, sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=11))
-
-
-def test_attention_is_drawn_as_weights_of_the_mean_over_heads_or_of_a_named_head(
-    attention: AttentionMaps,
-) -> None:
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=11)
+    attention = capture_attention(loaded, data)
     figure = score_maps(attention)
     assert text_of(figure) == ["L0", "L1", "L2", "L3"]
     assert "attention weight" in figure.layout.title.text
@@ -187,24 +181,12 @@ def test_noise_is_drawn_flat_and_a_pattern_is_not() -> None:
     assert behind_a_slider == [(flat.cmin, flat.cmax), (clear.cmin, clear.cmax)]
 
 
-TOKENS = torch.randint(1, 2048, (13, 11), generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(scope="module")
-def scores(rope_tiny: LoadedModel) -> ScoreMaps:
-    return capture_scores(rope_tiny, TOKENS)
-
-
-@pytest.fixture(scope="module")
-def stages(rope_tiny: LoadedModel) -> StageMaps:
-    return capture_stages(rope_tiny, TOKENS)
-
-
 def drawn(figure) -> list[np.ndarray]:
     return [np.asarray(trace.z) for trace in figure.data]
 
 
-def test_score_maps_are_drawn_from_a_capture_a_tensor_or_an_array(scores: ScoreMaps) -> None:
+def test_score_maps_are_drawn_from_a_capture_a_tensor_or_an_array(rope_tiny: LoadedModel) -> None:
+    scores = capture_scores(rope_tiny, TOKENS)
     for draw in (figures.score_maps, lambda maps: figures.score_maps(maps, high=1.0)):
         truth = drawn(draw(scores.mean.float().numpy()))
         for maps in (scores, scores.mean, scores.mean.numpy()):
@@ -222,7 +204,8 @@ def test_a_simulations_estimate_is_drawn_as_its_mean() -> None:
     np.testing.assert_allclose(score_maps(estimate).data[1].z, 1.5 * triangle(2)[1], rtol=1e-6)
 
 
-def test_a_circuit_is_drawn_from_what_capture_stages_returns(stages: StageMaps) -> None:
+def test_a_circuit_is_drawn_from_what_capture_stages_returns(rope_tiny: LoadedModel) -> None:
+    stages = capture_stages(rope_tiny, TOKENS)
     arrays = {letter: stages.mean(letter).numpy() for letter in stages.folds}
     normalised = {letter: diagonal_normalised(stages.mean(letter)) for letter in stages.folds}
     settings = {"layer": 0, "removed": ["rope"]}

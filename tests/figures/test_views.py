@@ -1,4 +1,4 @@
-"""Views of hand-made tables: what a figure shows is read back from its traces."""
+"""Views and figures of hand-made tables: what is shown is read back from traces and from text."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,9 +7,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+from support.maps import text_of
 
+from nope_probe.figures.attention import head_values
+from nope_probe.figures.maps import term_maps
 from nope_probe.figures.names import brief, in_words
-from nope_probe.figures.style import DIVERGING, FLAT
+from nope_probe.figures.style import DIVERGING, FLAT, axis_range, is_noise
 from nope_probe.figures.views import draw
 from nope_probe.figures.words import (
     NO_PATTERN,
@@ -18,6 +21,9 @@ from nope_probe.figures.words import (
     Column,
     View,
     bound_columns,
+    column_text,
+    interval_of,
+    interval_text,
     numbers_as_text,
 )
 from nope_probe.reports.page import sections
@@ -266,3 +272,105 @@ def test_a_small_table_has_a_row_for_each_value_and_a_cell_for_each_number(by: s
             "copied": "25% [0, 75]",
         },
     ]
+
+
+def test_bounds_have_the_name_of_their_estimate_and_text_its_unit() -> None:
+    row = {"share": 0.5, "share_low": 0.4, "share_high": 0.6}
+    assert interval_of(pd.Series(row), "share") == (0.5, 0.4, 0.6)
+    assert bound_columns("lost") == ("lost_low", "lost_high")
+    assert interval_text((-0.0001, -0.2, 0.3), "z.3f") == "0.000 [-0.200, 0.300]", (
+        "no negative zero"
+    )
+    percent = Column("share", unit="share")
+    assert column_text(row | {"share_low": -0.125}, "share", percent) == "50.0% [-12.5, 60.0]"
+    assert column_text({"share": -0.0001}, "share", percent, "z.0f") == "0%", "without an interval"
+    assert interval_text((np.nan, np.nan, np.nan), "+.2f", "%") == "no pattern"
+
+
+def test_numbers_are_noise_if_no_interval_leaves_zero_out_and_axes_show_it_flat() -> None:
+    assert is_noise([0.1, -0.1, np.nan], [-0.1, -0.3, np.nan], [0.3, 0.1, np.nan])
+    assert not is_noise([0.1, 0.5], [-0.1, 0.4], [0.3, 0.6])
+    assert not is_noise([-0.5], [-0.6], [-0.4])
+    assert not is_noise([np.nan], [np.nan], [np.nan])
+    assert axis_range([3e-7], [2e-7], [4e-7]) == (0.0, 0.01), "it never spans less"
+    assert axis_range([-3e-7], [-4e-7], [-2e-7]) == (-0.01, 0.01)
+    assert axis_range([np.nan], [np.nan], [np.nan]) is None
+
+
+def test_a_panel_of_noise_is_flat_and_noted_and_its_neighbour_is_not() -> None:
+    rows, numbers = pd.DataFrame({"layer": [0, 1]}), {"noise": Column("a"), "clear": Column("b")}
+    for name, values, half in (("noise", [2e-7, -2e-7], 3e-7), ("clear", [0.5, 0.7], 0.1)):
+        rows[name] = values
+        rows[f"{name}_low"], rows[f"{name}_high"] = rows[name] - half, rows[name] + half
+    figure = draw(View(table="t", title="t", y=tuple(numbers), by=()), rows, numbers)
+    assert figure.layout.yaxis.range == (-0.01, 0.01)
+    assert figure.layout.yaxis2.range is None
+    assert [title.text for title in figure.layout.annotations] == [f"a{FLAT}", "b"]
+    assert figure.layout.xaxis2.matches == "x"
+
+
+def test_a_layer_within_noise_has_the_scale_of_the_strongest_and_says_so() -> None:
+    maps = np.stack([1e-7 * np.ones((5, 5)), 3.0 * np.ones((5, 5))])
+    noise = {"all": [0], "mask": [0, 1]}
+    figure = term_maps({"all": maps, "mask": maps}, title="t", flat=noise)
+    np.testing.assert_array_equal(figure.layout.meta["scales"], [[-3, 3], [-3, 3]])
+    assert text_of(figure) == [
+        "whole pattern<br><i>within noise</i>",
+        "causal mask<br><i>within noise</i>",
+    ]
+    for patch in (figure.layout.meta["patches"][1], figure.layout.sliders[0].steps[1].args[1]):
+        assert patch["annotations[0].text"] == "whole pattern"
+        assert patch["annotations[1].text"] == "causal mask<br><i>within noise</i>"
+
+
+def test_an_rms_within_its_noise_is_drawn_as_zero_and_a_lead_below_zero_is_not() -> None:
+    rows = pd.DataFrame({"layer": [0, 1, 2], "of": ["pattern", "lead", "pattern"]})
+    rows = rows.assign(size=[-0.1, -0.2, 0.3], size_low=[-0.2, -0.3, 0.1])
+    rows = rows.assign(size_high=[0.05, -0.1, 0.4])
+    view = View(table="", title="", y=("size",), by=())
+    figure = draw(view, rows, {"size": Column("size", noise="within noise")})
+    [dots] = figure.data
+    np.testing.assert_allclose(dots.y, [0.0, -0.2, 0.3])
+    np.testing.assert_allclose(np.array(dots.customdata)[0], [0.0, 0.05])
+    about = Column("size", noise="within noise")
+    texts = [column_text(row, "size", about) for row in rows.to_dict("records")]
+    assert texts == ["within noise", "-0.2 [-0.3, -0.1]", "0.3 [0.1, 0.4]"]
+
+
+def rows_of(places: list[dict[str, int]], *removed: str, **labels: str) -> pd.DataFrame:
+    """Return values of some layers or heads; the second has no lead, the others 1, 2, ... nats."""
+    rows = []
+    for index, place in enumerate(places):
+        for number, name in enumerate(removed):
+            row = {**place, "removed": name, **labels}
+            for column, times in (("lead", 10.0), ("order", 1.0)):
+                value = times * (index + 1) * (1 - 0.25 * number)
+                value = np.nan if (column, index) == ("lead", 1) else value
+                row |= {column: value, f"{column}_low": value - 0.5, f"{column}_high": value + 1}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+HEADS = [{"layer": layer, "head": head} for layer, head in ((1, 0), (1, 2), (3, 0))]
+
+
+def test_each_head_is_a_point_of_its_value_without_a_source_by_that_in_the_intact_model() -> None:
+    table = rows_of(HEADS, "intact", "mask", "rope", "mask+rope", "rope[0:2]")
+    figure = head_values(table)
+    assert text_of(figure)[:8] == [
+        f"{title}, without {name}"
+        for title in ("first key's lead", "order of other keys")
+        for name in ("the causal mask", "RoPE", "rope[0:2]", "mask + RoPE")
+    ]
+    lead, *_, order = figure.data
+    assert (list(lead.x), list(lead.y)) == ([10.0, 30.0], [7.5, 22.5]), "L1H2 has no lead"
+    assert (list(order.x), list(order.y)) == ([1.0, 2.0, 3.0], [0.25, 0.5, 0.75])
+    assert list(order.marker.color) == [1, 1, 3]
+    assert order.text[2].split("<br>") == [
+        "L3H0",
+        "intact: 3.00 nats [2.50, 4.00]",
+        "without it: 0.75 nats [0.25, 1.75]",
+    ]
+    assert all((line.x0, line.x1) == (line.y0, line.y1) for line in figure.layout.shapes)
+    assert len(figure.layout.shapes) == len(figure.data) == 8
+    assert len(head_values(rows_of(HEADS, "intact", "mask")).data) == 2

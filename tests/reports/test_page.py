@@ -1,4 +1,4 @@
-"""The report page: self-contained, small enough, readable by people and by machines."""
+"""The report page: self-contained, small enough, readable by people and machines; its image."""
 
 import json
 import re
@@ -6,14 +6,18 @@ from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
+from support.command_line import run_command
 
-from nope_probe import Run, run_ablations
-from nope_probe.reports.page import Headline, positions
-from nope_probe.studies import ablate
+from nope_probe import Run, UserError, attention, run_ablations
+from nope_probe.reports.page import Headline, Report, Section, positions
+from nope_probe.run.manifest import read_manifest
+from nope_probe.studies import ablate, page
 
 HEADLINE = Headline(
     sentence="RoPE brings 97% of the pattern.",
@@ -101,3 +105,26 @@ def test_the_more_maps_a_page_has_the_fewer_positions_each_keeps() -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 256
     assert sizes[-1] >= 16
+
+
+def image_of(*sections: Section) -> go.Figure:
+    return Report(title="title", headline=Headline(sentence="s"), sections=sections).image()
+
+
+def test_the_image_is_the_first_figure_of_the_page() -> None:
+    words, figure = Section(title="Words", caption="no figure here"), go.Figure()
+    later = Section(title="Later", caption="another", figure=go.Figure(layout={"height": 300}))
+    assert image_of(words, Section(title="A", caption="", figure=lambda: figure), later) is figure
+    with pytest.raises(UserError, match="no figure on the page"):
+        image_of(words)
+
+
+def test_a_command_draws_its_image_and_records_the_run_as_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = {}
+    monkeypatch.setattr(page, "save", lambda figure, path: drawn.update({path: figure}))
+    run = ["--n-seqs", 8, "--seq-len", 9, "--folds", 4, "--layers", 1, "--out", tmp_path / "run"]
+    run_command(attention, *run, "--image", tmp_path / "figure.svg")
+    assert drawn[tmp_path / "figure.svg"].data
+    assert "image" not in read_manifest(tmp_path / "run").settings

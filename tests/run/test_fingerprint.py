@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.refused_models import change
-from support.tiny_models import ByName
+from support.tiny_models import ByName, change
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nope_probe import Sequences, UserError, load

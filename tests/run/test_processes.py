@@ -1,8 +1,9 @@
-"""How processes share a run, and how failures and signals end it."""
+"""How processes share a machine and a run, and how failures and signals end it."""
 
 import os
 import signal
 import socket
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +16,14 @@ from nope_probe.hooks.reading.streaming import batches_of
 from nope_probe.run import process_group
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import device_of_process
-from nope_probe.run.processes import Interrupted, Signals
+from nope_probe.run.processes import (
+    Interrupted,
+    Signals,
+    free_memory,
+    locked,
+    output_folder,
+    validate_memory,
+)
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
 
@@ -97,3 +105,72 @@ def test_a_signal_during_a_stream_waits_for_the_end_of_the_batch(tmp_path: Path)
     with pytest.raises(Interrupted, match="run the same command to resume"):
         receive_a_signal_in_a_stream(tmp_path / "run")
     assert (tmp_path / "run" / "inputs.safetensors").is_file()
+
+
+def lock_and_wait(folder: Path) -> int:
+    """Fork a process that locks a folder, keeps something in it and waits."""
+    if pid := os.fork():
+        while not (folder / "kept").exists():
+            time.sleep(0.001)
+        return pid
+    with locked(folder):
+        (folder / "kept").touch()
+        time.sleep(60)
+    os._exit(0)
+
+
+def test_a_folder_is_locked_until_its_process_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / ".run.unfinished"
+    pid = lock_and_wait(folder)
+    with (
+        pytest.raises(UserError, match=f"another process is at work on the run in {folder}"),
+        locked(folder),
+    ):
+        pass
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with locked(folder):  # what is gone does not block
+        pass
+    assert sorted(path.name for path in folder.iterdir()) == ["kept", "lock"]
+
+
+def test_the_folder_of_a_run_is_where_its_name_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to("here")
+    monkeypatch.chdir(tmp_path / "here")
+    for name, place in (("../link", "here"), (".", "here"), ("x/..", "here"), ("../new", "new")):
+        assert output_folder(Path(name)).resolve() == tmp_path / place
+        assert output_folder(Path(name)).name == place
+
+
+def test_what_was_made_for_nothing_is_removed_and_what_was_there_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "deep" / "run"
+    with locked(folder):
+        (folder / "kept").mkdir()
+        (folder / "kept" / "file").touch()
+        RunCheckpoint(folder).discard()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "runs").mkdir()
+    with locked(folder):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_free_memory_is_the_machines_or_what_the_container_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("nope_probe.run.processes._CONTAINER_LIMIT", limit)
+    of_machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for text in (None, "max\n"):  # no container, or one without a limit
+        if text is not None:
+            limit.write_text(text)
+        assert 7001 < free_memory() < of_machine
+    limit.write_text("7001\n")
+    validate_memory(7001, "--seq-len")
+    with pytest.raises(
+        UserError, match=r"at least 7\.0 kB of memory, and 7\.0 kB are free; lower -"
+    ):
+        validate_memory(7002, "--seq-len")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.edited_model import plain_run
-from support.first_line import assert_numbers_are_cells
+from support.finished_runs import assert_numbers_are_cells
 from support.rounding import NETWORK, assert_same
 
 from nope_probe import (

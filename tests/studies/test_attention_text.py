@@ -15,7 +15,7 @@ import torch
 from scipy.special import rel_entr
 from support.command_line import run_command
 from support.edited_model import plain_run
-from support.first_line import assert_numbers_are_cells
+from support.finished_runs import assert_numbers_are_cells
 from support.plain_attention import plain_attention
 from support.tiny_models import ByName
 from support.tiny_models import plain as plain_model
@@ -34,7 +34,7 @@ from nope_probe import (
 from nope_probe.data.tokenizing import pieces_of
 from nope_probe.figures.attention import STEPS, percent
 from nope_probe.models.names import path_of
-from nope_probe.studies.attention import Settings, report
+from nope_probe.studies.attention import report
 
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 61, "folds": 5, "layers": 2}
 HEADS = [f"L{place // 4}H{place % 4}" for place in range(8)]
@@ -265,27 +265,3 @@ def test_a_mark_and_a_bos_token_of_a_text_are_said(
 def test_a_run_without_a_text_says_how_to_give_one() -> None:
     with pytest.raises(UserError, match="the run has no text: run_attention"):
         text_view(Run())
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"text": "", "n_seqs": 8}, "the text is empty"),
-        ({"text": "a\0b"}, "--text is not text: it holds NUL bytes"),
-        ({"text": "x" * 1_000_001}, "the text has 1,000,001 characters: expected one of up to"),
-        ({"text": "a", "n_seqs": 8, "query_rows": 7}, "leave out --query-rows"),
-        ({"text": "a", "n_seqs": 8, "seq_len": 513}, "take --seq-len 512 or less"),
-        ({"text": "a", "seq_len": 32}, "--seq-len has no effect on a text alone: --n-seqs reads "),
-        ({"why": "L0H1"}, "--why asks about a text"),
-        ({"query": 3}, "--query asks about a head"),
-        ({"steps": 2}, "--steps asks about a head: name it with --why"),
-        ({"text": "a", "why": "MLP1"}, "--why MLP1: expected a head, such as L1H3"),
-        ({"text": "a", "why": "L0H1", "remove": ("qk",)}, "has no terms without w_q and w_k$"),
-        ({"text": "a", "why": "L0H1", "remove": ("mask", "w_k")}, "has no terms without w_k$"),
-    ],
-)
-def test_a_mistake_about_a_text_is_named_before_a_model_is_loaded(
-    options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(UserError, match=said):
-        Settings(**options).validate()

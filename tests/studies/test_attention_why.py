@@ -13,8 +13,8 @@ import torch
 from support.command_line import run_command
 from support.decoders import write_decoder
 from support.edited_model import plain_run
-from support.first_line import assert_numbers_are_cells
-from support.induction import N_VOCAB, induction_model
+from support.finished_runs import assert_numbers_are_cells
+from support.models_by_hand import N_VOCAB, induction_model
 from support.plain_attention import plain_scores
 from support.plain_states import calls_of
 from support.rounding import NETWORK
@@ -25,7 +25,6 @@ from nope_probe import (
     LoadedModel,
     Run,
     UserError,
-    Why,
     attention,
     load,
     read_run,
@@ -49,23 +48,10 @@ STEPS: dict[str, Any] = {"why": "L3H3", "query": QUERY, "steps": 3}
 
 
 @pytest.fixture(scope="module")
-def asking(rope_tiny: LoadedModel) -> Run:
-    """A run that asks why a head looks where it looks from a token."""
-    return run_attention(rope_tiny, why="L1H3", query=-2, **ASKED)
-
-
-@pytest.fixture(scope="module")
 def stepping(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that goes three steps back."""
     out = tmp_path_factory.mktemp("runs") / "steps"
     return run_attention("rope-tiny", text=TEXT, n_seqs=17, folds=5, out=out, **STEPS)
-
-
-@pytest.fixture(scope="module")
-def looked(stepping: Run) -> Why:
-    why = text_view(stepping).why
-    assert why is not None
-    return why
 
 
 def assert_adds_up(table: pd.DataFrame) -> None:
@@ -77,7 +63,8 @@ def assert_adds_up(table: pd.DataFrame) -> None:
     assert abs(scores.mean()) < 1e-5, "less the mean over the keys"
 
 
-def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key(asking: Run) -> None:
+def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key(rope_tiny: LoadedModel) -> None:
+    asking = run_attention(rope_tiny, why="L1H3", query=-2, **ASKED)
     why = text_view(asking).why
     assert why is not None
     pieces = [*asking.manifest.text.pieces]
@@ -204,10 +191,9 @@ def test_without_a_moved_part_the_model_is_plain_transformers_without_it(steppin
     assert 0.5 * row["nats"] < fall < row["nats"]
 
 
-def test_the_text_view_has_the_terms_of_each_step_and_the_way_there(
-    stepping: Run, looked: Why
-) -> None:
-    html = text_view(stepping).html()
+def test_the_text_view_has_the_terms_of_each_step_and_the_way_there(stepping: Run) -> None:
+    html, looked = text_view(stepping).html(), text_view(stepping).why
+    assert looked is not None
     [data] = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
     first, second = json.loads(data)["looks"]
     table = looked.steps

@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 from scipy import stats
 from support.command_line import run_command
 from support.edited_model import edited, norm_sizes
-from support.plain_states import calls_of, plain_losses
+from support.plain_states import calls_of, of_others, plain_losses
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import ByName
 from support.tiny_models import plain as plain_model
-from support.written import of_others
 
 from nope_probe import behaviour, read_run, run_behaviour, untrained
 from nope_probe.hooks.removing.components import components

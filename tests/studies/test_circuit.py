@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 from support.command_line import run_command
-from support.first_line import assert_numbers_are_cells
+from support.finished_runs import assert_numbers_are_cells
 from support.rounding import NETWORK, assert_same
 
 from nope_probe import Ablation, Run, ablated, capture_stages, circuit, load, read_run, run_circuit

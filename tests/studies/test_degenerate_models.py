@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from support.command_line import run_command
-from support.tiny_models import randomised, smollm3_config, tokenizer
-from support.traced import bos_reader
+from support.models_by_hand import bos_reader
+from support.tiny_models import randomised, smollm3_config, write
 
 from nope_probe import ablate, calibrate, circuit, load, read_run, run_ablations
 from nope_probe.reports.page import captions
@@ -17,22 +17,20 @@ SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"
 pytestmark = [pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning:nope_probe")]
 
 
-def write(folder: Path, *dead: str) -> Path:
+def write_dead(folder: Path, *dead: str) -> Path:
     """Write a model of two layers, RoPE then none, whose named weights are zero."""
     model = randomised(smollm3_config([1, 0]))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if any(word in name for word in dead):
                 parameter.zero_()
-    model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return folder
+    return write(folder, model)
 
 
 def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    line = ["--model", write(tmp_path / "dead", ""), *SMALL]
+    line = ["--model", write_dead(tmp_path / "dead", ""), *SMALL]
     run_command(
         ablate, *line, "--layers", 2, "--remove", "w_q", "--per-head", "--out", tmp_path / "a"
     )
@@ -48,7 +46,7 @@ def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(
 
 
 def test_every_replacement_of_a_dead_weight_is_zero_and_gives_finite_or_empty_cells(tmp_path: Path):
-    folder = write(tmp_path / "model", "k_proj", "v_proj")
+    folder = write_dead(tmp_path / "model", "k_proj", "v_proj")
     removed = {"remove": ["w_k", "w_o"], "replacement": ["identity", "random", "mean"]}
     sizes = {"n_seqs": 12, "seq_len": 13, "data": "random", "folds": 4, "layers": 2}
     for name, table in run_ablations(str(folder), **removed, **sizes).tables.items():

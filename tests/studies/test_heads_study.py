@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.first_line import assert_numbers_are_cells
+from support.finished_runs import assert_numbers_are_cells
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ModelOf
 

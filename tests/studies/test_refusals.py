@@ -7,43 +7,60 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from support import refused_models
+from safetensors.torch import load_file, save_file
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
-from support.refused_models import change, write, write_llama
 from support.rounding import NETWORK, assert_same, rounding
-from support.tiny_models import CONFIGS, plain, randomised, tokens
+from support.tiny_models import CONFIGS, change, plain, randomised, tokens, write, write_llama
 
 from nope_probe import ablate, behaviour, circuit, load, read_run, run_ablations, run_trace
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 
 
+def trap(folder: Path) -> Path:
+    """Put code beside the weights that leaves a file if it is run."""
+    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    return folder
+
+
+REMOTE = {"architectures": ["OwnForCausalLM"]}
+REMOTE |= {"auto_map": {"AutoModelForCausalLM": "own.OwnForCausalLM"}}
+TOKENIZER = {"tokenizer_class": "OwnTokenizer"}
+TOKENIZER |= {"auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+
+
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("file", "settings", "message"),
     [
-        ("remote_model", r"needs remote code \(own\.OwnForCausalLM\), which is refused"),
-        ("remote_tokenizer", "cannot load .*model: tokenizer: "),
-        ("gptq", r"is quantised \(gptq\), .*take the unquantised model \("),
-        ("mamba", "has no attention in a form that can be read"),
+        ("config.json", REMOTE, r"needs remote code \(own\.OwnForCausalLM\), which is refused"),
+        ("tokenizer_config.json", TOKENIZER, "cannot load .*model: tokenizer: "),
+        ("config.json", GPTQ, r"is quantised \(gptq\), .*take the unquantised model \("),
     ],
 )
 def test_an_unsupported_folder_is_refused_with_the_reason(
-    kind: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    file: str,
+    settings: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    folder = tmp_path / "model"
-    getattr(refused_models, kind)(folder)
+    folder = trap(write_llama(tmp_path / "model"))
+    change(folder, file, **settings)
     line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--model", folder)
     assert re.search(message, line)
     assert not (folder / "ran").exists()
 
 
-def test_a_block_of_a_hybrid_that_does_not_attend_is_refused(
+def test_models_and_blocks_that_do_not_attend_are_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_decoder("qwen3_next", tmp_path).folder
-    asked = ["--model", folder, "--data", "random", "--n-seqs", 8, "--seq-len", 11]
-    line = refused(capfd, tmp_path / "here", circuit, *asked, "--layer", 2)
+    here, mamba = tmp_path / "here", write_decoder("mamba", tmp_path).folder
+    line = refused(capfd, here, ablate, *SMALL, "--model", mamba)
+    assert "has no attention in a form that can be read" in line
+    asked = ["--model", write_decoder("qwen3_next", tmp_path).folder, "--data", "random"]
+    line = refused(capfd, here, circuit, *asked, "--n-seqs", 8, "--seq-len", 11, "--layer", 2)
     assert line.endswith("does not attend; L1, L3 do")
 
 
@@ -99,9 +116,8 @@ def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(
 def test_code_beside_weights_that_transformers_has_itself_is_left_alone(
     kind: str, name: str, tmp_path: Path
 ) -> None:
-    folder = write_decoder(kind, tmp_path).folder
+    folder = trap(write_decoder(kind, tmp_path).folder)
     change(folder, architectures=[name], auto_map={"AutoModelForCausalLM": f"own.{name}"})
-    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
     assert load(str(folder)).info.architecture.lower() == name.lower()
     assert not (folder / "ran").exists()
 
@@ -115,9 +131,29 @@ def test_a_tokenizer_that_knows_fewer_tokens_than_are_embedded_is_fine(tmp_path:
     assert (len(loaded.tokenizer), loaded.info.d_vocab) == (263, 271)
 
 
+def fp8(folder: Path) -> dict[str, torch.Tensor]:
+    """Write a Llama whose projections are 8-bit floats with a scale per block of 128 x 128.
+
+    Return the plain weights that they encode.
+    """
+    file = write_llama(folder) / "model.safetensors"
+    stored, meant = {}, {}
+    for name, weight in load_file(file).items():
+        stored[name] = meant[name] = weight
+        if name.endswith("proj.weight"):
+            scale = weight.abs().max() / 448  # the largest number of float8_e4m3fn
+            stored[name] = (weight / scale).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
+            meant[name] = stored[name].float() * scale
+    save_file(stored, file, metadata={"format": "pt"})
+    said = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    change(folder, quantization_config=said)
+    return meant
+
+
 def test_a_quantised_checkpoint_is_read_as_its_plain_weights(tmp_path: Path) -> None:
     folder, name = tmp_path / "model", "self_attn.q_proj.weight"
-    meant = refused_models.fp8(folder)
+    meant = fp8(folder)
     truth = plain(write_llama(tmp_path / "plain"))
     before = truth.state_dict()[f"model.layers.0.{name}"].clone()
     truth.load_state_dict(meant)

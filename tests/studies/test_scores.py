@@ -35,24 +35,14 @@ def done(tiny: ByName) -> Run:
     return run_ablations(str(tiny("llama").folder), remove="none", per_head=True, layers=2, **flags)
 
 
-@pytest.fixture(scope="module")
-def truth(done: Run, tiny: ByName) -> np.ndarray:
-    """Plain transformers' scores of the run's tokens: [layer, seq, head, query, key]."""
-    return plain_scores(tiny("llama").hf, torch.from_numpy(done.arrays["tokens"]["tokens"])).numpy()
-
-
-def close(seen: np.ndarray, true: np.ndarray) -> bool:
-    error = np.abs(seen - true)[..., BELOW].max()
-    return bool(error <= NETWORK * np.abs(true[..., BELOW]).max())
-
-
-def test_maps_are_the_mean_of_plain_transformers_scores(done: Run, truth: np.ndarray):
-    maps = done.maps
+def test_maps_are_the_mean_of_plain_transformers_scores(done: Run, tiny: ByName):
+    maps, tokens = done.maps, torch.from_numpy(done.arrays["tokens"]["tokens"])
+    truth = plain_scores(tiny("llama").hf, tokens)  # [layer, seq, head, query, key]
     assert set(maps) == {f"{name}/intact" for name in ("score", "se", "pattern", "score_per_head")}
     assert maps["score/intact"].shape == (2, N_POS, N_POS)
     assert maps["score_per_head/intact"].shape == (2, N_HEADS, N_POS, N_POS)
-    assert close(maps["score/intact"], truth.mean((1, 2)))
-    assert close(maps["score_per_head/intact"], truth.mean(1))
+    assert_same(maps["score/intact"], truth.mean((1, 2)))
+    assert_same(maps["score_per_head/intact"], truth.mean(1))
     for name, values in maps.items():
         assert values.dtype == np.float32
         assert np.isnan(values[..., ~BELOW]).all()

@@ -33,11 +33,6 @@ REMOVED = ("mlp", "w_q+mlp", "w_k", "rope_low")
 
 
 @pytest.fixture(scope="module")
-def tokens(rope_tiny: Any) -> torch.Tensor:
-    return sequences(tokenizer=rope_tiny.tokenizer, **SMALL).inputs
-
-
-@pytest.fixture(scope="module")
 def study(rope_tiny: Any) -> Run:
     """An attribution with every part that it can have."""
     options = {"folds": 5, "batch_size": 7}
@@ -94,8 +89,9 @@ def test_a_model_of_ones_own_is_studied(spec: str, model_of: ModelOf) -> None:
 
 
 def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
-    rope_tiny: Any, tokens: torch.Tensor
+    rope_tiny: Any,
 ) -> None:
+    tokens = sequences(tokenizer=rope_tiny.tokenizer, **SMALL).inputs
     few, same = (
         run_ablations(rope_tiny.model, tokens[:5], remove=["sources"], layers=1, **folds)
         for folds in ({}, {"folds": 5})

@@ -9,14 +9,13 @@ import pytest
 import torch
 from support import traced
 from support.command_line import refused, run_command
-from support.first_line import assert_numbers_are_cells
+from support.finished_runs import assert_numbers_are_cells
 from support.rounding import assert_same, assert_same_table
 from support.tiny_models import ByName, tokens
 
 from nope_probe import Ablation, Run, ablated, load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
 from nope_probe.hooks.reading.readers import capture_positions
-from nope_probe.maps.positions import PositionSums
 from nope_probe.studies import trace as page
 from nope_probe.studies.tables import term_table, writer_table
 from nope_probe.studies.trace_run import strongest_reader
@@ -34,15 +33,11 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return read_run(out)
 
 
-@pytest.fixture(scope="module")
-def sums(done: Run) -> PositionSums:
+def test_tables_and_maps_are_those_of_the_captured_sums(done: Run) -> None:
     saved = done.arrays["tokens"]
     tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
     options = {"layers": [0, 1, 2], "batch_size": 7, "n_folds": 5, "documents": documents}
-    return capture_positions(load("nope-tiny").model, tokens, **options)
-
-
-def test_tables_and_maps_are_those_of_the_captured_sums(done: Run, sums: PositionSums) -> None:
+    sums = capture_positions(load("nope-tiny").model, tokens, **options)
     assert done.manifest.layers == (0, 1, 2)
     names = {"terms": ["layer", "of", "term"], "writers": ["layer", "of", "side", "writer"]}
     for name, truth in (("terms", term_table(sums)), ("writers", writer_table(sums))):

@@ -1,18 +1,16 @@
 """What lead and pattern lose without a writer's position, against exact parts and plain models."""
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from support.decoders import write_decoder
 from support.edited_model import attention_inputs, projections
+from support.models_by_hand import bos_reader
 from support.rounding import NETWORK
-from support.tiny_models import N_POS, ByName, tokens
-from support.traced import bos_reader
+from support.tiny_models import N_POS, ByName, DecoderOf, tokens
 
-from nope_probe import capture_scores, load, measure
+from nope_probe import capture_scores, measure
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.tables import term_table, writer_table
@@ -73,10 +71,9 @@ def test_a_clock_built_by_hand_loses_all_without_the_head_that_writes_it(kept: i
             assert lost == pytest.approx(truth, abs=NETWORK)
 
 
-def test_heads_of_attentions_that_matter_are_taken_by_part_then_by_size(tmp_path: Path) -> None:
+def test_heads_of_attentions_that_matter_are_taken_by_part_then_by_size(decoder: DecoderOf) -> None:
     """The size of a head's position: how much its mean output varies with the position."""
-    tiny = write_decoder("llama", tmp_path)
-    text, model = tokens(15, seed=3), load(str(tiny.folder)).model
+    (model, tiny), text = decoder("llama"), tokens(15, seed=3)
     engine = Engine(model=model, inputs=text, n_folds=N_FOLDS, skip_keys=1, kept_positions=0)
     sums = engine.positions("positions", layers=[2])
     columns = ["layer", "of", "side", "writer", "part", "part_low", "part_high"]
