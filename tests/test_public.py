@@ -37,15 +37,12 @@ from nope_probe import (
 )
 from nope_probe.figures import score_maps, term_maps
 
-
-@pytest.fixture(scope="module")
-def tokens() -> torch.Tensor:
-    return torch.randint(5, 90, (7, 13), generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(5, 90, (7, 13), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="module")
-def maps(rope_tiny: LoadedModel, tokens: torch.Tensor) -> Any:
-    return capture_scores(rope_tiny, tokens, per_head=True)
+def maps(rope_tiny: LoadedModel) -> Any:
+    return capture_scores(rope_tiny, TOKENS, per_head=True)
 
 
 def classes_in(hint: Any) -> Iterator[type]:
@@ -69,9 +66,14 @@ def test_the_classes_that_public_functions_return_are_public_too(package: Module
 
 
 @pytest.mark.parametrize("package", [nope_probe, figures])
-def test_a_package_shows_its_public_names_and_nothing_that_it_imports(package: ModuleType) -> None:
+def test_a_package_shows_its_public_names_in_order_and_nothing_that_it_imports(
+    package: ModuleType,
+) -> None:
     shown = {name for name in dir(package) if not name.startswith("__")}
-    assert shown == {*package.__all__}
+    assert sorted(shown) == [*package.__all__]
+    assert all(getattr(package, name).__doc__ for name in shown)
+    with pytest.raises(AttributeError, match=r"has no 'attribut'; it has \w+, \w+"):
+        _ = package.attribut
 
 
 FUNCTIONS = {import_module(f"nope_probe.{name}").Settings.function: name for name in STUDIES}
@@ -129,6 +131,7 @@ MEANS = (
     r"\[layer, row, key_pos\], got "
 )
 PLACE = "a replacement is called with a weight and its place: write it as `lambda weight, place: "
+ONE = {0: [1]}
 HEADS = r"expected heads by layer, such as {0: \[1, 3\]}, got "
 
 
@@ -151,9 +154,26 @@ HEADS = r"expected heads by layer, such as {0: \[1, 3\]}, got "
         ({"remove": ["mask"], "prefix": "3"}, "prefix '3': expected a whole number"),
         ({"remove": 5}, "expected the names of components to remove, .*got 5"),
         ({"remove": ["mask", 5]}, "expected the names of components to remove, .*got 5"),
+        ({"remove": ["mask", "w_qk"]}, "unknown component 'w_qk'; there are mask, rope"),
+        (
+            {"gain": "norm"},
+            ".*no effect on the replacement 'mean': take replacement='identity', or",
+        ),
+        ({"gain": "loud"}, "gain 'loud' should be 'output', 'norm' or 'identity'"),
+        ({"remove": ["qk", "w_q"]}, "qk and w_q share w_q"),
+        ({"remove": ["rope_low", "rope"]}, "rope_low and rope share rotary pairs"),
+        ({"heads": {True: [0]}}, LAYERS),
+        ({"replacement": "median"}, ".*'median' should be 'identity', 'random', .*'zero'"),
+        ({"remove": ["w_q", "mlp"], "heads": ONE}, "mlp has no heads; mask, rope, .*content have"),
+        ({"remove": ["norms"], "heads": ONE}, "norms has no heads; mask"),
+        ({"heads": ONE, "layers": [0]}, "expected layers or heads, not"),
+        ({"remove": ["mask"], "prefix": 0}, "expected a prefix of 1 position or more, got 0"),
+        ({"remove": ["rope"], "prefix": 3}, ".*for removing the mask; this removes rope$"),
+        ({"remove": ["position[L1H0]"], "layers": [1]}, ".*takes no layers"),
+        ({"remove": ["position[L1H0]"], "heads": ONE}, ".*has no heads"),
     ],
 )
-def test_an_ablation_of_other_kinds_is_refused_in_a_line(
+def test_an_ablation_that_cannot_be_is_refused_in_a_line(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=f"^{message}") as error:
@@ -208,9 +228,9 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
 @pytest.mark.wrong_types
 @pytest.mark.parametrize("call", CALLS)
 def test_an_argument_of_another_kind_is_refused_in_a_line(
-    call: str, rope_tiny: LoadedModel, tokens: torch.Tensor, maps: Any
+    call: str, rope_tiny: LoadedModel, maps: Any
 ) -> None:
     function, message = CALLS[call]
     with pytest.raises(UserError, match=f"^{message}") as error:
-        function(rope_tiny.model, tokens, maps)
+        function(rope_tiny.model, TOKENS, maps)
     assert "\n" not in str(error.value)

@@ -42,6 +42,8 @@ NUMBERS = [
     # Names of models, and devices.
     ("ablate --model nope-tiny/", "unknown model 'nope-tiny/'; the nearest names are nope-tiny"),
     ("ablate --model OLMo-2-1b", "allenai/OLMo-2-0425-1B is not in the local cache"),
+    ("ablate --device-map auto", "rope-tiny is small and stays on one device"),
+    (f"ablate --device-map auto {FREE}", "parameter-free is small and stays on one device"),
     ("ablate --device meta", "no device 'meta' on this machine"),
 ]
 WITHOUT_EFFECT = [
@@ -76,6 +78,23 @@ WITHOUT_EFFECT = [
     ("behaviour --model parameter-free", "measured on text, with a language model"),
     ("circuit --remove mask --replacement zero", "no effect where no weight is removed"),
     ("circuit --remove mlp --in-heads L0H0", "--in-heads: mlp has no heads"),
+]
+TEXTS = [
+    ("attention --text '' --n-seqs 8", "the text is empty"),
+    ("attention --text 'a\0b'", "--text is not text: it holds NUL bytes"),
+    (
+        f"attention --text {1_000_001 * 'x'}",
+        "the text has 1,000,001 characters: expected one of up",
+    ),
+    ("attention --text a --n-seqs 8 --query-rows 7", "leave out --query-rows"),
+    ("attention --text a --n-seqs 8 --seq-len 513", "take --seq-len 512 or less"),
+    ("attention --text a --seq-len 32", "--seq-len has no effect on a text alone: --n-seqs reads "),
+    ("attention --why L0H1", "--why asks about a text"),
+    ("attention --query 3", "--query asks about a head"),
+    ("attention --steps 2", "--steps asks about a head: name it with --why"),
+    ("attention --text a --why MLP1", "--why MLP1: expected a head, such as L1H3"),
+    ("attention --text a --why L0H1 --remove qk", "has no terms without w_q and w_k"),
+    ("attention --text a --why L0H1 --remove mask w_k", "has no terms without w_k"),
 ]
 WAYS_OUT = [  # what a line was meant to be is what it says to type
     ("ablate rope-tiny", "unknown: rope-tiny; a value follows its flag, as --model NAME does"),
@@ -152,7 +171,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("typed", "fragment"), [*NUMBERS, *WITHOUT_EFFECT, *WAYS_OUT, *PLACES])
+@pytest.mark.parametrize(
+    ("typed", "fragment"),
+    [*NUMBERS, *WITHOUT_EFFECT, *TEXTS, *WAYS_OUT, *PLACES],
+    ids=lambda words: words[:60],
+)
 def test_a_users_mistake_is_one_line_and_exit_code_2(
     typed: str, fragment: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
