@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from support.finished_runs import Finished, finish
-from support.tiny_models import Tiny, write_tiny
+from support.tiny_models import DecoderOf, Tiny, write_tiny
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
@@ -97,6 +97,20 @@ def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
     from nope_probe import load
 
     return cache(lambda name: load(str(tiny(name).folder)).model)
+
+
+@pytest.fixture(scope="session")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> DecoderOf:
+    """Return a tiny decoder as it is loaded, and its folder, by transformers' name of its type."""
+    from support.decoders import write_decoder
+
+    from nope_probe import load
+
+    def make(model_type: str, **settings: Any) -> tuple[Any, Tiny]:
+        written = write_decoder(model_type, tmp_path_factory.mktemp("decoder"), **settings)
+        return load(str(written.folder)).model, written
+
+    return cache(make)
 
 
 @pytest.fixture(scope="session")

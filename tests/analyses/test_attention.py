@@ -17,6 +17,8 @@ from nope_probe.maps.folds import sum_parts
 N, N_FOLDS = 13, 5
 FIRST_ROW = 7  # the first query that sees 8 keys
 CAUSAL = torch.ones(N, N).tril().bool()
+NOISE = torch.randn(37, N, N, generator=torch.Generator().manual_seed(0))
+SCORES = (torch.linspace(-1, 2, N) + NOISE).double()  # [text, row, key_pos]
 PARTS = ("first_position", "first_content", "others_position", "others_content")
 
 
@@ -75,19 +77,12 @@ def maps_of(means: dict[str, Tensor], counts: Tensor, skip_keys: int = 1) -> Att
     )
 
 
-@pytest.fixture
-def scores() -> Float[Tensor, "text row key_pos"]:
-    torch.manual_seed(0)
-    position = torch.linspace(-1, 2, N) * torch.ones(N, 1)
-    return (position + torch.randn(37, N, N)).double()
-
-
-def test_the_four_parts_add_up_to_the_information(scores: Tensor) -> None:
+def test_the_four_parts_add_up_to_the_information() -> None:
     fold_of = torch.arange(37) % N_FOLDS
-    found = split(scores, fold_of)
+    found = split(SCORES, fold_of)
     by_hand = [
         relative_entropy(row[: i + 1], uniform(i + 1))
-        for text in softmax(scores)
+        for text in softmax(SCORES)
         for i, row in enumerate(text)
         if i >= FIRST_ROW
     ]
@@ -97,9 +92,9 @@ def test_the_four_parts_add_up_to_the_information(scores: Tensor) -> None:
     assert (added - estimates(found, "information").values).abs().max() < 1e-9
 
 
-def test_position_is_the_information_of_the_mean_weights_less_its_bias(scores: Tensor) -> None:
+def test_position_is_the_information_of_the_mean_weights_less_its_bias() -> None:
     fold_of = torch.tensor([0] * 3 + [1] * 5 + [2] * 7 + [3] * 11 + [4] * 11)
-    found, weights = split(scores, fold_of), softmax(scores)
+    found, weights = split(SCORES, fold_of), softmax(SCORES)
 
     def at_first_and_others(texts: Tensor) -> Tensor:
         """The plain formula on the mean over texts."""
@@ -163,12 +158,10 @@ def test_attention_that_ignores_the_text_is_positional_and_the_softmax_of_its_sc
     assert found.positional_share_gap == pytest.approx(0, abs=1e-9)
 
 
-def test_the_bounds_are_the_mean_weights_and_each_folds_weights_read_with_the_others(
-    scores: Tensor,
-) -> None:
+def test_the_bounds_are_the_mean_weights_and_each_folds_weights_read_with_the_others() -> None:
     """The upper bound is KL(M, U), the lower E A log(M / U) with M of the other folds' texts."""
     fold_of = torch.tensor([0] * 3 + [1] * 5 + [2] * 7 + [3] * 11 + [4] * 11)
-    found, weights = split(scores, fold_of), softmax(scores)
+    found, weights = split(SCORES, fold_of), softmax(SCORES)
     gaps = torch.zeros(2, dtype=torch.float64)
     for i in range(FIRST_ROW, N):
         rows, n = weights[:, i, : i + 1], i + 1
@@ -251,8 +244,8 @@ def test_weights_that_mean_scores_do_not_show_are_missed() -> None:
     assert found.pattern_missed.value == pytest.approx(1, abs=1e-9)
 
 
-def test_without_a_first_key_all_information_is_among_the_other_keys(scores: Tensor) -> None:
-    found = split(scores, torch.arange(37) % N_FOLDS, skip_keys=0)
+def test_without_a_first_key_all_information_is_among_the_other_keys() -> None:
+    found = split(SCORES, torch.arange(37) % N_FOLDS, skip_keys=0)
     for part in ("first_position", "first_content", "first_weight"):
         assert estimates(found, part).values.abs().max() < 1e-9
     among = estimates(found, "others_position") + estimates(found, "others_content")

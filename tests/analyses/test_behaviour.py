@@ -1,13 +1,14 @@
-"""The measures of behaviour by hand arithmetic; ridge regression against least squares."""
+"""Parts of behaviour by hand; ridge regression against least squares.
+
+tests/studies/test_behaviour.py has spans, intervals and targets, from plain transformers.
+"""
 
 import pytest
 import torch
-from scipy import stats
 
 from nope_probe.analyses.behaviour import (
     binned_means,
     by_document,
-    mean_interval,
     position_means,
     ridge,
     span_loss,
@@ -20,39 +21,24 @@ def losses_of(n: int, n_documents: int = 1) -> torch.Tensor:
     return targets + 100 * torch.arange(n_documents)[:, None]
 
 
-def test_a_span_holds_the_targets_from_first_to_stop() -> None:
-    assert span_loss(losses_of(7, 2), 3, 5).tolist() == [3.5, 103.5]  # targets 3 and 4
-    assert span_loss(losses_of(7), 0).tolist() == [3.5]  # the first token has no loss: 1 to 6
-    assert span_loss(losses_of(7), 5).tolist() == [5.5]
-    with pytest.raises(ValueError, match="no targets from 7 to None in 7 tokens"):
-        span_loss(losses_of(7), 7)
-
-
 def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
     for first, expected in ((1, {1: 2.0, 4: 5.5, 8: 9.5}), (6, {6: 6.5, 8: 9.5})):
         starts, means = binned_means(losses_of(12, 5), first, width=4)
         assert dict(zip(starts, means.value - 200, strict=True)) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="no targets from 7 to None in 7 tokens"):
+        span_loss(losses_of(7), 7)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_single_document_has_a_loss_at_every_position_and_no_interval() -> None:
+    means = position_means(losses_of(7))
+    assert means.value.tolist() == [*range(1, 7)]
+    assert (means.low.isnan() & means.high.isnan()).all()
 
 
 def test_sequences_of_a_document_count_as_one() -> None:
     values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]])
     assert by_document(values, torch.tensor([4, 1, 4])).tolist() == [[3.0, 4.0], [3.0, 5.5]]
-
-
-@pytest.mark.filterwarnings("error")
-def test_the_interval_is_students_over_documents_at_every_position() -> None:
-    losses = torch.randn(11, 3, generator=torch.Generator().manual_seed(0)).double()
-    means = position_means(losses)
-    for target in range(3):
-        values = losses[:, target].numpy()
-        low, high = stats.t.interval(0.95, 10, loc=values.mean(), scale=stats.sem(values))
-        found, own = mean_interval(losses[:, target]), (means.value, means.low, means.high)
-        assert (found.value, found.low, found.high) == pytest.approx((values.mean(), low, high))
-        assert [float(each[target]) for each in own] == pytest.approx([values.mean(), low, high])
-    one = position_means(losses[:1])
-    assert torch.equal(one.value, losses[0])
-    assert one.low.isnan().all()
-    assert one.high.isnan().all()
 
 
 N, D, TARGETS = 97, 7, 3

@@ -1,19 +1,16 @@
 """Terms of one text's scores: they add up, and a removed writer changes the score by its term."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.decoders import write_decoder
 from support.edited_model import plain_run
-from support.induction import N_VOCAB, induction_model
+from support.models_by_hand import N_VOCAB, induction_model
 from support.plain_states import calls_of
 from support.rounding import NETWORK
-from support.tiny_models import ByName, tokens
+from support.tiny_models import ByName, DecoderOf, tokens
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from nope_probe import load
 from nope_probe.analyses.one_text import (
     Look,
     Side,
@@ -67,9 +64,9 @@ def test_the_terms_add_up_to_the_scores(name: str, kept: int, bridge: ByName) ->
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt"])
-def test_with_alibi_its_bias_is_a_term(name: str, tmp_path: Path) -> None:
-    tiny = write_decoder(name, tmp_path)
-    model, inputs = load(str(tiny.folder)).model, tiny.tokens[:, :N_POS]
+def test_with_alibi_its_bias_is_a_term(name: str, decoder: DecoderOf) -> None:
+    model, tiny = decoder(name)
+    inputs = tiny.tokens[:, :N_POS]
     terms = terms_of(model, inputs[:1], inputs[1:], 1)
     assert_adds_up(terms)
     steps = terms["position/alibi"][SEEN].diff()

@@ -5,8 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from support.equation import plain_layers
-from support.frequency_steps import frequency_steps
+from support.parameter_free import frequency_steps, plain_layers
 from support.rounding import assert_same, rounding
 from torch.func import jvp
 

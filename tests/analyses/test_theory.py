@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.frequency_steps import frequency_steps
+from support.parameter_free import frequency_steps
 
 from nope_probe import ParameterFreeSpec, build, parameter_free, theory_scores
 from nope_probe.analyses import theory as paper

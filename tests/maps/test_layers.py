@@ -1,4 +1,4 @@
-"""The leads and patterns of layers, against loops over rows."""
+"""Rows of maps: which queries have them, how they are stored, their leads and patterns by loops."""
 
 import pytest
 import torch
@@ -9,16 +9,18 @@ from torch.nn.functional import pad
 from nope_probe import UserError
 from nope_probe.analyses.attribution import contrast_grams
 from nope_probe.analyses.jackknife import jackknife
+from nope_probe.analyses.pattern_rows import bin_means, offset_bins
 from nope_probe.maps.estimates import fold_weights, leave_one_out
 from nope_probe.maps.layers import LayerMaps, PackedFolds, Pattern, shared_patterns
-from nope_probe.maps.rows import MapRows, choose_rows
+from nope_probe.maps.rows import MapRows, choose_rows, diagonal_normalised
 from nope_probe.removal import Condition
 
 N, FOLDS = 29, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
 WEIGHTS = fold_weights(len(COUNTS), COUNTS)
 SIZES = [1, 8 * FOLDS * N * 7, 1 << 20]  # bytes: a row at a time, seven rows, the whole map
-ROWS = {"all rows": torch.arange(N), "chosen rows": choose_rows(N, 13)}
+CHOSEN = choose_rows(N, 13)
+ROWS = {"all rows": torch.arange(N), "chosen rows": CHOSEN}
 
 
 def scores(seed: int, window: int = N) -> Tensor:
@@ -120,3 +122,66 @@ def test_patterns_of_unlike_maps_are_refused() -> None:
         shared_patterns([whole, LayerMaps.of(torch.randn(FOLDS, 11, 11), COUNTS)])
     with pytest.raises(ValueError, match="from 0 to 26 skipped keys at 29 positions"):
         shared_patterns([layer(scores(0), ROWS["all rows"], 27)])
+
+
+@pytest.mark.parametrize(
+    ("n", "n_rows", "queries"),
+    [
+        (7, 1, [6]),
+        (7, 2, [5, 6]),
+        (7, 3, [4, 5, 6]),
+        (19, 8, [2, 6, 10, 14, 15, 16, 17, 18]),
+        (900, 131, [k * 836 // 67 - 1 for k in range(1, 68)] + [*range(836, 900)]),
+    ],
+)
+def test_half_of_the_rows_and_at_most_64_are_the_run_at_the_end(
+    n: int, n_rows: int, queries: list[int]
+) -> None:
+    assert choose_rows(n, n_rows).tolist() == queries
+
+
+def test_maps_have_all_rows_up_to_2048_positions_and_512_above() -> None:
+    assert [len(choose_rows(n)) for n in (5, 2048, 2049, 32768)] == [5, 2048, 512, 512]
+
+
+@pytest.mark.parametrize("n_rows", [0, N + 1])
+def test_no_rows_and_more_than_positions_are_refused(n_rows: int) -> None:
+    with pytest.raises(ValueError, match=f"from 1 to {N} rows at {N} positions, got {n_rows}"):
+        choose_rows(N, n_rows)
+
+
+def test_packed_rows_are_the_cells_up_to_the_diagonal() -> None:
+    rows = scores(0)[:, CHOSEN]
+    of_rows = MapRows(CHOSEN, N)
+    packed = of_rows.pack(rows)
+    assert packed.shape == (FOLDS, int((CHOSEN + 1).sum()))
+    torch.testing.assert_close(of_rows.unpack(packed), rows, equal_nan=True, rtol=0, atol=0)
+    stored = PackedFolds(packed, of_rows)
+    for start, stop in of_rows.blocks(FOLDS):
+        expected = scores(0)[:, start:stop, :stop]
+        torch.testing.assert_close(stored.rows(start, stop), expected, equal_nan=True)
+
+
+def test_normalised_rows_have_no_mean_at_any_distance() -> None:
+    normalised = diagonal_normalised(scores(0)[0, CHOSEN], MapRows(CHOSEN, N))
+    distance = CHOSEN[:, None] - torch.arange(N)
+    of_distance = [normalised[distance == d].nansum().abs() for d in range(N)]
+    assert max(map(float, of_distance)) < 1e-9
+
+
+def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> None:
+    assert offset_bins(2047).tolist() == list(range(1, 2048))
+    bins = offset_bins(8000)
+    assert bins[:65].tolist() == list(range(1, 66))
+    ends = (bins[1:] - 1)[63:]
+    assert torch.equal(ends[8:48:8], 2 * ends[:40:8])
+
+
+def test_the_mean_of_a_bin_is_that_of_its_cells() -> None:
+    rows, bins = scores(0)[0, CHOSEN], torch.tensor([1, 2, 5, 11])
+    distance = CHOSEN[:, None] - torch.arange(N)
+    pattern = LayerMaps.of(rows[None], None, CHOSEN).pattern
+    means = bin_means(pattern, "scores", bins)[0]
+    for index, (first, behind) in enumerate([(1, 2), (2, 5), (5, 11), (11, N)]):
+        cells = rows[(distance >= first) & (distance < behind)]
+        assert float(means[index]) == pytest.approx(float(cells.mean()))

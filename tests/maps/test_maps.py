@@ -32,37 +32,23 @@ from nope_probe import (
 from nope_probe.figures.maps import score_maps
 from nope_probe.maps.rows import pattern_rms
 
-
-@pytest.fixture(scope="module")
-def loaded() -> Any:
-    from nope_probe import load
-
-    return load("nope-tiny", n_layers=2)
+TOKENS = torch.randint(3, 99, (23, 11), generator=torch.Generator().manual_seed(0))
+BEGUN = torch.nn.functional.pad(TOKENS[:, 1:], (1, 0), value=1)
 
 
-@pytest.fixture(scope="module")
-def tokens() -> torch.Tensor:
-    return torch.randint(3, 99, (23, 11), generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(scope="module")
-def begun(tokens: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.pad(tokens[:, 1:], (1, 0), value=1)
-
-
-def test_captures_know_whether_their_sequences_begin_alike(
-    loaded: Any, tokens: torch.Tensor, begun: torch.Tensor
-) -> None:
+def test_captures_know_whether_their_sequences_begin_alike(rope_tiny: Any) -> None:
     for capture in (capture_scores, capture_stages):
-        assert not capture(loaded.model, tokens, n_folds=4).bos
-        assert capture(loaded.model, begun, n_folds=4).bos
-        assert not capture(loaded.model, begun[:1], n_folds=1).bos
+        assert not capture(rope_tiny.model, TOKENS, n_folds=4).bos
+        assert capture(rope_tiny.model, BEGUN, n_folds=4).bos
+        assert not capture(rope_tiny.model, BEGUN[:1], n_folds=1).bos
 
 
 def test_one_key_counts_as_first_in_maps_of_tokens_and_none_in_maps_of_vectors(
-    loaded: Any, tokens: torch.Tensor, begun: torch.Tensor
+    rope_tiny: Any,
 ) -> None:
-    with_bos, without = (capture_scores(loaded.model, item, n_folds=4) for item in (begun, tokens))
+    with_bos, without = (
+        capture_scores(rope_tiny.model, item, n_folds=4) for item in (BEGUN, TOKENS)
+    )
     for maps in (with_bos, without):
         assert repr(measure(maps)) == repr(measure(maps, 1)) != repr(measure(maps, 0))
         assert not isnan(measure(maps)[1].lead.value)
@@ -77,8 +63,8 @@ def test_one_key_counts_as_first_in_maps_of_tokens_and_none_in_maps_of_vectors(
         assert repr(attribute(both)) == repr(attribute(both, skip_keys=skip))
 
 
-def test_colours_of_score_maps_leave_out_the_bos_key(loaded: Any, begun: torch.Tensor) -> None:
-    maps = capture_scores(loaded.model, begun, n_folds=4)
+def test_colours_of_score_maps_leave_out_the_bos_key(rope_tiny: Any) -> None:
+    maps = capture_scores(rope_tiny.model, BEGUN, n_folds=4)
     for skip in (1, 0, 3):
         cells = maps.mean[1, :, skip:]
         cells = cells[cells.isfinite()]
@@ -93,10 +79,8 @@ def test_the_rms_of_a_pattern_is_that_of_its_rows_less_their_means() -> None:
     torch.testing.assert_close(pattern_rms(maps, 2), expected)
 
 
-def test_the_map_of_a_head_is_found_by_the_numbers_of_its_layer_and_head(
-    loaded: Any, begun: torch.Tensor
-) -> None:
-    maps = capture_scores(loaded.model, begun, layers=[1], n_folds=4, per_head=True)
+def test_the_map_of_a_head_is_found_by_the_numbers_of_its_layer_and_head(rope_tiny: Any) -> None:
+    maps = capture_scores(rope_tiny.model, BEGUN, layers=[1], n_folds=4, per_head=True)
     assert maps.per_head is not None
     counts = [6, 6, 6, 5]  # 23 sequences in turn
     for head in range(4):
@@ -111,16 +95,14 @@ def test_the_map_of_a_head_is_found_by_the_numbers_of_its_layer_and_head(
     )
     with pytest.raises(UserError, match=r"^no L0H2; there are L1H0 to L1H3$"):
         maps.head(0, 2)
-    without = capture_scores(loaded.model, begun, n_folds=4)
+    without = capture_scores(rope_tiny.model, BEGUN, n_folds=4)
     for ask in (lambda: without.heads, lambda: without.head(0, 2)):
         with pytest.raises(UserError, match=r"no heads: capture_scores\(..., per_head=True\)"):
             ask()
 
 
-def test_the_attention_of_a_head_keeps_its_name_and_all_that_is_known_of_it(
-    loaded: Any, begun: torch.Tensor
-) -> None:
-    maps = capture_attention(loaded, begun, n_folds=4)
+def test_the_attention_of_a_head_keeps_its_name_and_all_that_is_known_of_it(rope_tiny: Any) -> None:
+    maps = capture_attention(rope_tiny, BEGUN, n_folds=4)
     head = maps.head(1, 3)
     assert (head.names, [*head.heads]) == (("L1H3",), [3])
     assert repr(head).startswith("AttentionMaps: L1H3, 11 queries × 11 keys\n")
@@ -134,12 +116,13 @@ def test_the_attention_of_a_head_keeps_its_name_and_all_that_is_known_of_it(
             of.head(1, 4)
 
 
-def test_a_result_is_a_table_of_its_cells_and_a_few_short_lines(
-    loaded: Any, tokens: torch.Tensor, begun: torch.Tensor
-) -> None:
-    maps = capture_scores(loaded, begun, n_folds=4, per_head=True, query_rows=5)
-    attention = capture_attention(loaded, begun, n_folds=4)
-    stages, needs = capture_stages(loaded, begun, n_folds=4), capture_need(loaded, begun, "mask")
+def test_a_result_is_a_table_of_its_cells_and_a_few_short_lines(rope_tiny: Any) -> None:
+    maps = capture_scores(rope_tiny, BEGUN, n_folds=4, per_head=True, query_rows=5)
+    attention = capture_attention(rope_tiny, BEGUN, n_folds=4)
+    stages, needs = (
+        capture_stages(rope_tiny, BEGUN, n_folds=4),
+        capture_need(rope_tiny, BEGUN, "mask"),
+    )
     vectors = load("parameter-free").model
     simulated = simulate_scores(vectors, alpha=0.3, seq_len=7, n_samples=256).best
     results = (maps, maps.head(1, 2), attention, attention.head(1, 2), stages, needs, simulated)
@@ -147,7 +130,7 @@ def test_a_result_is_a_table_of_its_cells_and_a_few_short_lines(
         lines = repr(result).splitlines()
         assert len(lines) <= 10, lines
         assert "tensor" not in repr(result)
-    assert len(repr(calibrate(loaded, begun))) < 300
+    assert len(repr(calibrate(rope_tiny, BEGUN))) < 300
     frame = maps.to_frame()
     assert [*frame] == ["layer", "query", "key", "score"]
     rows = maps.query_positions.tolist()
@@ -170,10 +153,10 @@ def test_a_result_is_a_table_of_its_cells_and_a_few_short_lines(
 
 
 def test_what_stands_at_the_end_of_a_cell_is_a_figure_or_one_or_two_lines(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
+    rope_tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=11)
-    maps = capture_scores(loaded, data, n_folds=4)
+    data = sequences(tokenizer=rope_tiny.tokenizer, n_seqs=23, seq_len=11)
+    maps = capture_scores(rope_tiny, data, n_folds=4)
     monkeypatch.setattr(pio.renderers, "default", "plotly_mimetype")
     shown = maps._repr_mimebundle_(include=None, exclude=None)
     assert shown["text/plain"] == repr(maps)
@@ -191,7 +174,7 @@ def test_what_stands_at_the_end_of_a_cell_is_a_figure_or_one_or_two_lines(
         cells[:, 0] = False  # the lead, on a scale of its own
         z = np.frombuffer(b64decode(trace["z"]["bdata"]), trace["z"]["dtype"]).reshape(11, 11)
         np.testing.assert_allclose(z[cells], pattern.numpy()[cells], rtol=MEASURE, atol=1e-6)
-    needs = capture_need(loaded, data, "mask")
+    needs = capture_need(rope_tiny, data, "mask")
     largest = needs.mean.max()
     assert f"L{needs.mean.argmax() // 4}H{needs.mean.argmax() % 4}: {largest:.3g}" in repr(needs)
     assert repr(data).startswith("Sequences: 23 of 11 tokens, shipped, of 23 documents; all begin")
@@ -199,5 +182,5 @@ def test_what_stands_at_the_end_of_a_cell_is_a_figure_or_one_or_two_lines(
     given = Ablation(remove="w_q", layers=[1], replacement=torch.zeros(2, 3))
     assert repr(given) == "Ablation(remove=['w_q'], layers=[1], replacement=Tensor [2, 3])"
     assert repr(Ablation(remove=["mask"])) == "Ablation(remove=['mask'])"
-    for value in (loaded, data, needs, given):
+    for value in (rope_tiny, data, needs, given):
         assert repr(value).count("\n") <= 1

@@ -17,7 +17,6 @@ from transformers import (
     LlamaConfig,
     OPTConfig,
     PretrainedConfig,
-    T5Config,
 )
 
 from nope_probe import UserError, ablate
@@ -160,18 +159,6 @@ def test_of_a_model_on_the_hub_only_its_configuration_is_downloaded(
     context = "--seq-len 64 is beyond the model's context 31: "
     assert line == f"{context}take --beyond-context, or shorter sequences"
     assert FolderHub.asked == ["/owner/model/resolve/main/config.json"]
-
-
-def test_the_first_layers_keep_their_own_rope_switches(tiny: ByName) -> None:
-    model = load_float32(str(tiny("smollm3").folder), n_layers=2).model
-    assert len(model.model.layers) == 2
-    assert model.config.no_rope_layers == [1, 0]
-
-
-def test_what_is_no_causal_decoder_is_refused(tmp_path: Path) -> None:
-    T5Config(d_model=8, num_layers=1, num_heads=2).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="is a t5, not a causal decoder"):
-        load_float32(str(tmp_path))
 
 
 def test_transformers_messages_are_off_while_loading_and_restored_afterwards(

@@ -1,4 +1,4 @@
-"""Loaded and converted models equal plain transformers."""
+"""Loaded and converted models equal plain transformers; tests/ci has every decoder."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,19 @@ from shutil import copytree
 
 import pytest
 import torch
+from support.decoder_errors import map_error, removals_of
 from support.decoders import write_decoder
 from support.edited_model import edited
 from support.rounding import NETWORK
-from support.tiny_models import ByName, distance, plain, randomised, smollm3_config, tokens
+from support.tiny_models import (
+    ByName,
+    DecoderOf,
+    distance,
+    plain,
+    randomised,
+    smollm3_config,
+    tokens,
+)
 
 from nope_probe import UserError, capture_scores, load, sequences
 from nope_probe.hooks.layers.model import layers_of
@@ -64,9 +73,10 @@ def test_a_shipped_model_is_what_its_configuration_states_before_it_is_loaded(na
 def test_maps_of_the_first_layers_equal_those_of_the_whole_model(
     name: str, tiny: ByName, bridge: ByName
 ) -> None:
-    inputs, part = tokens(3), load(str(tiny(name).folder), n_layers=1)
-    assert part.info.n_layers == len(layers_of(part.model)) == 1
-    whole = capture_scores(bridge(name), inputs, layers=[0], n_folds=1).mean
+    inputs, n = tokens(3), len(layers_of(bridge(name))) - 1
+    part = load(str(tiny(name).folder), n_layers=n)
+    assert part.info.n_layers == len(layers_of(part.model)) == n
+    whole = capture_scores(bridge(name), inputs, layers=range(n), n_folds=1).mean
     actual = capture_scores(part.model, inputs, n_folds=1).mean
     assert torch.equal(actual.nan_to_num(), whole.nan_to_num())
 
@@ -128,10 +138,9 @@ def test_a_table_of_positions_cannot_be_lengthened(tiny: ByName) -> None:
         load(str(tiny("gpt2").folder), n_ctx=65)
 
 
-def test_a_bert_that_is_a_decoder_attends_causally(tmp_path: Path) -> None:
+def test_a_bert_that_is_a_decoder_attends_causally(decoder: DecoderOf) -> None:
     """TransformerLens calls any BERT an encoder."""
-    tiny = write_decoder("bert", tmp_path)
-    model = load(str(tiny.folder)).model
+    model, tiny = decoder("bert")
     assert model.cfg.attention_dir == "causal"
     maps = capture_scores(model, tiny.tokens, n_folds=1).mean
     causal = torch.ones(maps.shape[-2:]).tril().bool()
@@ -152,3 +161,22 @@ def test_a_model_has_the_precision_that_is_asked_for_and_float32_by_default(
         assert (loaded.info.name, loaded.info.source) == (name, name)
         assert loaded.model.cfg.model_name == name
         assert loaded.info.architecture == "SmolLM3ForCausalLM"
+
+
+# ALiBi, soft cap and window, sinks, fused, learned positions, norms of q and k, hybrid, NoPE.
+KINDS = ("bloom", "gemma2", "gpt_oss", "phi3", "opt", "qwen3", "qwen3_next", "smollm3")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_maps_are_plain_transformers_own_intact_and_without_each_component(
+    name: str, decoder: DecoderOf
+) -> None:
+    model, tiny = decoder(name)
+    errors = {removal: map_error(model, tiny, removal) for removal in removals_of(tiny)}
+    assert max(errors.values()) <= NETWORK, errors
+
+
+def test_keys_that_are_selected_for_each_query_are_refused(tmp_path: Path) -> None:
+    tiny = write_decoder("glm_moe_dsa", tmp_path, index_topk=7)
+    with pytest.raises(UserError, match="beyond 7 tokens"):
+        load(str(tiny.folder))

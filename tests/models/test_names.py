@@ -12,9 +12,8 @@ import transformers
 from huggingface_hub import constants
 from support.decoders import write_decoder
 from support.fake_hub import put_into_cache
-from support.refused_models import write
 from support.rounding import NETWORK
-from support.tiny_models import D_VOCAB, distance, randomised, write_tiny
+from support.tiny_models import D_VOCAB, distance, randomised, write, write_tiny
 
 from nope_probe import UserError, difference, load, run_ablations
 from nope_probe.models.context import read_config

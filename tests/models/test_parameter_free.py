@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.equation import plain_layers
+from support.parameter_free import plain_layers
 from support.rounding import NETWORK, PARAMETER_FREE
 from support.tiny_models import distance
-from torch import Tensor
 from transformers import AutoConfig
 
 from nope_probe import Ablation, ablated, build, load, parameter_free
@@ -19,22 +18,18 @@ from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import hooked_config
 
 LAYERS, N_POS, D = 3, 13, 22
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(5, N_POS, D, generator=torch.Generator().manual_seed(0))
+X = torch.randn(5, N_POS, D, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("norm", ["l2", "layernorm-sqrt-d", "layernorm-d"])
 @pytest.mark.parametrize("rope", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_parameter_free_model_equals_the_papers_equation(
-    norm: Any, rope: bool, causal: bool, x: Tensor
+    norm: Any, rope: bool, causal: bool
 ) -> None:
     model = build(parameter_free(LAYERS, D, norm, rope, causal))
-    _, expected = plain_layers(x, LAYERS, norm, rope, causal)
-    assert distance(run_blocks(model, x), expected) <= PARAMETER_FREE
+    _, expected = plain_layers(X, LAYERS, norm, rope, causal)
+    assert distance(run_blocks(model, X), expected) <= PARAMETER_FREE
 
 
 @pytest.mark.parametrize(
@@ -69,13 +64,13 @@ def test_parameter_free_models_load_by_name_and_pass_the_parity_check(name: str)
 
 
 @pytest.mark.parametrize("norm", ["l2", "layernorm-sqrt-d", "layernorm-d"])
-def test_weights_are_identities_so_that_removing_them_changes_nothing(norm: Any, x: Tensor) -> None:
+def test_weights_are_identities_so_that_removing_them_changes_nothing(norm: Any) -> None:
     model = build(parameter_free(LAYERS, D, norm))
-    before = run_blocks(model, x)
+    before = run_blocks(model, X)
     with ablated(
         model, Ablation(remove=["w_q", "w_k", "w_o"], replacement="identity", gain="identity")
     ):
-        assert distance(run_blocks(model, x), before) <= NETWORK
+        assert distance(run_blocks(model, X), before) <= NETWORK
     for layer in layers_of(model):
         value = layer.weight("w_v").squeeze()
         assert value.equal(torch.eye(D) * (D**-0.5 if norm == "l2" else 1.0))

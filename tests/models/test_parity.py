@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from support.decoders import write_decoder
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf
-from transformers import AutoConfig
 
 from nope_probe import UserError, build, load, parameter_free
 from nope_probe.hooks.layers.hook_points import hooks_attached
@@ -20,8 +18,6 @@ from nope_probe.hooks.layers.passes import TRAITS, traits_of
 from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.load import describe, error_of_tap, position_dependence
-from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.parameter_free import hooked_config
 
 BRIDGES = ("llama", "phi3", "qwen3", "smollm3", "gemma2", "mistral", "gpt2")
 ALL = (*map("bridge:{}".format, BRIDGES), "hooked:smollm3-rope", "hooked:smollm3-nope")
@@ -133,11 +129,3 @@ def test_a_tap_that_computes_something_else_fails_parity() -> None:
         pytest.raises(UserError, match=r"bare fails parity: output off by .* different outputs"),
     ):
         describe(model, "bare", error_of_tap(model))
-
-
-def test_models_are_of_the_kind_that_transformer_lens_has() -> None:
-    is_hooked = find_spec("transformer_lens.HookedTransformer") is not None
-    shipped = hooked_config(AutoConfig.from_pretrained(CHECKPOINTS["rope-tiny"]))
-    for config in (parameter_free(1, 6), shipped):
-        kind = "HookedTransformer" if is_hooked else "TransformerBridge"
-        assert type(build(config)).__name__ == kind

@@ -9,8 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from support.refused_models import change
-from support.tiny_models import D_VOCAB, Tiny, plain, randomised, tokenizer, tokens
+from support.tiny_models import D_VOCAB, Tiny, change, plain, randomised, tokenizer, tokens
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 WINDOW = 5

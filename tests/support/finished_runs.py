@@ -1,8 +1,11 @@
-"""Runs of commands that many tests read, and what the folder of every finished run holds."""
+"""Runs of commands that many tests read: what the folder of each holds, and its first lines say."""
+
+from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +19,7 @@ from support.command_line import ended, module_of
 
 from nope_probe import Run, read_run
 from nope_probe.figures.words import bound_columns
-from nope_probe.reports.page import Section
+from nope_probe.reports.page import Headline, Section
 from nope_probe.studies.compare import declared
 
 # What makes a run small, of the flags that its command has.
@@ -125,3 +128,24 @@ def assert_replicates(table: pd.DataFrame, file: str, estimates: Mapping[str, np
             spread = share / (1 - share) * (pseudo - share @ pseudo) ** 2
             half = stdtrit(1 / (share @ share) - 1, 0.975) * spread.mean() ** 0.5
             assert half == pytest.approx(value - low, rel=1e-4, abs=1e-7), key
+
+
+NUMBER = r"(?<![\w.-])[+-]?\d+(?:[.,]\d+)*%?"  # not the digits of a name, such as L1H3 or gpt-2
+
+
+def headlines(lead: Headline | None) -> Iterator[Headline]:
+    """Yield a headline and those after it."""
+    while lead is not None:
+        yield lead
+        lead = lead.then
+
+
+def assert_numbers_are_cells(lead: Headline) -> None:
+    """Assert that a sentence of numbers is one, and that each number is in a cell of its table."""
+    for of_table in headlines(lead):
+        numbers = re.findall(NUMBER, of_table.sentence)
+        if numbers:
+            assert of_table.table is not None
+            cells = " ".join(map(str, of_table.table.to_numpy().flatten()))
+            assert {*numbers} <= {*re.findall(NUMBER, cells)}, of_table.sentence
+            assert not re.search(r"[.!?] ", of_table.sentence), "one sentence"

@@ -1,4 +1,4 @@
-"""Run a hooked model as plain transformers runs, and work out replacements from plain tensors."""
+"""Run a hooked model as plain transformers runs, or as if memory ran out."""
 
 from typing import Any
 
@@ -45,3 +45,13 @@ def largest_error(outputs: Outputs, expected: Outputs) -> float:
 def hooks_left(model: Any) -> list[str]:
     """Return the names of the hook points that have hooks."""
     return [n for n, point in model.named_modules() if getattr(point, "fwd_hooks", None)]
+
+
+def out_of_memory_above(size: int, model: Any, layer: int) -> Any:
+    """Run a model as if one layer ran out of memory on more than `size` sequences."""
+
+    def refuse(tensor: torch.Tensor, hook: object) -> None:
+        if len(tensor) > size:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return hooks_attached([(layers_of(model)[layer].point("hook_resid_post"), refuse)])

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from support.plain_attention import blocks_of
-from support.rounding import NETWORK
-from support.tiny_models import distance
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
@@ -115,8 +113,32 @@ def plain_losses(hf: PreTrainedModel, tokens: Tensor) -> Tensor:
     return cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")
 
 
-def agree(values: Tensor, expected: Tensor, bound: float = NETWORK) -> bool:
-    """Return whether maps are NaN in the same cells and agree in the others."""
-    if not torch.equal(values.isnan(), expected.isnan()):
-        return False
-    return distance(values.nan_to_num(), expected.nan_to_num()) <= bound
+# Written position by its definition: means over the other texts of a half.
+def of_others(outputs: Tensor, kept: int, half: Tensor | None = None) -> Tensor:
+    """Return what each text loses of the outputs: what the other texts of its half show."""
+    counts, rows = counted(outputs, kept), torch.arange(len(outputs))
+    half = rows % 2 if half is None else half
+    others = [(rows != row) & (half == half[row]) for row in rows]
+    return torch.stack([_about_mean(outputs[of], counts[of], kept) for of in others])
+
+
+def of_all(outputs: Tensor, kept: int) -> Tensor:
+    """Return what a new text loses of the outputs: what all texts show."""
+    return _about_mean(outputs, counted(outputs, kept), kept)
+
+
+def counted(outputs: Tensor, kept: int) -> Tensor:
+    """Return 1 for outputs that count, 0 for massive ones where a position has few of them."""
+    norm = outputs.norm(dim=-1)
+    counts = (norm <= 4 * norm[:, kept:].median()).float()
+    counts[:, counts.mean(0) < 0.5] = 1.0
+    return counts
+
+
+def _about_mean(outputs: Tensor, counts: Tensor, kept: int) -> Tensor:
+    """Return the mean output that counts at each position, less its mean over later positions."""
+    total = (outputs * counts[..., None]).sum(0)
+    mean = total / counts.sum(0).clamp(min=1)[:, None]
+    written = mean - mean[kept:].mean(0)
+    written[:kept] = 0
+    return written

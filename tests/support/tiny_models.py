@@ -111,6 +111,9 @@ class Tiny:
     tokens: torch.Tensor
 
 
+DecoderOf = Callable[..., tuple[Any, Tiny]]  # a type -> the hooked model, and the folder
+
+
 def write_tiny(name: str, root: Path, seed: int = 0) -> Tiny:
     """Write a random model of a named architecture to a folder, and load it with transformers."""
     folder = root / name
@@ -118,6 +121,23 @@ def write_tiny(name: str, root: Path, seed: int = 0) -> Tiny:
     model.save_pretrained(folder)
     tokenizer(forces_bos=name == "llama").save_pretrained(folder)
     return Tiny(name=name, folder=folder, hf=plain(folder), tokens=tokens(seed=seed))
+
+
+def change(folder: Path, file: str = "config.json", **settings: Any) -> None:
+    """Change settings of a JSON file in a folder."""
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def write(folder: Path, model: PreTrainedModel) -> Path:
+    """Write a model and the tiny tokenizer to a folder, and return the folder."""
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def write_llama(folder: Path) -> Path:
+    return write(folder, randomised(CONFIGS["llama"]()))
 
 
 def randomised(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:

@@ -1,11 +1,7 @@
-"""Tables of `trace` for figures and sentences, and a model in which L0 tells L1 how far BOS is."""
-
-from typing import Any
+"""Tables of `trace` for figures and sentences."""
 
 import numpy as np
 import pandas as pd
-import torch
-from support.tiny_models import N_POS, hooked_transformer
 
 N = 48
 TERMS = {  # size of the whole pattern, nats; shares of rotation and of the three written terms
@@ -110,26 +106,3 @@ def maps(model: str = "nope") -> dict[str, np.ndarray]:
             if model == "rope" or term not in ("rotation", "written_query"):
                 result[f"{reader}/{term}"] = (rms * share * slope).astype(np.float32)
     return result
-
-
-def bos_reader(strength: tuple[float, float]) -> Any:
-    """Return a model by hand: two heads of L0 see BOS fade, and L1's keys read what they write.
-
-    Coordinate 0 of a token is 1 for BOS, coordinate 1 is empty, the others are random content. All
-    heads of L0 attend evenly, so that BOS has the weight 1 / (i + 1); head h writes that weight
-    times `strength[h]` along coordinate 1, which is all that L1's keys read; L1's query is 1.
-    """
-    sizes = {"d_model": 7, "n_ctx": N_POS, "d_head": 3, "n_heads": 2, "d_vocab": 17}
-    model = hooked_transformer(**sizes, attn_only=True, normalization_type=None, seed=0)
-    for parameter in model.parameters():
-        parameter.data.zero_()
-    content = torch.randn(17, 5, generator=torch.Generator().manual_seed(3))
-    model.embed.W_E.data[:, 2:] = content
-    model.embed.W_E.data[0] = torch.eye(7)[0]
-    first, second = (block.attn for block in model.blocks)
-    for head, size in enumerate(strength):
-        first.W_V.data[head, 0, 0] = 1
-        first.W_O.data[head, 0, 1] = size
-    second.W_K.data[:, 1, 0] = 1
-    second.b_Q.data[:, 0] = 1
-    return model

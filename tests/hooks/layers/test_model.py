@@ -156,25 +156,20 @@ TEXT = "for each in range(9):\n    print(each)"
 
 
 @pytest.fixture(scope="module")
-def shipped() -> LoadedModel:
-    return load("rope-tiny", n_layers=1)
-
-
-@pytest.fixture(scope="module")
-def ids(shipped: LoadedModel) -> list[int]:
+def ids(rope_tiny: LoadedModel) -> list[int]:
     """The tokens of the text, BOS first, from the tokenizer alone."""
-    assert shipped.tokenizer is not None
-    return shipped.tokenizer(TEXT)["input_ids"]
+    assert rope_tiny.tokenizer is not None
+    return rope_tiny.tokenizer(TEXT)["input_ids"]
 
 
 def test_a_text_texts_ids_and_one_sequence_are_the_tokens_they_stand_for(
-    shipped: LoadedModel, ids: list[int]
+    rope_tiny: LoadedModel, ids: list[int]
 ) -> None:
     expected = torch.tensor([ids])
     one = torch.tensor(ids)
     for given in (TEXT, [TEXT], ids, [ids], one, [one], expected.int()):
-        assert as_inputs(shipped.model, given).equal(expected)
-    assert as_inputs(shipped.model, [TEXT, ids]).equal(expected.expand(2, -1))
+        assert as_inputs(rope_tiny.model, given).equal(expected)
+    assert as_inputs(rope_tiny.model, [TEXT, ids]).equal(expected.expand(2, -1))
 
 
 def test_one_sequence_of_vectors_is_a_batch_of_one() -> None:
@@ -182,8 +177,8 @@ def test_one_sequence_of_vectors_is_a_batch_of_one() -> None:
     assert as_inputs(load("parameter-free", n_layers=1).model, x).equal(x[None])
 
 
-def test_every_capture_takes_a_text(shipped: LoadedModel, ids: list[int]) -> None:
-    model, tokens = shipped.model, torch.tensor([ids])
+def test_every_capture_takes_a_text(rope_tiny: LoadedModel, ids: list[int]) -> None:
+    model, tokens = rope_tiny.model, torch.tensor([ids])
     assert capture_losses(model, TEXT).equal(capture_losses(model, tokens))
     for capture in (capture_scores, capture_stages, calibrate):
         of_text, expected = (capture(model, given).to_tensors() for given in (TEXT, tokens))
@@ -194,12 +189,12 @@ def test_every_capture_takes_a_text(shipped: LoadedModel, ids: list[int]) -> Non
 
 @pytest.mark.usefixtures("unenforced")
 def test_documents_of_another_type_are_an_error_that_says_what_to_pass(
-    shipped: LoadedModel,
+    rope_tiny: LoadedModel,
 ) -> None:
     documents: Any = [0, 0, 1, 1]
     tokens = torch.randint(9, (4, 5))
     with pytest.raises(UserError, match=r"expected documents as a tensor, got \[0, 0, 1, 1\]"):
-        capture_scores(shipped.model, tokens, documents=documents)
+        capture_scores(rope_tiny.model, tokens, documents=documents)
 
 
 @pytest.mark.parametrize(
@@ -217,22 +212,22 @@ def test_documents_of_another_type_are_an_error_that_says_what_to_pass(
     ],
 )
 def test_inputs_that_no_model_can_run_are_refused_in_one_line(
-    given: Any, message: str, shipped: LoadedModel
+    given: Any, message: str, rope_tiny: LoadedModel
 ) -> None:
     with pytest.raises(UserError, match=message) as raised:
-        as_inputs(shipped.model, given)
+        as_inputs(rope_tiny.model, given)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("given", [torch.ones(2, 257, dtype=torch.long), TEXT * 99])
 def test_a_hooked_transformer_ends_at_its_context_and_a_bridge_with_rope_does_not(
-    given: Any, shipped: LoadedModel
+    given: Any, rope_tiny: LoadedModel
 ) -> None:
-    if shipped.info.kind == "TransformerBridge":
-        assert as_inputs(shipped.model, given).shape[1] > 256
+    if rope_tiny.info.kind == "TransformerBridge":
+        assert as_inputs(rope_tiny.model, given).shape[1] > 256
         return
     with pytest.raises(UserError, match=r"have \d+ tokens, .* context is 256"):
-        as_inputs(shipped.model, given)
+        as_inputs(rope_tiny.model, given)
 
 
 def test_learned_positions_end_where_the_context_does_and_rope_goes_on(
@@ -249,7 +244,7 @@ def test_learned_positions_end_where_the_context_does_and_rope_goes_on(
     assert capture_losses(rotated, torch.arange(n_pos) % D_VOCAB).shape == (1, n_pos - 1)
 
 
-def test_studies_take_texts(shipped: LoadedModel) -> None:
+def test_studies_take_texts(rope_tiny: LoadedModel) -> None:
     texts = [TEXT.replace("9", digit) for digit in "13579"]
-    study = run_ablations(shipped.model, texts, remove=["sources"])
+    study = run_ablations(rope_tiny.model, texts, remove=["sources"])
     assert study.manifest.skip_keys == 1

@@ -16,8 +16,8 @@ from support.decoders import write_decoder
 from support.edited_model import edited
 from support.hooked_runs import by_whole_passes
 from support.plain_attention import plain_maps
-from support.plain_states import agree, plain_losses
-from support.rounding import NETWORK
+from support.plain_states import plain_losses
+from support.rounding import NETWORK, assert_same
 from support.tiny_models import D_VOCAB, ByName, distance, tokenizer, tokens
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -119,7 +119,7 @@ def test_the_scores_of_any_object_are_those_of_plain_transformers(
     for of_layer, expected in zip(
         scores, plain_maps(hf.eval(), TOKENS, without=removed), strict=True
     ):
-        assert agree(of_layer, expected, bound)
+        assert_same(of_layer, expected, bound)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "gemma2"])

@@ -1,16 +1,14 @@
 """Attention against plain transformers: weights, scores, information, and chosen keys of heads."""
 
-from pathlib import Path
 from typing import Any
 from weakref import ref
 
 import pandas as pd
 import pytest
 import torch
-from support.decoders import write_decoder
 from support.plain_attention import assert_attention, plain_attention, plain_scores
 from support.rounding import NETWORK, assert_same
-from support.tiny_models import ByName, ModelOf, Tiny, tokens
+from support.tiny_models import ByName, DecoderOf, ModelOf, Tiny, tokens
 
 from nope_probe import AttentionMaps, ablated, capture_attention, head_scores, load
 from nope_probe.hooks.layers.hook_points import hooks_attached
@@ -22,10 +20,6 @@ from nope_probe.maps.folds import pooled
 N_SEQS, N_FOLDS = 7, 3
 
 
-def tokens_of(n: int = 19) -> torch.Tensor:
-    return torch.randint(3, 60, (N_SEQS, n), generator=torch.Generator().manual_seed(0))
-
-
 def assert_plain(maps: AttentionMaps, tiny: Tiny, inputs: torch.Tensor) -> None:
     """Check maps against the scores that plain transformers feeds to its softmax."""
     plain = plain_attention(tiny.hf, inputs)
@@ -34,9 +28,9 @@ def assert_plain(maps: AttentionMaps, tiny: Tiny, inputs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", ["bloom", "gpt_oss"])  # ALiBi; sinks outside the scores
-def test_weights_and_information_are_plain_transformers_own(tmp_path: Path, name: str) -> None:
-    tiny, inputs = write_decoder(name, tmp_path), tokens_of()
-    model, options = load(str(tiny.folder)).model, {"n_folds": N_FOLDS, "batch_size": 5}
+def test_weights_and_information_are_plain_transformers_own(name: str, decoder: DecoderOf) -> None:
+    (model, tiny), inputs = decoder(name), tokens(N_SEQS, 19)
+    options = {"n_folds": N_FOLDS, "batch_size": 5}
     maps = capture_attention(model, inputs, **options)
     assert_plain(maps, tiny, inputs)
     alone = capture_attention(model, inputs, **options, keeps_scores=False)
@@ -49,7 +43,7 @@ def test_weights_and_their_information_are_those_that_hooks_on_the_pattern_left(
     model_of: ModelOf, spec: str
 ) -> None:
     model, _ = model_of(spec)
-    inputs = tokens_of(13)
+    inputs = tokens(N_SEQS, 13)
     intact = capture_attention(model, inputs)
 
     def write(pattern: torch.Tensor, hook: object) -> torch.Tensor:
@@ -76,9 +70,8 @@ def test_weights_and_their_information_are_those_that_hooks_on_the_pattern_left(
     assert_same(information[0], pooled(intact.information, intact.counts)[1, 0, rows], NETWORK)
 
 
-def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(tmp_path: Path) -> None:
-    tiny = write_decoder("gpt_oss", tmp_path)
-    model, inputs = load(str(tiny.folder)).model, tokens_of()
+def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(decoder: DecoderOf) -> None:
+    (model, _), inputs = decoder("gpt_oss"), tokens(N_SEQS, 19)
     intact, heads = capture_attention(model, inputs), head_scores(model, inputs)
     points = [layer.point("attn.hook_pattern") for layer in layers_of(model)]
     with hooks_attached([(point, lambda pattern, hook: pattern.clone()) for point in points]):
@@ -90,7 +83,7 @@ def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(tmp_path
 
 def test_rows_of_many_groups_are_joined(tiny: ByName) -> None:
     """67 positions are two groups of rows; the window of every second layer hides first keys."""
-    inputs = tokens_of(67)
+    inputs = tokens(N_SEQS, 67)
     model = load(str(tiny("gemma2").folder)).model
     for query_rows in (None, 23):
         maps = capture_attention(model, inputs, n_folds=N_FOLDS, query_rows=query_rows)
@@ -103,9 +96,8 @@ def test_vectors_have_no_first_key_apart() -> None:
     assert torch.allclose(maps.information, maps.others, atol=1e-6)
 
 
-def test_what_sinks_take_is_what_plain_transformers_keys_do_not_get(tmp_path: Path) -> None:
-    tiny = write_decoder("gpt_oss", tmp_path)
-    model: Any = load(str(tiny.folder)).model
+def test_what_sinks_take_is_what_plain_transformers_keys_do_not_get(decoder: DecoderOf) -> None:
+    model, tiny = decoder("gpt_oss")
     of_keys = tiny.hf(tiny.tokens, output_attentions=True).attentions
     expected = torch.stack([1 - weights.sum(-1).mean((0, 2)) for weights in of_keys])
     maps = capture_attention(model, tiny.tokens, n_folds=1)

@@ -1,18 +1,29 @@
-"""Streamed maps, bands, losses and sums equal those of plain models, whatever the batches."""
+"""What is captured, of an ablated model too, is what plain models have, whatever the batches."""
 
 from typing import Any
 
 import pytest
 import torch
-from support.hooked_runs import hooks_left
-from support.plain_attention import per_fold
-from support.plain_states import agree, block_outputs, plain_states
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.ablations import ablations, calibration_of, edited_as
+from support.hooked_runs import hooks_left, out_of_memory_above
+from support.plain_attention import assert_attention, close, per_fold, plain_attention
+from support.plain_states import BlockStates, block_outputs, plain_losses, plain_states
 from support.rounding import NETWORK, assert_same, rounding
-from support.stream_checkpoints import out_of_memory_above
 from support.tiny_models import N_POS, ByName, ModelOf, tokens
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from nope_probe import UserError, capture_scores
+from nope_probe import (
+    Ablation,
+    UserError,
+    ablated,
+    capture_attention,
+    capture_losses,
+    capture_scores,
+    capture_stages,
+)
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import traits_of
@@ -21,14 +32,11 @@ from nope_probe.hooks.reading.capture import (
     capture_distances,
     capture_moments,
 )
+from nope_probe.maps.rows import choose_rows
 
 N_SEQS, N_FOLDS = 37, 5
 CAUSAL = torch.ones(N_POS, N_POS).tril().bool()
-
-
-@pytest.fixture(scope="module")
-def inputs() -> torch.Tensor:
-    return tokens(N_SEQS, seed=7)
+TEXT = tokens(N_SEQS, seed=7)
 
 
 def cached_scores(model: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -48,7 +56,7 @@ REWRITTEN = [("hooked:smollm3-nope", READ[0]), *[("bridge:llama", point) for poi
 
 @pytest.mark.parametrize(("spec", "point"), REWRITTEN)
 def test_scores_queries_and_keys_that_a_user_rewrites_are_read_as_rewritten(
-    spec: str, point: str, model_of: ModelOf, inputs: torch.Tensor
+    spec: str, point: str, model_of: ModelOf
 ) -> None:
     model, _ = model_of(spec)
 
@@ -58,40 +66,37 @@ def test_scores_queries_and_keys_that_a_user_rewrites_are_read_as_rewritten(
 
     for layer in layers_of(model):
         with hooks_attached([(layer.point(point), shift_later_sequences)]):
-            maps = capture_scores(model, inputs, n_folds=N_FOLDS, batch_size=N_SEQS)
-            scores = cached_scores(model, inputs)
-        assert agree(maps.folds, fold_means(scores))
+            maps = capture_scores(model, TEXT, n_folds=N_FOLDS, batch_size=N_SEQS)
+            scores = cached_scores(model, TEXT)
+        assert_same(maps.folds, fold_means(scores))
 
 
 def test_some_layers_are_the_same_rows_in_the_order_asked_and_unknown_ones_an_error(
-    bridge: ByName, inputs: torch.Tensor
+    bridge: ByName,
 ) -> None:
     model = bridge("smollm3")
-    every, some = (capture_scores(model, inputs, layers=layers).folds for layers in (None, [2, 0]))
+    every, some = (capture_scores(model, TEXT, layers=layers).folds for layers in (None, [2, 0]))
     assert torch.equal(some.nan_to_num(), every[:, [2, 0]].nan_to_num())
     for unknown in ([], [3], [-1]):
         with pytest.raises(UserError, match="from 0 to 2"):
-            capture_scores(model, inputs, layers=unknown)
+            capture_scores(model, TEXT, layers=unknown)
 
 
-def test_no_block_after_the_last_one_asked_for_is_run(bridge: ByName, inputs: torch.Tensor) -> None:
-    def fail(tensor: torch.Tensor, hook: object) -> None:
-        raise AssertionError("block 1 was run")
+def test_no_block_after_the_last_one_asked_for_is_run(bridge: ByName) -> None:
+    model, ran = bridge("smollm3"), []
+    points = [layer.point("attn.hook_in") for layer in layers_of(model)]
+    with hooks_attached((point, lambda _, hook: ran.append(hook.name)) for point in points):
+        capture_scores(model, TEXT, layers=[0])
+    assert {*ran} == {"blocks.0.attn.hook_in"}
 
-    model = bridge("smollm3")
-    with hooks_attached([(layers_of(model)[1].point("attn.hook_in"), fail)]):
-        capture_scores(model, inputs, layers=[0])
 
-
-def test_a_capture_leaves_the_model_as_it_was_also_when_it_fails(
-    bridge: ByName, inputs: torch.Tensor
-) -> None:
+def test_a_capture_leaves_the_model_as_it_was_also_when_it_fails(bridge: ByName) -> None:
     model = bridge("llama")
-    before = cached_scores(model, inputs)
+    before = cached_scores(model, TEXT)
     with out_of_memory_above(0, model, 0), pytest.raises(torch.OutOfMemoryError):
-        capture_scores(model, inputs, batch_size=7)
+        capture_scores(model, TEXT, batch_size=7)
     assert not hooks_left(model)
-    assert torch.equal(cached_scores(model, inputs), before)
+    assert torch.equal(cached_scores(model, TEXT), before)
 
 
 def test_losses_of_bfloat16_logits_are_float32() -> None:
@@ -179,3 +184,61 @@ def test_a_band_that_scores_do_not_have_is_refused(
 ):
     with pytest.raises(error, match=message):
         capture_scores(model_of(spec)[0], tokens(5, 5), band=band, n_folds=5)
+
+
+INPUTS = tokens(13, seed=7)
+SPECS = ("bridge:llama", "bridge:smollm3", "bridge:mistral", "bridge:gemma2", "hooked:smollm3-nope")
+
+
+def grams(states: list[BlockStates], layer: int, n_folds: int) -> dict[str, Tensor]:
+    """Return the Gram maps of the paper's Figure 3 from plain states."""
+    this, after = states[layer], states[layer + 1 : layer + 2]
+    vectors = {"a": this.y, "c": this.z, "d": this.written, "e": this.middle}
+    vectors |= {"f": this.normed_middle, "g": this.output}
+    vectors |= dict(zip("h", (states.y for states in after), strict=False))
+    flat = {letter: x.flatten(2).double() for letter, x in vectors.items()}
+    return {letter: per_fold(x @ x.mT, n_folds) for letter, x in flat.items()}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=settings.default.max_examples // 2)
+@given(st.data())
+def test_captures_of_an_ablated_model_are_those_of_plain_transformers_edited(
+    spec: str, model_of: ModelOf, tiny: ByName, data: st.DataObject
+) -> None:
+    """Fused or by hooked scores, of all rows or some, of each head and of their mean."""
+    model, name = model_of(spec)
+    intact = st.just(Ablation())
+    ablation = data.draw(st.one_of(intact, ablations(model, tiny(name))))
+    n_rows = data.draw(st.none() | st.integers(1, N_POS))
+    layer, n_folds = data.draw(st.integers(0, 1)), data.draw(st.integers(1, 5))
+    leave = hooks_attached(
+        (layer.point("attn.hook_attn_scores"), lambda scores, hook: None)
+        for layer in layers_of(model)[data.draw(st.sampled_from((0, 99))) :]
+    )
+    rows, is_product = choose_rows(N_POS, n_rows), name != "gemma2"
+    options: dict[str, Any] = {"n_folds": n_folds, "query_rows": n_rows}
+    hf = edited_as(ablation, model, tiny(name))
+    plain = [*plain_attention(hf, INPUTS).values()]
+    calibration = calibration_of(model, tiny(name), ablation.seed)
+    with ablated(model, ablation, calibration), leave:
+        maps = capture_scores(model, INPUTS, **options, batch_size=4, per_head=True)
+        attention = capture_attention(model, INPUTS, **options, batch_size=5)
+        stages = capture_stages(model, INPUTS, layer=layer, **options, batch_size=7)
+        losses = capture_losses(model, INPUTS, batch_size=6)
+    # Chosen rows have no later keys, also where these are seen.
+    later = (torch.arange(N_POS) > rows[:, None]) & (len(rows) < N_POS)
+    for place, of_layer in enumerate(plain):
+        per_head = per_fold(of_layer.scores[:, :, rows], n_folds)
+        hidden = per_head.isnan().any(1) | later
+        close(maps.per_head[:, place], per_head.masked_fill(hidden[:, None], torch.nan))
+        close(maps.folds[:, place], per_head.mean(1).masked_fill(later, torch.nan))
+    if not (ablation.heads and {"mask", "window"} & {*ablation.remove}):  # heads see alike
+        assert_attention(attention, plain, n_folds, rows)
+    scores = {"b": layer, "i": layer + 1}
+    if is_product:  # blocks of a Llama
+        for letter, gram in grams(plain_states(hf, INPUTS), layer, n_folds).items():
+            close(stages.folds[letter], gram[:, rows].masked_fill(later, torch.nan))
+    for letter in {"b", "i"} & {*stages.folds}:
+        close(stages.folds[letter], maps.folds[:, scores[letter]])
+    close(losses, plain_losses(hf, INPUTS))

@@ -7,11 +7,11 @@ import pytest
 import torch
 from support.ablations import identities
 from support.decoders import write_decoder
+from support.models_by_hand import bos_reader
 from support.plain_attention import per_fold, plain_attention
 from support.plain_states import calls_of, plain_states
-from support.rounding import NETWORK
-from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
-from support.traced import bos_reader
+from support.rounding import NETWORK, assert_same
+from support.tiny_models import N_POS, ByName, DecoderOf, ModelOf, distance, tokens
 
 from nope_probe import ablated, load
 from nope_probe.hooks.layers.hook_points import hooks_attached
@@ -22,15 +22,11 @@ from nope_probe.maps.rows import choose_rows
 from nope_probe.studies.tables import term_table, writer_table
 
 N_FOLDS = 5
+INPUTS = tokens(13, seed=7)
 SPECS = [
     *("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "bridge:gpt2"),
     *("bridge:neox", "bridge:gemma2", "hooked:smollm3-nope"),
 ]
-
-
-@pytest.fixture(scope="module")
-def inputs() -> torch.Tensor:
-    return tokens(13, seed=7)
 
 
 def additivity_error(sums: PositionSums) -> float:
@@ -45,17 +41,16 @@ def additivity_error(sums: PositionSums) -> float:
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("per_head", [False, True])
 def test_what_writers_bring_adds_up_to_queries_and_keys(
-    spec: str, per_head: bool, model_of: ModelOf, inputs: torch.Tensor
+    spec: str, per_head: bool, model_of: ModelOf
 ) -> None:
-    sums = capture_positions(model_of(spec)[0], inputs, n_folds=N_FOLDS, per_head=per_head)
+    sums = capture_positions(model_of(spec)[0], INPUTS, n_folds=N_FOLDS, per_head=per_head)
     assert additivity_error(sums) <= NETWORK
 
 
 @pytest.mark.parametrize("name", ["olmo2", "deepseek_v3", "qwen3_next", "gemma4_text", "mpt"])
-def test_it_adds_up_in_families_of_another_build(name: str, tmp_path: Path) -> None:
+def test_it_adds_up_in_families_of_another_build(name: str, decoder: DecoderOf) -> None:
     """Norms behind attention, latent attention, hybrids, blocks that scale what they add, ALiBi."""
-    tiny = write_decoder(name, tmp_path)
-    model = load(str(tiny.folder)).model
+    model, tiny = decoder(name)
     for writers in ("heads", "layers"):
         sums = capture_positions(model, tiny.tokens, n_folds=1, writers=writers)
         assert additivity_error(sums) <= NETWORK
@@ -80,7 +75,7 @@ def test_in_half_precision_the_writers_and_their_parts_are_those_of_float32_with
 
 
 def test_parts_that_do_not_add_up_are_refused_in_the_first_batch(
-    bridge: ByName, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    bridge: ByName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batches = bridge("llama"), []
     monkeypatch.setattr("nope_probe.hooks.reading.readers.MOST_ERROR", 1e-9)
@@ -91,34 +86,34 @@ def test_parts_that_do_not_add_up_are_refused_in_the_first_batch(
         NotImplementedError, match="do not add up to the queries and keys of L0"
     )
     with count, refused:
-        capture_positions(model, inputs, n_folds=N_FOLDS, batch_size=3)
+        capture_positions(model, INPUTS, n_folds=N_FOLDS, batch_size=3)
     assert batches.count(3) == 1
 
 
 @pytest.mark.parametrize("per_head", [False, True])
 def test_shared_key_heads_that_are_replaced_one_by_one_have_no_parts(
-    per_head: bool, bridge: ByName, inputs: torch.Tensor
+    per_head: bool, bridge: ByName
 ) -> None:
     model = bridge("llama")
     error = pytest.raises(NotImplementedError, match=r"the keys of L1 are not those of its W_K: q")
     with ablated(model, identities("w_k")), error:
-        capture_positions(model, inputs, layers=[1], per_head=per_head)
+        capture_positions(model, INPUTS, layers=[1], per_head=per_head)
 
 
 @pytest.mark.parametrize("name", ["llama", "smollm3"])
 def test_mean_queries_and_keys_are_those_before_rope(
-    name: str, tiny: ByName, bridge: ByName, inputs: torch.Tensor
+    name: str, tiny: ByName, bridge: ByName
 ) -> None:
-    sums = capture_positions(bridge(name), inputs, n_folds=N_FOLDS, per_head=True)
-    for layer, states in enumerate(plain_states(tiny(name).hf, inputs, rope=False)):
+    sums = capture_positions(bridge(name), INPUTS, n_folds=N_FOLDS, per_head=True)
+    for layer, states in enumerate(plain_states(tiny(name).hf, INPUTS, rope=False)):
         reader = sums.readers[layer]
         assert distance(reader.q, per_fold(states.q, N_FOLDS)) <= NETWORK
         assert distance(reader.k, per_fold(states.k, N_FOLDS)) <= NETWORK
 
 
-def test_a_mean_over_heads_needs_only_sums_of_queries(bridge: ByName, inputs: torch.Tensor) -> None:
+def test_a_mean_over_heads_needs_only_sums_of_queries(bridge: ByName) -> None:
     over_heads, by_head = (
-        capture_positions(bridge("qwen3"), inputs, n_folds=N_FOLDS, per_head=per_head).readers[1]
+        capture_positions(bridge("qwen3"), INPUTS, n_folds=N_FOLDS, per_head=per_head).readers[1]
         for per_head in (False, True)
     )
     maps = [mean_map(one) for _, one in by_head.heads()]
@@ -150,14 +145,14 @@ def first_block(
 
 @pytest.mark.parametrize(("name", "factor"), [("llama", 1.0), ("granite", 0.37)])
 def test_what_a_writer_brings_is_its_output_through_norm_and_projection(
-    name: str, factor: float, tiny: ByName, tmp_path: Path
+    name: str, factor: float, tiny: ByName, bridge: ByName, decoder: DecoderOf
 ) -> None:
     """Outputs of plain transformers, normed by hand; Granite multiplies what blocks add."""
-    given = tiny("llama")
+    model, given = bridge("llama"), tiny("llama")
     if name == "granite":
-        given = write_decoder("granite", tmp_path, residual_multiplier=factor)
+        model, given = decoder("granite", residual_multiplier=factor)
     written, scale, _ = first_block(given.hf, given.tokens, factor)
-    model, options = load(str(given.folder)).model, {"n_folds": 1, "layers": [1]}
+    options = {"n_folds": 1, "layers": [1]}
     sums = capture_positions(model, given.tokens, **options).readers[1]
     whole = capture_positions(model, given.tokens, **options, writers="layers").readers[1]
     assert {*sums.keys} - {"bias"} == {*written}
@@ -196,12 +191,10 @@ def test_a_head_brings_from_the_first_key_its_weight_times_its_value(
             assert distance(sums.readers[1].first_queries[f"L0H{head}"], queries) <= 5e-6
 
 
-def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
-    bridge: ByName, inputs: torch.Tensor
-) -> None:
+def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(bridge: ByName) -> None:
     model = bridge("qwen3")
     whole, pieces = (
-        capture_positions(model, inputs, n_folds=N_FOLDS, batch_size=size).to_tensors()
+        capture_positions(model, INPUTS, n_folds=N_FOLDS, batch_size=size).to_tensors()
         for size in (13, 4)
     )
     again = PositionSums.from_tensors(pieces).to_tensors()
@@ -214,11 +207,10 @@ def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
 @pytest.mark.parametrize("model_type", ["bloom", "mpt", "gpt_neox"])
 @pytest.mark.parametrize("query_rows", [None, 7])
 def test_scores_and_alibi_are_those_of_plain_transformers(
-    model_type: str, query_rows: int | None, tmp_path: Path
+    model_type: str, query_rows: int | None, decoder: DecoderOf
 ) -> None:
     """Scores are without the bias that is added to them."""
-    tiny = write_decoder(model_type, tmp_path)
-    model, rows = load(str(tiny.folder)).model, choose_rows(N_POS, query_rows)
+    (model, tiny), rows = decoder(model_type), choose_rows(N_POS, query_rows)
     intact = plain_attention(tiny.hf, tiny.tokens)
     has_alibi = model_type != "gpt_neox"
     without = plain_attention(tiny.hf, tiny.tokens, without="alibi") if has_alibi else intact
@@ -232,8 +224,7 @@ def test_scores_and_alibi_are_those_of_plain_transformers(
         if not per_head:
             scores, bias = scores.mean(0), bias.mean(0)
         assert torch.equal(first.query_positions, rows)
-        assert torch.equal(product.isnan(), scores.isnan())
-        assert distance(product.nan_to_num(), scores.nan_to_num()) <= 1e-5
+        assert_same(product, scores)
         if not has_alibi:
             assert first.bias is None
             continue
@@ -242,27 +233,27 @@ def test_scores_and_alibi_are_those_of_plain_transformers(
 
 
 def test_scores_that_hooks_change_have_no_terms_and_scores_that_they_read_have(
-    bridge: ByName, inputs: torch.Tensor
+    bridge: ByName,
 ) -> None:
     model, kept = bridge("llama"), []
     point = layers_of(model)[1].point("attn.hook_attn_scores")
-    expected = capture_positions(model, inputs, n_folds=1).readers[1].scores
+    expected = capture_positions(model, INPUTS, n_folds=1).readers[1].scores
     with hooks_attached([(point, lambda scores, hook: kept.append(scores.shape))]):
-        found = capture_positions(model, inputs, n_folds=1).readers[1].scores
+        found = capture_positions(model, INPUTS, n_folds=1).readers[1].scores
     assert kept
     assert distance(found.nan_to_num(), expected.nan_to_num()) <= 1e-6
     changed = hooks_attached([(point, lambda scores, hook: 1.1 * scores)])
     with changed, pytest.raises(NotImplementedError, match=r"the scores of L1 are not q\.k"):
-        capture_positions(model, inputs, n_folds=1)
+        capture_positions(model, INPUTS, n_folds=1)
 
 
 def test_readers_are_sorted_and_the_first_token_is_noticed_if_all_begin_alike(
-    bridge: ByName, inputs: torch.Tensor
+    bridge: ByName,
 ) -> None:
     model = bridge("llama")
-    sums = capture_positions(model, inputs, n_folds=N_FOLDS, layers=[1, 0])
+    sums = capture_positions(model, INPUTS, n_folds=N_FOLDS, layers=[1, 0])
     assert ([*sums.readers], sums.bos, sums.counts.tolist()) == ([0, 1], False, [3, 3, 3, 2, 2])
-    alike = inputs.clone()
+    alike = INPUTS.clone()
     alike[:, 0] = 5
     by_document = capture_positions(model, alike, layers=[0], documents=torch.arange(13) // 2)
     assert (by_document.bos, by_document.counts.tolist()) == (True, [2] * 6 + [1])
@@ -299,13 +290,13 @@ def test_a_clock_built_by_hand_is_written_by_the_heads_that_see_bos_fade(
     ("name", "per_head"), [("llama", False), ("qwen3", False), ("qwen3", True)]
 )
 def test_norms_multiply_the_mean_residual_stream_by_their_mean_scale_at_each_position(
-    name: str, per_head: bool, tiny: ByName, bridge: ByName, inputs: torch.Tensor
+    name: str, per_head: bool, tiny: ByName, bridge: ByName
 ) -> None:
     hf = tiny(name).hf
     block = hf.model.layers[1]
     norm, attn = block.input_layernorm, block.self_attn
-    [(x, y)] = calls_of(hf, {"norm": norm}, inputs).values()
-    sums = capture_positions(bridge(name), inputs, n_folds=1, layers=[1], per_head=per_head)
+    [(x, y)] = calls_of(hf, {"norm": norm}, INPUTS).values()
+    sums = capture_positions(bridge(name), INPUTS, n_folds=1, layers=[1], per_head=per_head)
     reader = sums.readers[1]
 
     def scale(x: torch.Tensor, of: Any) -> torch.Tensor:

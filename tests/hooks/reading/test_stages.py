@@ -16,11 +16,7 @@ from nope_probe.hooks.reading.accumulators import STAGES, available, hook_name
 from nope_probe.stages import LETTERS
 
 N_SEQS, N_FOLDS = 19, 3
-
-
-@pytest.fixture(scope="module")
-def inputs() -> torch.Tensor:
-    return tokens(N_SEQS, seed=5)
+INPUTS = tokens(N_SEQS, seed=5)
 
 
 def numbered(model: Any) -> dict[int, Layer]:
@@ -78,22 +74,22 @@ def test_the_letters_are_the_papers_and_their_points_are_transformer_lens_hook_p
 
 
 def test_the_first_block_is_the_default_and_a_pass_ends_before_the_next_blocks_output(
-    bridge: ByName, inputs: torch.Tensor
+    bridge: ByName,
 ) -> None:
     model, ran = bridge("llama"), list[int]()
     points = [(layer.index, layer.point("hook_mlp_out")) for layer in layers_of(model)]
     hooks = [(point, lambda x, hook, number=number: ran.append(number)) for number, point in points]
     with hooks_attached(hooks):
-        maps = capture_stages(model, inputs, n_folds=N_FOLDS)
+        maps = capture_stages(model, INPUTS, n_folds=N_FOLDS)
     assert {"h", "i"} <= {*maps.folds}
     assert set(ran) == {0}
 
 
 def test_a_stage_that_a_block_lacks_or_a_block_that_the_model_lacks_is_an_error(
-    bridge: ByName, inputs: torch.Tensor
+    bridge: ByName,
 ) -> None:
     with pytest.raises(UserError, match="block 1 has the stages a b c d e f g, not h i"):
-        capture_stages(bridge("llama"), inputs, layer=1, stages=["a", "h", "i"])
+        capture_stages(bridge("llama"), INPUTS, layer=1, stages=["a", "h", "i"])
     for layer in (-1, 2):
         with pytest.raises(UserError, match=f"from 0 to 1, got {layer}"):
-            capture_stages(bridge("llama"), inputs, layer=layer)
+            capture_stages(bridge("llama"), INPUTS, layer=layer)

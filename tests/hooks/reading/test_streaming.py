@@ -8,15 +8,24 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.ablations import ablations, calibration_of
-from support.plain_states import agree
+from support.hooked_runs import out_of_memory_above
 from support.rounding import NETWORK, assert_same
-from support.stream_checkpoints import Recorded, out_of_memory_above
 from support.tiny_models import N_POS, ByName, tokens
 
 from nope_probe import UserError, ablated, calibrate, capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.streaming import Stream
 
 N_SEQS, N_FOLDS = 37, 5
+
+
+class Recorded(Stream):
+    """Records the sizes that batches are halved to."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def batch_halved(self, batch_size: int) -> None:
+        self.sizes.append(batch_size)
 
 
 @pytest.mark.parametrize("fits_in_0", [37, 11])
@@ -32,8 +41,8 @@ def test_a_batch_that_does_not_fit_is_halved_and_counted_once(
     with out_of_memory_above(fits_in_0, model, 0), out_of_memory_above(fits, model, layer):
         maps = capture_scores(model, inputs, checkpoint=checkpoint, **keep)
     assert checkpoint.sizes == [8, 4, 2, 1][:n_halved]
-    assert agree(maps.folds, expected.folds)
-    assert agree(maps.per_head, expected.per_head)
+    assert_same(maps.folds, expected.folds)
+    assert_same(maps.per_head, expected.per_head)
 
 
 def test_stages_and_gains_are_halved_too(bridge: ByName):
@@ -42,7 +51,7 @@ def test_stages_and_gains_are_halved_too(bridge: ByName):
     with out_of_memory_above(7, model, 0):
         halved = capture_stages(model, inputs, n_folds=N_FOLDS)
         for letter, folds in stages.folds.items():
-            assert agree(halved.folds[letter], folds)
+            assert_same(halved.folds[letter], folds)
         for name, c in calibrate(model, inputs).gains["identity"].items():
             assert c == pytest.approx(gains.gains["identity"][name], rel=NETWORK)
 

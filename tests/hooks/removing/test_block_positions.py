@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.hooked_runs import hooks_left
+from support.plain_states import of_all, of_others
 from support.rounding import NETWORK, rounding
-from support.tiny_models import ModelOf, distance, tokens
-from support.written import of_all, of_others
+from support.tiny_models import DecoderOf, ModelOf, distance, tokens
 from torch import Tensor
 
 from nope_probe import Ablation, UserError, ablated, capture_scores, load, measure
@@ -24,10 +24,6 @@ N_TEXTS, N_POS = 11, 13
 # Plain blocks, a fused one, learned positions, post-norms with windows, experts, linear attention.
 KINDS = ("llama", "phi3", "gpt2", "gemma3_text", "mixtral", "qwen3_next", "gpt_neox")
 Change = Callable[[int, Tensor], Tensor]
-
-
-def llama(folder: Path) -> Any:
-    return load(str(write_decoder("llama", folder).folder)).model
 
 
 def places(hf: Any) -> list[tuple[Any, bool]]:
@@ -94,15 +90,14 @@ def plain_removed(
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("kept", [1, 0])
 def test_without_written_position_a_model_is_plain_transformers_with_its_means_subtracted(
-    name: str, kept: int, tmp_path: Path
+    name: str, kept: int, decoder: DecoderOf
 ) -> None:
-    decoder = write_decoder(name, tmp_path)
+    model, tiny = decoder(name)
     text, new = tokens(N_TEXTS, N_POS, seed=1), tokens(3, N_POS, seed=2)
-    expected, expected_new = plain_removed(decoder.hf, text, new, kept)
+    expected, expected_new = plain_removed(tiny.hf, text, new, kept)
     # Linear attention amplifies a rounding, by how much depends on the weights.
-    last_sum = rounding(decoder.hf.config.hidden_size)
-    rounded, _ = plain_removed(decoder.hf, text, new, kept, last_sum)
-    model = load(str(decoder.folder)).model
+    last_sum = rounding(tiny.hf.config.hidden_size)
+    rounded, _ = plain_removed(tiny.hf, text, new, kept, last_sum)
     with torch.inference_mode():
         intact = model(text)
         with ablated(model, Ablation(remove=["written"], kept_positions=kept), tokens=text):
@@ -143,13 +138,14 @@ def test_the_mark_of_a_first_token_is_in_the_mean_and_a_massive_output_elsewhere
             assert (model(text) - expected).abs().max() <= NETWORK * size
 
 
-def test_in_a_union_the_position_is_that_of_the_model_without_the_others(tmp_path: Path) -> None:
-    decoder, text = write_decoder("llama", tmp_path), tokens(N_TEXTS, N_POS, seed=1)
-    model, rope = load(str(decoder.folder)).model, decoder.hf.model.rotary_emb
-    forward = rope.forward
-    rope.forward = lambda x, position_ids: forward(x, torch.zeros_like(position_ids))
-    expected, _ = plain_removed(decoder.hf, text, text)
-    rope.forward = forward
+def test_in_a_union_the_position_is_that_of_the_model_without_the_others(
+    decoder: DecoderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model, tiny), text = decoder("llama"), tokens(N_TEXTS, N_POS, seed=1)
+    forward = tiny.hf.model.rotary_emb.forward
+    at_0 = lambda x, position_ids: forward(x, torch.zeros_like(position_ids))  # noqa: E731
+    monkeypatch.setattr(tiny.hf.model.rotary_emb, "forward", at_0)
+    expected, _ = plain_removed(tiny.hf, text, text)
     with ablated(model, Ablation(remove=["rope+written"]), tokens=text), torch.inference_mode():
         assert distance(model(text), expected) <= NETWORK
 
@@ -171,8 +167,10 @@ def test_where_weights_are_replaced_their_new_outputs_lose_what_they_write(
     assert size["w_o+written"] <= NETWORK * size["w_o"]
 
 
-def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(tmp_path: Path) -> None:
-    model, text = llama(tmp_path), tokens(N_TEXTS, N_POS, seed=1)
+def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(
+    decoder: DecoderOf,
+) -> None:
+    (model, _), text = decoder("llama"), tokens(N_TEXTS, N_POS, seed=1)
     null = capture_written(model, text, null_seed=3, kept_positions=1)
     assert null.order.sort(1).values.equal(torch.arange(N_POS).expand(N_TEXTS, -1))
     assert null.order[:, 0].eq(0).all()
@@ -184,22 +182,21 @@ def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(tmp_pa
     assert not torch.allclose(first[0].mean[:, 1:], first[1].mean[:, 1:], atol=1e-2)
 
 
-def test_batches_and_dtype_of_storage_change_nothing(tmp_path: Path) -> None:
-    decoder, text = write_decoder("llama", tmp_path), tokens(N_TEXTS, N_POS, seed=1)
-    model = load(str(decoder.folder)).model
+def test_batches_and_dtype_of_storage_change_nothing(decoder: DecoderOf) -> None:
+    (model, tiny), text = decoder("llama"), tokens(N_TEXTS, N_POS, seed=1)
     whole, pieces = (capture_written(model, text, batch_size=size) for size in (N_TEXTS, 2))
     stored = type(pieces).from_tensors(pieces.to_tensors())
     names = [f"{kind}{layer}" for layer in range(model.cfg.n_layers) for kind in ("ATTN", "MLP")]
     assert [*whole.outputs] == names
     assert sorted(stored.outputs) == sorted(whole.outputs)
-    of_texts = fingerprints(decoder.hf.model.embed_tokens(text))
+    of_texts = fingerprints(tiny.hf.model.embed_tokens(text))
     assert stored.texts.tolist() == of_texts.tolist()
     for name, of in whole.outputs.items():
         assert distance(stored.outputs[name].mean, of.mean) <= NETWORK
 
 
-def test_what_cannot_be_done_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    model, text = llama(tmp_path), tokens(N_TEXTS, N_POS, seed=1)
+def test_what_cannot_be_done_is_refused_with_the_way_out(decoder: DecoderOf) -> None:
+    (model, _), text = decoder("llama"), tokens(N_TEXTS, N_POS, seed=1)
     with pytest.raises(UserError, match="1 more in a half"):
         capture_written(model, text[:3])
     documents = torch.arange(N_TEXTS) // 2
@@ -230,9 +227,9 @@ def rows_of(folds: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_products_of_a_row_with_means_of_its_texts_take_an_even_and_an_odd_fold(
-    name: str, tmp_path: Path
+    name: str, decoder: DecoderOf
 ) -> None:
-    model, text = load(str(write_decoder(name, tmp_path).folder)).model, tokens(24, N_POS, seed=1)
+    (model, _), text = decoder(name), tokens(24, N_POS, seed=1)
     intact = capture_scores(model, text, n_folds=4)
     with ablated(model, "written", tokens=text):
         written = capture_scores(model, text, n_folds=4)

@@ -1,15 +1,13 @@
 """Heads without content: plain transformers with the mean weights written in, and what it means."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.decoders import write_decoder
 from support.edited_model import plain_run
 from support.plain_attention import Recorder, recording
 from support.rounding import NETWORK, assert_same
-from support.tiny_models import ByName, ModelOf, tokens
+from support.tiny_models import ByName, DecoderOf, ModelOf, tokens
 from torch import Tensor
 
 from nope_probe import (
@@ -69,9 +67,8 @@ def test_content_removed_equals_plain_transformers_with_the_mean_weights_written
     assert not torch.allclose(model(inputs), expected, rtol=1e-3)
 
 
-def test_sinks_keep_their_mean_share(tmp_path: Path) -> None:
-    tiny = write_decoder("gpt_oss", tmp_path)
-    model = load(str(tiny.folder)).model
+def test_sinks_keep_their_mean_share(decoder: DecoderOf) -> None:
+    model, tiny = decoder("gpt_oss")
     n_heads = model.cfg.n_heads
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(HEADS, 0, [n_heads - 1])

@@ -1,21 +1,18 @@
 """The position that a component writes is taken away, against hooks on plain transformers."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.decoders import write_decoder
 from support.edited_model import Outputs, attention, edited, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.plain_attention import blocks_of
-from support.plain_states import calls_of
+from support.plain_states import calls_of, of_all, of_others
 from support.rounding import NETWORK
-from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
-from support.written import of_all, of_others
+from support.tiny_models import N_POS, ByName, DecoderOf, ModelOf, distance, tokens
 from torch.utils.hooks import RemovableHandle
 
-from nope_probe import UserError, ablated, calibrate, capture_scores, load
+from nope_probe import UserError, ablated, calibrate, capture_scores
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.removing.weights import AS_INTACT
 from nope_probe.removal import Writer
@@ -96,20 +93,21 @@ def test_a_model_equals_plain_transformers_whose_outputs_lose_the_same_vectors(
     assert not hooks_left(model)
 
 
-@pytest.mark.parametrize("name", ["olmo2", "granite"])
-def test_norms_behind_attention_and_a_factor_count(name: str, tmp_path: Path) -> None:
-    model = write_decoder(name, tmp_path, residual_multiplier=0.3) if name == "granite" else None
-    tiny = model or write_decoder(name, tmp_path)
-    model, text = load(str(tiny.folder)).model, tokens(7, seed=7)
+@pytest.mark.parametrize(
+    ("name", "more"), [("olmo2", {}), ("granite", {"residual_multiplier": 0.3})]
+)
+def test_norms_behind_attention_and_a_factor_count(
+    name: str, more: dict[str, float], decoder: DecoderOf
+) -> None:
+    (model, tiny), text = decoder(name, **more), tokens(7, seed=7)
     for writer in ("L0H1", "ATTN1", "MLP0"):
         with ablated(model, f"position[{writer}]", tokens=text):
             run = hooked_run(model, text)
         assert largest_error(run, edited_run(tiny.hf, writer, text)) <= NETWORK, writer
 
 
-def test_a_block_that_does_not_attend_writes_as_a_whole(tmp_path: Path) -> None:
-    tiny = write_decoder("qwen3_next", tmp_path)
-    model, text = load(str(tiny.folder)).model, tokens(7, seed=7)
+def test_a_block_that_does_not_attend_writes_as_a_whole(decoder: DecoderOf) -> None:
+    (model, tiny), text = decoder("qwen3_next"), tokens(7, seed=7)
     block, reader = (tiny.hf.model.layers[index] for index in (0, 1))
     [(x, after)] = calls_of(tiny.hf, {"block": block}, text).values()
     vectors = of_others(after - x, 0)
