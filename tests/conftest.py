@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from support.finished_runs import Finished, finish
-from support.tiny_models import DecoderOf, Tiny, write_tiny
+from support.tiny_models import ByName, ModelOf, Tiny, write_tiny
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
@@ -85,14 +85,14 @@ def rope_tiny() -> Any:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> ByName:
     """Return a tiny model's folder, and the model in plain transformers, by name."""
     root = tmp_path_factory.mktemp("models")
     return cache(lambda name: write_tiny(name, root))
 
 
 @pytest.fixture(scope="session")
-def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
+def bridge(tiny: ByName) -> ByName:
     """Return the TransformerBridge of a tiny model's folder, by name."""
     from nope_probe import load
 
@@ -100,7 +100,7 @@ def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
 
 
 @pytest.fixture(scope="session")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> DecoderOf:
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> ModelOf:
     """Return a tiny decoder as it is loaded, and its folder, by transformers' name of its type."""
     from support.decoders import write_decoder
 
@@ -114,7 +114,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> DecoderOf:
 
 
 @pytest.fixture(scope="session")
-def hooked(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
+def hooked(tiny: ByName) -> ByName:
     """Return a tiny model as a HookedTransformer (on TransformerLens 4, a bridge), by name."""
     from nope_probe.models.load import to_hooked
 
@@ -122,13 +122,13 @@ def hooked(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
 
 
 @pytest.fixture(scope="session")
-def model_of(
-    bridge: Callable[[str], Any], hooked: Callable[[str], Any]
-) -> Callable[[str], tuple[Any, str]]:
-    """Return a hooked model, and its tiny model's name, of `hooked:name` or `bridge:name`."""
+def model_of(bridge: ByName, hooked: ByName, tiny: ByName, decoder: ModelOf) -> ModelOf:
+    """Return a model, and its folder, of `hooked:name`, `bridge:name` or `decoder:type`."""
 
-    def make(spec: str) -> tuple[Any, str]:
+    def make(spec: str) -> tuple[Any, Tiny]:
         kind, name = spec.split(":")
-        return (hooked if kind == "hooked" else bridge)(name), name
+        if kind == "decoder":
+            return decoder(name)
+        return (hooked if kind == "hooked" else bridge)(name), tiny(name)
 
     return make

@@ -8,7 +8,7 @@ from support.edited_model import plain_run
 from support.models_by_hand import N_VOCAB, induction_model
 from support.plain_states import calls_of
 from support.rounding import NETWORK
-from support.tiny_models import ByName, DecoderOf, tokens
+from support.tiny_models import ByName, ModelOf, tokens
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from nope_probe.analyses.one_text import (
@@ -64,7 +64,7 @@ def test_the_terms_add_up_to_the_scores(name: str, kept: int, bridge: ByName) ->
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt"])
-def test_with_alibi_its_bias_is_a_term(name: str, decoder: DecoderOf) -> None:
+def test_with_alibi_its_bias_is_a_term(name: str, decoder: ModelOf) -> None:
     model, tiny = decoder(name)
     inputs = tiny.tokens[:, :N_POS]
     terms = terms_of(model, inputs[:1], inputs[1:], 1)

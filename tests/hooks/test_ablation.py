@@ -13,7 +13,7 @@ from support.ablations import ablations, calibration_of, edited_as, identities
 from support.edited_model import plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.rounding import NETWORK, assert_same
-from support.tiny_models import D_VOCAB, ByName, ModelOf, hooked_transformer
+from support.tiny_models import D_VOCAB, ModelOf, hooked_transformer
 
 from nope_probe import Ablation, ablated, capture_scores
 from nope_probe.hooks.layers.hook_points import hooks_attached
@@ -28,13 +28,13 @@ ALL = (*(f"bridge:{name}" for name in (*BRIDGES, *SCALED)), *HOOKED)
 @pytest.mark.parametrize("spec", ALL)
 @given(st.data())
 def test_an_ablation_equals_an_edited_model(
-    spec: str, model_of: ModelOf, tiny: ByName, data: st.DataObject
+    spec: str, model_of: ModelOf, data: st.DataObject
 ) -> None:
-    model, name = model_of(spec)
-    inputs = tiny(name).tokens
-    ablation = data.draw(ablations(model, tiny(name)))
-    expected = plain_run(edited_as(ablation, model, tiny(name)), inputs)
-    with ablated(model, ablation, calibration_of(model, tiny(name), ablation.seed)):
+    model, tiny = model_of(spec)
+    inputs = tiny.tokens
+    ablation = data.draw(ablations(model, tiny))
+    expected = plain_run(edited_as(ablation, model, tiny), inputs)
+    with ablated(model, ablation, calibration_of(model, tiny, ablation.seed)):
         assert largest_error(hooked_run(model, inputs), expected) <= NETWORK
         maps = capture_scores(model, inputs, n_folds=1).mean
     # A score less that of the query's own key, which no mask hides, from the softmax alone.
@@ -67,18 +67,18 @@ def change_in_place(tensor: torch.Tensor, hook: object) -> None:
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:qwen3", "hooked:smollm3-rope"])
 @given(st.data())
 def test_the_order_of_names_and_of_a_users_hooks_and_an_ablation_does_not_matter(
-    spec: str, model_of: ModelOf, tiny: ByName, data: st.DataObject
+    spec: str, model_of: ModelOf, data: st.DataObject
 ) -> None:
-    model, name = model_of(spec)
-    inputs, layer = tiny(name).tokens, layers_of(model)[data.draw(st.integers(0, 1))]
+    model, tiny = model_of(spec)
+    inputs, layer = tiny.tokens, layers_of(model)[data.draw(st.integers(0, 1))]
     known = [point for point in POINTS if layer.has(point)]
     names = data.draw(st.lists(st.sampled_from(known), unique=True, min_size=1))
     points = [layer.point(point) for point in names]
-    given = data.draw(ablations(model, tiny(name)))
+    given = data.draw(ablations(model, tiny))
     shuffled = replace(given, remove=data.draw(st.permutations(given.remove)))
     union = replace(given, remove="+".join(shuffled.remove) or ())
     change_of = data.draw(st.sampled_from((change, change_in_place)))
-    calibration = calibration_of(model, tiny(name), given.seed)
+    calibration = calibration_of(model, tiny, given.seed)
 
     def run(ablation: Ablation, outside: bool) -> torch.Tensor:
         hooks = hooks_attached([(point, change_of) for point in points])
@@ -99,16 +99,16 @@ WRITTEN |= {"w_v": "attn.hook_v", "w_o": "hook_attn_out", "mlp": "hook_mlp_out"}
 @pytest.mark.parametrize("outside", [True, False])
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_a_users_hook_changes_what_a_removal_writes(
-    spec: str, outside: bool, model_of: ModelOf, tiny: ByName
+    spec: str, outside: bool, model_of: ModelOf
 ) -> None:
-    model, name = model_of(spec)
+    model, tiny = model_of(spec)
     for component, written in WRITTEN.items():
         outputs, point = [], layers_of(model)[0].point(written)
         for hook in (ignore, change):
             contexts = [hooks_attached([(point, hook)]), ablated(model, identities(component))]
             outer, inner = contexts if outside else reversed(contexts)
             with torch.no_grad(), outer, inner:
-                outputs.append(model(tiny(name).tokens).clone())
+                outputs.append(model(tiny.tokens).clone())
         assert not torch.equal(*outputs), component
 
 
@@ -125,15 +125,15 @@ def hooks_of_modules(model: Any) -> list[int]:
 @settings(max_examples=settings.default.max_examples // 5)
 @given(st.data())
 def test_leaving_an_ablation_restores_every_bit_also_when_the_body_raises(
-    spec: str, model_of: ModelOf, tiny: ByName, data: st.DataObject
+    spec: str, model_of: ModelOf, data: st.DataObject
 ) -> None:
-    model, name = model_of(spec)
-    inputs, attributes = tiny(name).tokens, {*vars(model)}
+    model, tiny = model_of(spec)
+    inputs, attributes = tiny.tokens, {*vars(model)}
     hooks = hooks_of_modules(model)
     parameters = {key: value.clone() for key, value in model.state_dict().items()}
     before = hooked_run(model, inputs)
-    for ablation in data.draw(st.lists(ablations(model, tiny(name)), min_size=1, max_size=3)):
-        ablations_run = ablated(model, ablation, calibration_of(model, tiny(name), ablation.seed))
+    for ablation in data.draw(st.lists(ablations(model, tiny), min_size=1, max_size=3)):
+        ablations_run = ablated(model, ablation, calibration_of(model, tiny, ablation.seed))
         with suppress(ZeroDivisionError), ablations_run:
             hooked_run(model, inputs)
             if data.draw(st.booleans()):

@@ -41,19 +41,17 @@ def test_a_users_hook_on_learned_positions_counts_before_their_mean(
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
-def test_resetting_hooks_inside_an_ablation_changes_nothing(
-    spec: str, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
+def test_resetting_hooks_inside_an_ablation_changes_nothing(spec: str, model_of: ModelOf) -> None:
+    model, tiny = model_of(spec)
     with torch.no_grad():
-        intact = model(tiny(name).tokens)
+        intact = model(tiny.tokens)
     for removed in SEVEN:
         with torch.no_grad(), ablated(model, identities(removed)):
-            without = model(tiny(name).tokens)
+            without = model(tiny.tokens)
             model.reset_hooks()
-            assert torch.equal(model(tiny(name).tokens), without), removed
+            assert torch.equal(model(tiny.tokens), without), removed
     with torch.no_grad():
-        assert torch.equal(model(tiny(name).tokens), intact)
+        assert torch.equal(model(tiny.tokens), intact)
     assert not hooks_left(model)
 
 
@@ -69,10 +67,10 @@ def test_resetting_permanent_hooks_inside_an_ablation_is_said_at_its_end(
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_running_with_hooks_and_with_a_cache_leaves_the_ablation_as_it_is(
-    spec: str, model_of: ModelOf, tiny: ByName
+    spec: str, model_of: ModelOf
 ) -> None:
-    model, name = model_of(spec)
-    inputs = tiny(name).tokens
+    model, tiny = model_of(spec)
+    inputs = tiny.tokens
     with torch.no_grad(), ablated(model, identities(*SEVEN)):
         before = model(inputs)
         cached, cache = model.run_with_cache(inputs)
@@ -141,17 +139,17 @@ def test_an_encoder_has_no_mask_and_an_attention_only_model_no_mlp() -> None:
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_tokens_instead_of_gains_are_calibrated_on_before_the_ablation(
-    spec: str, model_of: ModelOf, tiny: ByName
+    spec: str, model_of: ModelOf
 ) -> None:
-    model, name = model_of(spec)
-    hf, inputs = tiny(name).hf, tokens(7, seed=5)
+    model, tiny = model_of(spec)
+    hf, inputs = tiny.hf, tokens(7, seed=5)
     ablation = Ablation(remove=["mask", "w_q", "w_o"], replacement="identity")
     with ablated(model, ablation, tokens=inputs):
-        outputs = hooked_run(model, tiny(name).tokens)
-    expected = plain_run(edited(hf, ablation.remove, output_sizes(hf, inputs)), tiny(name).tokens)
+        outputs = hooked_run(model, tiny.tokens)
+    expected = plain_run(edited(hf, ablation.remove, output_sizes(hf, inputs)), tiny.tokens)
     assert largest_error(outputs, expected) <= NETWORK
     with ablated(model, ablation, calibrate(model, inputs)):
-        assert hooked_run(model, tiny(name).tokens).logits.equal(outputs.logits)
+        assert hooked_run(model, tiny.tokens).logits.equal(outputs.logits)
     assert not hooks_left(model)
 
 

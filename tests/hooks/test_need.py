@@ -7,7 +7,7 @@ import torch
 from support.edited_model import constants, edited
 from support.plain_attention import plain_attention
 from support.rounding import assert_same
-from support.tiny_models import ByName, DecoderOf, ModelOf, tokens
+from support.tiny_models import ByName, ModelOf, tokens
 from torch import Tensor
 
 from nope_probe import Ablation, UserError, ablated, capture_need
@@ -44,20 +44,16 @@ CASES = [
     *[("bridge:llama", removed) for removed in ("rope", "rope[0:2]", "mask", "w_q", "w_k")],
     *[("bridge:gemma2", removed) for removed in ("rope", "mask", "window")],
     *[("bridge:smollm3", "rope"), ("hooked:smollm3-rope", "rope"), ("bridge:gpt2", "mask")],
-    *[("gpt_oss", "rope"), ("gpt_oss", "mask")],
+    *[("decoder:gpt_oss", "rope"), ("decoder:gpt_oss", "mask")],
 ]
 
 
 @pytest.mark.parametrize(("spec", "removed"), CASES)
 def test_need_is_the_divergence_of_plain_transformers_two_rows(
-    spec: str, removed: str, model_of: ModelOf, tiny: ByName, decoder: DecoderOf
+    spec: str, removed: str, model_of: ModelOf
 ) -> None:
-    if spec == "gpt_oss":
-        model, tiny_model = decoder(spec)
-        hf = tiny_model.hf
-    else:
-        model, name = model_of(spec)
-        hf = tiny(name).hf
+    model, tiny = model_of(spec)
+    hf = tiny.hf
     options = {"n_folds": N_FOLDS, "batch_size": 5}
     need = capture_need(model, INPUTS, removed, **options)
     intact = plain_attention(hf, INPUTS)

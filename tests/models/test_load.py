@@ -12,7 +12,7 @@ from support.edited_model import edited
 from support.rounding import NETWORK
 from support.tiny_models import (
     ByName,
-    DecoderOf,
+    ModelOf,
     distance,
     plain,
     randomised,
@@ -138,7 +138,7 @@ def test_a_table_of_positions_cannot_be_lengthened(tiny: ByName) -> None:
         load(str(tiny("gpt2").folder), n_ctx=65)
 
 
-def test_a_bert_that_is_a_decoder_attends_causally(decoder: DecoderOf) -> None:
+def test_a_bert_that_is_a_decoder_attends_causally(decoder: ModelOf) -> None:
     """TransformerLens calls any BERT an encoder."""
     model, tiny = decoder("bert")
     assert model.cfg.attention_dir == "causal"
@@ -169,7 +169,7 @@ KINDS = ("bloom", "gemma2", "gpt_oss", "phi3", "opt", "qwen3", "qwen3_next", "sm
 
 @pytest.mark.parametrize("name", KINDS)
 def test_maps_are_plain_transformers_own_intact_and_without_each_component(
-    name: str, decoder: DecoderOf
+    name: str, decoder: ModelOf
 ) -> None:
     model, tiny = decoder(name)
     errors = {removal: map_error(model, tiny, removal) for removal in removals_of(tiny)}

@@ -24,11 +24,9 @@ ALL = (*map("bridge:{}".format, BRIDGES), "hooked:smollm3-rope", "hooked:smollm3
 
 
 @pytest.mark.parametrize("spec", ALL)
-def test_a_faithful_model_passes_with_its_parity_measured(
-    spec: str, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    info = describe(model, name, errors_of(model, probed(tiny(name).hf, with_patterns=True)))
+def test_a_faithful_model_passes_with_its_parity_measured(spec: str, model_of: ModelOf) -> None:
+    model, tiny = model_of(spec)
+    info = describe(model, tiny.name, errors_of(model, probed(tiny.hf, with_patterns=True)))
     assert set(info.parity) == {"logits", "pattern"}
     assert max(info.parity.values()) <= NETWORK
 
@@ -53,10 +51,10 @@ CHANGES = {
 )
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_a_model_with_a_changed_hook_point_fails_with_the_measured_error(
-    spec: str, point: str, change: str, what: str, model_of: ModelOf, tiny: ByName
+    spec: str, point: str, change: str, what: str, model_of: ModelOf
 ) -> None:
-    model, name = model_of(spec)
-    reference = probed(tiny(name).hf, with_patterns=True)
+    model, tiny = model_of(spec)
+    reference = probed(tiny.hf, with_patterns=True)
     changed = layers_of(model)[1].point(point)
     of_layers = "" if point in ("attn.hook_pattern", "hook_mlp_out", "hook_resid_post") else "L1"
     message = rf"fails parity: ({what}) off by [\d.na].*{of_layers}"

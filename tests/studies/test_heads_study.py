@@ -225,10 +225,10 @@ def test_the_first_line_is_the_cost_furthest_from_other_heads(run: Any) -> None:
     "spec", ["bridge:llama", "bridge:gpt2", "bridge:gemma2", "hooked:smollm3-rope"]
 )
 def test_passes_that_begin_at_a_block_are_those_of_the_whole_model(
-    spec: str, model_of: ModelOf, tiny: Any
+    spec: str, model_of: ModelOf
 ) -> None:
-    model, name = model_of(spec)
-    inputs = tiny(name).tokens
+    model, tiny = model_of(spec)
+    inputs = tiny.tokens
     with torch.inference_mode():
         entry, logits = run_to_enter(model, inputs, [1])
         assert torch.equal(logits, logits_of(model, inputs))

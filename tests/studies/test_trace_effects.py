@@ -8,7 +8,7 @@ import torch
 from support.edited_model import attention_inputs, projections
 from support.models_by_hand import bos_reader
 from support.rounding import NETWORK
-from support.tiny_models import N_POS, ByName, DecoderOf, tokens
+from support.tiny_models import N_POS, ByName, ModelOf, tokens
 
 from nope_probe import capture_scores, measure
 from nope_probe.hooks.layers.model import layers_of
@@ -71,7 +71,7 @@ def test_a_clock_built_by_hand_loses_all_without_the_head_that_writes_it(kept: i
             assert lost == pytest.approx(truth, abs=NETWORK)
 
 
-def test_heads_of_attentions_that_matter_are_taken_by_part_then_by_size(decoder: DecoderOf) -> None:
+def test_heads_of_attentions_that_matter_are_taken_by_part_then_by_size(decoder: ModelOf) -> None:
     """The size of a head's position: how much its mean output varies with the position."""
     (model, tiny), text = decoder("llama"), tokens(15, seed=3)
     engine = Engine(model=model, inputs=text, n_folds=N_FOLDS, skip_keys=1, kept_positions=0)

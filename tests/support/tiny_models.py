@@ -33,7 +33,6 @@ from transformers import (
 )
 
 ByName = Callable[[str], Any]  # a fixture that makes a tiny model by its name
-ModelOf = Callable[[str], tuple[Any, str]]  # `bridge:llama` -> the hooked model, `llama`
 D_VOCAB = 263  # "<bos>", the 256 bytes and six merges
 N_POS = 11
 N_SEQS = 3
@@ -111,7 +110,7 @@ class Tiny:
     tokens: torch.Tensor
 
 
-DecoderOf = Callable[..., tuple[Any, Tiny]]  # a type -> the hooked model, and the folder
+ModelOf = Callable[..., tuple[Any, Tiny]]  # `bridge:llama` -> the hooked model, and the folder
 
 
 def write_tiny(name: str, root: Path, seed: int = 0) -> Tiny:

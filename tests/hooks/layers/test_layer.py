@@ -81,11 +81,11 @@ def test_a_rotation_is_recognised_and_turned_back(layout: str, d_rotary: int) ->
     "spec", ["bridge:llama", "bridge:phi3", "bridge:gpt2", "hooked:smollm3-rope"]
 )
 def test_weights_per_head_are_views_that_multiply_as_transformers_projections(
-    spec: str, model_of: ModelOf, tiny: ByName
+    spec: str, model_of: ModelOf
 ) -> None:
-    model, name = model_of(spec)
+    model, tiny = model_of(spec)
     for layer in layers_of(model):
-        for projection, (weight, _) in projections(tiny(name).hf, layer.index).items():
+        for projection, (weight, _) in projections(tiny.hf, layer.index).items():
             actual = layer.weight_per_head(projection)
             assert actual.data_ptr() == layer.weight(projection).data_ptr()
             joined = actual if projection == "w_o" else actual.transpose(0, 1)

@@ -47,14 +47,13 @@ def vectors(hf: Any) -> torch.Tensor:
     "spec", ["bridge:llama", "bridge:gpt2", "bridge:gemma2", "hooked:smollm3-nope"]
 )
 def test_vectors_enter_the_first_block_as_they_are_whatever_is_added_to_embeddings(
-    spec: str, model_of: ModelOf, tiny: ByName
+    spec: str, model_of: ModelOf
 ) -> None:
-    model, name = model_of(spec)
-    hf = tiny(name).hf
-    x = vectors(hf)
+    model, tiny = model_of(spec)
+    x = vectors(tiny.hf)
     with torch.inference_mode():
         output = run_blocks(model, x)
-    expected = block_outputs(hf, inputs_embeds=EMBEDDINGS[name](x, hf))[-1]
+    expected = block_outputs(tiny.hf, inputs_embeds=EMBEDDINGS[tiny.name](x, tiny.hf))[-1]
     assert distance(output, expected) <= NETWORK
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.rounding import NETWORK
-from support.tiny_models import DecoderOf, ModelOf, distance, hooked_transformer, tokens
+from support.tiny_models import ModelOf, distance, hooked_transformer, tokens
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformer_lens.hook_points import HookPoint
@@ -60,7 +60,7 @@ from nope_probe.hooks.removing.components import components
     ],
 )
 def test_sources_and_sinks_are_found_by_one_short_pass(
-    model_type: str, more: set[str], decoder: DecoderOf
+    model_type: str, more: set[str], decoder: ModelOf
 ) -> None:
     weights = {"mask", "w_q", "w_k", "w_o", "w_v", "mlp"}
     assert set(components(decoder(model_type)[0])) == weights | more
@@ -68,7 +68,7 @@ def test_sources_and_sinks_are_found_by_one_short_pass(
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gptj", "bloom"])
 def test_a_hook_on_the_pattern_alone_reads_and_writes_attention(
-    model_type: str, decoder: DecoderOf
+    model_type: str, decoder: ModelOf
 ) -> None:
     model, tiny = decoder(model_type)
     [layer, *_] = layers_of(model)
@@ -101,7 +101,7 @@ def test_a_hook_on_the_pattern_alone_reads_and_writes_attention(
     "attach", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
 )
 def test_hooks_of_pytorch_on_the_scores_fire_as_those_of_transformer_lens(
-    attach: str, decoder: DecoderOf
+    attach: str, decoder: ModelOf
 ) -> None:
     model, _ = decoder("llama")
     shapes: list[torch.Size] = []
@@ -218,7 +218,7 @@ def test_a_bias_of_alibi_hides_none_of_12_000_keys(dtype: torch.dtype) -> None:
     assert distance(ours, plain) <= 4 * torch.finfo(dtype).eps
 
 
-def test_the_mask_of_openais_gpt_is_no_bias(decoder: DecoderOf) -> None:
+def test_the_mask_of_openais_gpt_is_no_bias(decoder: ModelOf) -> None:
     model, _ = decoder("openai-gpt")
     seen = list[Attention]()
     with tapped(model):
@@ -237,7 +237,7 @@ N_LONG = 61
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "llama4_text", "gemma2", "gpt_oss"])
 def test_blocks_of_queries_give_the_residual_stream_of_all_queries_at_once(
-    model_type: str, decoder: DecoderOf, monkeypatch: pytest.MonkeyPatch
+    model_type: str, decoder: ModelOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, given = decoder(model_type)[0], tokens(2, N_LONG)
     whole = run_blocks(model, given)
@@ -251,7 +251,7 @@ def test_blocks_of_queries_give_the_residual_stream_of_all_queries_at_once(
     [(lambda mask: mask, 5), (AttentionMask.both_ways, 9), (AttentionMask.without_window, 31)],
 )
 def test_rows_of_a_mask_are_those_of_all_its_cells(
-    changed: Callable[[AttentionMask], AttentionMask], sees: int, decoder: DecoderOf
+    changed: Callable[[AttentionMask], AttentionMask], sees: int, decoder: ModelOf
 ) -> None:
     model, given = decoder("mistral")[0], tokens(1, N_LONG)  # a window of 5
     first, *_ = read_attention(model, given, lambda layer, attention: attention.mask)
@@ -348,7 +348,7 @@ def test_a_handed_mask_is_transformers_mask_to_code_that_reads_or_writes_it(name
     assert (attention_mask(**options, config=config) is None) == (name == FUSED)
 
 
-def test_layers_of_a_hybrid_keep_their_numbers(decoder: DecoderOf) -> None:
+def test_layers_of_a_hybrid_keep_their_numbers(decoder: ModelOf) -> None:
     model, tiny = decoder("qwen3_next")
     attending = [layer.index for layer in layers_of(model)]
     assert attending == [1, 3]
@@ -372,7 +372,7 @@ def test_layers_of_a_hybrid_keep_their_numbers(decoder: DecoderOf) -> None:
     ],
 )
 def test_what_cannot_be_removed_is_refused_before_a_pass(
-    model_type: str, removal: str, message: str, decoder: DecoderOf
+    model_type: str, removal: str, message: str, decoder: ModelOf
 ) -> None:
     model, _ = decoder(model_type)
     options: dict[str, Any] = {"heads": {0: [1]}} if removal == "rope" else {}

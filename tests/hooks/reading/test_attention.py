@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.plain_attention import assert_attention, plain_attention, plain_scores
 from support.rounding import NETWORK, assert_same
-from support.tiny_models import ByName, DecoderOf, ModelOf, Tiny, tokens
+from support.tiny_models import ByName, ModelOf, tokens
 
-from nope_probe import AttentionMaps, ablated, capture_attention, head_scores, load
+from nope_probe import ablated, capture_attention, head_scores, load
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import read_attention
@@ -20,19 +20,19 @@ from nope_probe.maps.folds import pooled
 N_SEQS, N_FOLDS = 7, 3
 
 
-def assert_plain(maps: AttentionMaps, tiny: Tiny, inputs: torch.Tensor) -> None:
-    """Check maps against the scores that plain transformers feeds to its softmax."""
+# ALiBi; sinks outside the scores; windows that hide first keys.
+@pytest.mark.parametrize("spec", ["decoder:bloom", "decoder:gpt_oss", "bridge:gemma2"])
+@pytest.mark.parametrize(("n_pos", "query_rows"), [(19, None), (67, None), (67, 23)])
+def test_weights_and_information_are_plain_transformers_own(
+    spec: str, n_pos: int, query_rows: int | None, model_of: ModelOf
+) -> None:
+    """67 positions are two groups of rows."""
+    (model, tiny), inputs = model_of(spec), tokens(N_SEQS, n_pos)
+    options = {"n_folds": N_FOLDS, "batch_size": 5, "query_rows": query_rows}
+    maps = capture_attention(model, inputs, **options)
     plain = plain_attention(tiny.hf, inputs)
     of_layers = [plain[layer] for layer in maps.layers]
     assert_attention(maps, of_layers, N_FOLDS, maps.query_positions)
-
-
-@pytest.mark.parametrize("name", ["bloom", "gpt_oss"])  # ALiBi; sinks outside the scores
-def test_weights_and_information_are_plain_transformers_own(name: str, decoder: DecoderOf) -> None:
-    (model, tiny), inputs = decoder(name), tokens(N_SEQS, 19)
-    options = {"n_folds": N_FOLDS, "batch_size": 5}
-    maps = capture_attention(model, inputs, **options)
-    assert_plain(maps, tiny, inputs)
     alone = capture_attention(model, inputs, **options, keeps_scores=False)
     assert alone.scores is None
     assert alone.weights.equal(maps.weights)
@@ -70,7 +70,7 @@ def test_weights_and_their_information_are_those_that_hooks_on_the_pattern_left(
     assert_same(information[0], pooled(intact.information, intact.counts)[1, 0, rows], NETWORK)
 
 
-def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(decoder: DecoderOf) -> None:
+def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(decoder: ModelOf) -> None:
     (model, _), inputs = decoder("gpt_oss"), tokens(N_SEQS, 19)
     intact, heads = capture_attention(model, inputs), head_scores(model, inputs)
     points = [layer.point("attn.hook_pattern") for layer in layers_of(model)]
@@ -81,22 +81,13 @@ def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(decoder:
     pd.testing.assert_frame_equal(hooked_heads, heads, rtol=NETWORK)
 
 
-def test_rows_of_many_groups_are_joined(tiny: ByName) -> None:
-    """67 positions are two groups of rows; the window of every second layer hides first keys."""
-    inputs = tokens(N_SEQS, 67)
-    model = load(str(tiny("gemma2").folder)).model
-    for query_rows in (None, 23):
-        maps = capture_attention(model, inputs, n_folds=N_FOLDS, query_rows=query_rows)
-        assert_plain(maps, tiny("gemma2"), inputs)
-
-
 def test_vectors_have_no_first_key_apart() -> None:
     maps = capture_attention(load("parameter-free").model, torch.randn(8, 11, 64))
     assert maps.skip_keys == 0
     assert torch.allclose(maps.information, maps.others, atol=1e-6)
 
 
-def test_what_sinks_take_is_what_plain_transformers_keys_do_not_get(decoder: DecoderOf) -> None:
+def test_what_sinks_take_is_what_plain_transformers_keys_do_not_get(decoder: ModelOf) -> None:
     model, tiny = decoder("gpt_oss")
     of_keys = tiny.hf(tiny.tokens, output_attentions=True).attentions
     expected = torch.stack([1 - weights.sum(-1).mean((0, 2)) for weights in of_keys])
@@ -122,11 +113,11 @@ def leave(tensor: torch.Tensor, hook: Any) -> None:
     "spec", ["bridge:llama", "bridge:phi3", "bridge:qwen3", "hooked:smollm3-rope"]
 )
 def test_weights_are_those_of_plain_transformers(
-    spec: str, way: str, rows: int, model_of: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+    spec: str, way: str, rows: int, model_of: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("nope_probe.hooks.reading.attention.ROWS", rows)
-    model, name = model_of(spec)
-    true = plain_scores(tiny(name).hf, INPUTS).nan_to_num(nan=-torch.inf).softmax(-1)
+    model, tiny = model_of(spec)
+    true = plain_scores(tiny.hf, INPUTS).nan_to_num(nan=-torch.inf).softmax(-1)
     users = [(layers_of(model)[0].point("attn.hook_attn_scores"), leave)] * (way == "hooked")
     with hooks_attached(users):
         weights = read_attention(model, INPUTS, lambda _, attention: weights_on(attention, KEYS))

@@ -109,14 +109,12 @@ def test_losses_of_bfloat16_logits_are_float32() -> None:
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-nope"])
-def test_moments_are_products_of_plain_residuals(
-    spec: str, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    ids = tiny(name).tokens
+def test_moments_are_products_of_plain_residuals(spec: str, model_of: ModelOf) -> None:
+    model, tiny = model_of(spec)
+    ids = tiny.tokens
     y = torch.randn(*ids.shape, 2, generator=torch.Generator().manual_seed(0))
     xx, xy = capture_moments(model, ids, y, skip=2, batch_size=2)
-    x = block_outputs(tiny(name).hf, input_ids=ids).double()[:, :, 2:].flatten(1, 2)
+    x = block_outputs(tiny.hf, input_ids=ids).double()[:, :, 2:].flatten(1, 2)
     x = torch.cat([x, torch.ones(*x.shape[:2], 1)], -1)
     assert_same(xx, x.mT @ x)
     assert_same(xy, x.mT @ y[:, 2:].flatten(0, 1).double())
@@ -142,13 +140,13 @@ FAST, SLOW = "rope[0:2]", "rope[2:5]"  # of the five pairs of a head of ten coor
 @pytest.mark.parametrize("query_rows", [5, None])
 @pytest.mark.parametrize(("band", "pairs"), [(FAST, [0, 1]), (SLOW, [2, 3, 4])])
 def test_a_band_is_the_sum_over_its_coordinates_in_plain_transformers(
-    spec: str, band: str, pairs: list[int], query_rows: int | None, model_of: ByName, tiny: ByName
+    spec: str, band: str, pairs: list[int], query_rows: int | None, model_of: ByName
 ):
     inputs, some = tokens(23, 13, seed=3), [*pairs, *(pair + 5 for pair in pairs)]
     options = {"band": band, "n_folds": 1, "batch_size": 7, "query_rows": query_rows}
-    model, name = model_of(spec)
+    model, tiny = model_of(spec)
     maps = capture_scores(model, inputs, **options)
-    for layer, state in enumerate(plain_states(tiny(name).hf, inputs)):
+    for layer, state in enumerate(plain_states(tiny.hf, inputs)):
         q, k = state.q[..., some].double(), state.k[..., some].double()
         k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
         true = torch.einsum("bqhd,bkhd->bhqk", q, k).mean((0, 1)) / 10**0.5
@@ -204,23 +202,23 @@ def grams(states: list[BlockStates], layer: int, n_folds: int) -> dict[str, Tens
 @settings(max_examples=settings.default.max_examples // 2)
 @given(st.data())
 def test_captures_of_an_ablated_model_are_those_of_plain_transformers_edited(
-    spec: str, model_of: ModelOf, tiny: ByName, data: st.DataObject
+    spec: str, model_of: ModelOf, data: st.DataObject
 ) -> None:
     """Fused or by hooked scores, of all rows or some, of each head and of their mean."""
-    model, name = model_of(spec)
+    model, tiny = model_of(spec)
     intact = st.just(Ablation())
-    ablation = data.draw(st.one_of(intact, ablations(model, tiny(name))))
+    ablation = data.draw(st.one_of(intact, ablations(model, tiny)))
     n_rows = data.draw(st.none() | st.integers(1, N_POS))
     layer, n_folds = data.draw(st.integers(0, 1)), data.draw(st.integers(1, 5))
     leave = hooks_attached(
         (layer.point("attn.hook_attn_scores"), lambda scores, hook: None)
         for layer in layers_of(model)[data.draw(st.sampled_from((0, 99))) :]
     )
-    rows, is_product = choose_rows(N_POS, n_rows), name != "gemma2"
+    rows, is_product = choose_rows(N_POS, n_rows), tiny.name != "gemma2"
     options: dict[str, Any] = {"n_folds": n_folds, "query_rows": n_rows}
-    hf = edited_as(ablation, model, tiny(name))
+    hf = edited_as(ablation, model, tiny)
     plain = [*plain_attention(hf, INPUTS).values()]
-    calibration = calibration_of(model, tiny(name), ablation.seed)
+    calibration = calibration_of(model, tiny, ablation.seed)
     with ablated(model, ablation, calibration), leave:
         maps = capture_scores(model, INPUTS, **options, batch_size=4, per_head=True)
         attention = capture_attention(model, INPUTS, **options, batch_size=5)

@@ -11,7 +11,7 @@ from support.models_by_hand import bos_reader
 from support.plain_attention import per_fold, plain_attention
 from support.plain_states import calls_of, plain_states
 from support.rounding import NETWORK, assert_same
-from support.tiny_models import N_POS, ByName, DecoderOf, ModelOf, distance, tokens
+from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
 from nope_probe import ablated, load
 from nope_probe.hooks.layers.hook_points import hooks_attached
@@ -26,34 +26,21 @@ INPUTS = tokens(13, seed=7)
 SPECS = [
     *("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "bridge:gpt2"),
     *("bridge:neox", "bridge:gemma2", "hooked:smollm3-nope"),
+    # Norms behind attention; latent attention; hybrids; blocks that scale what they add; ALiBi.
+    *("decoder:olmo2", "decoder:deepseek_v3", "decoder:qwen3_next", "decoder:gemma4_text"),
+    "decoder:mpt",
 ]
 
 
-def additivity_error(sums: PositionSums) -> float:
-    """Return the largest relative difference between what writers bring and what is read."""
-    return max(
-        distance(sum(written.values()), whole)
-        for reader in sums.readers.values()
-        for written, whole in ((reader.keys, reader.k), (reader.queries, reader.q))
-    )
-
-
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("options", [{}, {"per_head": True}, {"writers": "layers"}], ids=str)
 def test_what_writers_bring_adds_up_to_queries_and_keys(
-    spec: str, per_head: bool, model_of: ModelOf
+    spec: str, options: dict[str, Any], model_of: ModelOf
 ) -> None:
-    sums = capture_positions(model_of(spec)[0], INPUTS, n_folds=N_FOLDS, per_head=per_head)
-    assert additivity_error(sums) <= NETWORK
-
-
-@pytest.mark.parametrize("name", ["olmo2", "deepseek_v3", "qwen3_next", "gemma4_text", "mpt"])
-def test_it_adds_up_in_families_of_another_build(name: str, decoder: DecoderOf) -> None:
-    """Norms behind attention, latent attention, hybrids, blocks that scale what they add, ALiBi."""
-    model, tiny = decoder(name)
-    for writers in ("heads", "layers"):
-        sums = capture_positions(model, tiny.tokens, n_folds=1, writers=writers)
-        assert additivity_error(sums) <= NETWORK
+    sums = capture_positions(model_of(spec)[0], INPUTS, n_folds=N_FOLDS, **options)
+    for reader in sums.readers.values():
+        for written, whole in ((reader.keys, reader.k), (reader.queries, reader.q)):
+            assert distance(sum(written.values()), whole) <= NETWORK
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("gemma2", torch.float16)])
@@ -145,7 +132,7 @@ def first_block(
 
 @pytest.mark.parametrize(("name", "factor"), [("llama", 1.0), ("granite", 0.37)])
 def test_what_a_writer_brings_is_its_output_through_norm_and_projection(
-    name: str, factor: float, tiny: ByName, bridge: ByName, decoder: DecoderOf
+    name: str, factor: float, tiny: ByName, bridge: ByName, decoder: ModelOf
 ) -> None:
     """Outputs of plain transformers, normed by hand; Granite multiplies what blocks add."""
     model, given = bridge("llama"), tiny("llama")
@@ -207,7 +194,7 @@ def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(bridge: B
 @pytest.mark.parametrize("model_type", ["bloom", "mpt", "gpt_neox"])
 @pytest.mark.parametrize("query_rows", [None, 7])
 def test_scores_and_alibi_are_those_of_plain_transformers(
-    model_type: str, query_rows: int | None, decoder: DecoderOf
+    model_type: str, query_rows: int | None, decoder: ModelOf
 ) -> None:
     """Scores are without the bias that is added to them."""
     (model, tiny), rows = decoder(model_type), choose_rows(N_POS, query_rows)

@@ -10,7 +10,7 @@ from support.decoders import write_decoder
 from support.hooked_runs import hooks_left
 from support.plain_states import of_all, of_others
 from support.rounding import NETWORK, rounding
-from support.tiny_models import DecoderOf, ModelOf, distance, tokens
+from support.tiny_models import ModelOf, distance, tokens
 from torch import Tensor
 
 from nope_probe import Ablation, UserError, ablated, capture_scores, load, measure
@@ -90,7 +90,7 @@ def plain_removed(
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("kept", [1, 0])
 def test_without_written_position_a_model_is_plain_transformers_with_its_means_subtracted(
-    name: str, kept: int, decoder: DecoderOf
+    name: str, kept: int, decoder: ModelOf
 ) -> None:
     model, tiny = decoder(name)
     text, new = tokens(N_TEXTS, N_POS, seed=1), tokens(3, N_POS, seed=2)
@@ -139,7 +139,7 @@ def test_the_mark_of_a_first_token_is_in_the_mean_and_a_massive_output_elsewhere
 
 
 def test_in_a_union_the_position_is_that_of_the_model_without_the_others(
-    decoder: DecoderOf, monkeypatch: pytest.MonkeyPatch
+    decoder: ModelOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (model, tiny), text = decoder("llama"), tokens(N_TEXTS, N_POS, seed=1)
     forward = tiny.hf.model.rotary_emb.forward
@@ -168,7 +168,7 @@ def test_where_weights_are_replaced_their_new_outputs_lose_what_they_write(
 
 
 def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(
-    decoder: DecoderOf,
+    decoder: ModelOf,
 ) -> None:
     (model, _), text = decoder("llama"), tokens(N_TEXTS, N_POS, seed=1)
     null = capture_written(model, text, null_seed=3, kept_positions=1)
@@ -182,7 +182,7 @@ def test_the_null_has_the_means_of_permuted_positions_and_keeps_the_first(
     assert not torch.allclose(first[0].mean[:, 1:], first[1].mean[:, 1:], atol=1e-2)
 
 
-def test_batches_and_dtype_of_storage_change_nothing(decoder: DecoderOf) -> None:
+def test_batches_and_dtype_of_storage_change_nothing(decoder: ModelOf) -> None:
     (model, tiny), text = decoder("llama"), tokens(N_TEXTS, N_POS, seed=1)
     whole, pieces = (capture_written(model, text, batch_size=size) for size in (N_TEXTS, 2))
     stored = type(pieces).from_tensors(pieces.to_tensors())
@@ -195,7 +195,7 @@ def test_batches_and_dtype_of_storage_change_nothing(decoder: DecoderOf) -> None
         assert distance(stored.outputs[name].mean, of.mean) <= NETWORK
 
 
-def test_what_cannot_be_done_is_refused_with_the_way_out(decoder: DecoderOf) -> None:
+def test_what_cannot_be_done_is_refused_with_the_way_out(decoder: ModelOf) -> None:
     (model, _), text = decoder("llama"), tokens(N_TEXTS, N_POS, seed=1)
     with pytest.raises(UserError, match="1 more in a half"):
         capture_written(model, text[:3])
@@ -227,7 +227,7 @@ def rows_of(folds: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_products_of_a_row_with_means_of_its_texts_take_an_even_and_an_odd_fold(
-    name: str, decoder: DecoderOf
+    name: str, decoder: ModelOf
 ) -> None:
     (model, _), text = decoder(name), tokens(24, N_POS, seed=1)
     intact = capture_scores(model, text, n_folds=4)

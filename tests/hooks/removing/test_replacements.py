@@ -11,7 +11,7 @@ from support.edited_model import WEIGHTS, plain_run, rectangular_identity
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.plain_states import calls_of
 from support.rounding import NETWORK, assert_same, rounding
-from support.tiny_models import ByName, DecoderOf, ModelOf, distance, tokens
+from support.tiny_models import ByName, ModelOf, distance, tokens
 
 from nope_probe import (
     Ablation,
@@ -32,9 +32,7 @@ from nope_probe.models.load import to_hooked
 
 
 @pytest.mark.parametrize("name", ["olmo", "olmoe"])
-def test_outputs_that_a_model_clips_in_place_are_clipped_alike(
-    name: str, decoder: DecoderOf
-) -> None:
+def test_outputs_that_a_model_clips_in_place_are_clipped_alike(name: str, decoder: ModelOf) -> None:
     model, tiny = decoder(name, clip_qkv=0.5, num_key_value_heads=6)
     for replacement in ("identity", "mean"):
         for weight in WEIGHTS:
@@ -50,7 +48,7 @@ def rows_of(layer: Any, name: Any, seed: int) -> torch.Tensor:
     ).random_rows()
 
 
-def test_one_token_that_is_clipped_leaves_the_constant_as_it_is(decoder: DecoderOf) -> None:
+def test_one_token_that_is_clipped_leaves_the_constant_as_it_is(decoder: ModelOf) -> None:
     model, tiny = decoder("olmo", clip_qkv=0.5)
     point, written = layers_of(model)[0].point("attn.q.hook_out"), list[torch.Tensor]()
     keep = hooks_attached([(point, lambda q, hook: written.append(q.clone()))])
@@ -162,7 +160,7 @@ def test_a_weight_of_the_users_own_has_no_measured_gain_and_no_run(bridge: ByNam
 
 @pytest.mark.parametrize("n_heads", [4, 6])  # 4 * 11 values are no multiple of 6 coordinates
 def test_heads_lose_the_columns_of_w_o_that_read_their_values_where_these_have_their_own_width(
-    n_heads: int, decoder: DecoderOf
+    n_heads: int, decoder: ModelOf
 ) -> None:
     sizes = {"num_attention_heads": n_heads, "num_key_value_heads": n_heads}
     model, written = decoder("deepseek_v3", **sizes)

@@ -9,7 +9,7 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.plain_attention import blocks_of
 from support.plain_states import calls_of, of_all, of_others
 from support.rounding import NETWORK
-from support.tiny_models import N_POS, ByName, DecoderOf, ModelOf, distance, tokens
+from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 from torch.utils.hooks import RemovableHandle
 
 from nope_probe import UserError, ablated, calibrate, capture_scores
@@ -73,12 +73,12 @@ def edited_run(hf: Any, writer: str, text: torch.Tensor, skip: int = 0) -> Outpu
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_model_equals_plain_transformers_whose_outputs_lose_the_same_vectors(
-    spec: str, model_of: ModelOf, tiny: ByName
+    spec: str, model_of: ModelOf
 ) -> None:
-    model, name = model_of(spec)
-    hf, text = tiny(name).hf, tokens(13, seed=7)
+    model, tiny = model_of(spec)
+    hf, text = tiny.hf, tokens(13, seed=7)
     before, new = hooked_run(model, text), tokens(3, seed=8)
-    writers = [*WRITERS, "pos_embed"] if name == "gpt2" else WRITERS
+    writers = [*WRITERS, "pos_embed"] if tiny.name == "gpt2" else WRITERS
     calibration = calibrate(model, text, batch_size=5, writers=writers, kept_positions=2)
     for writer in writers:
         with ablated(model, f"position[{writer}]", calibration):
@@ -97,7 +97,7 @@ def test_a_model_equals_plain_transformers_whose_outputs_lose_the_same_vectors(
     ("name", "more"), [("olmo2", {}), ("granite", {"residual_multiplier": 0.3})]
 )
 def test_norms_behind_attention_and_a_factor_count(
-    name: str, more: dict[str, float], decoder: DecoderOf
+    name: str, more: dict[str, float], decoder: ModelOf
 ) -> None:
     (model, tiny), text = decoder(name, **more), tokens(7, seed=7)
     for writer in ("L0H1", "ATTN1", "MLP0"):
@@ -106,7 +106,7 @@ def test_norms_behind_attention_and_a_factor_count(
         assert largest_error(run, edited_run(tiny.hf, writer, text)) <= NETWORK, writer
 
 
-def test_a_block_that_does_not_attend_writes_as_a_whole(decoder: DecoderOf) -> None:
+def test_a_block_that_does_not_attend_writes_as_a_whole(decoder: ModelOf) -> None:
     (model, tiny), text = decoder("qwen3_next"), tokens(7, seed=7)
     block, reader = (tiny.hf.model.layers[index] for index in (0, 1))
     [(x, after)] = calls_of(tiny.hf, {"block": block}, text).values()
