@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from support.adapters import adapted, lora
 from support.plain_states import plain_losses
 from support.rounding import NETWORK
-from support.tiny_models import ByName, distance, plain, tokens
+from support.tiny_models import ByName, distance, plain, tokens, users_bridge
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -50,20 +50,13 @@ WITHOUT_MATRICES = {
 }
 
 
-def add_adapter(folder: Path, config: Any) -> peft.PeftModel:
-    """Put an adapter of random numbers into a model's folder, and return peft's own model."""
-    torch.manual_seed(3)
-    adapted = peft.get_peft_model(plain(folder), deepcopy(config)).eval()
+def write_adapter(base: Any, config: Any, folder: Path, seed: int = 3) -> peft.PeftModel:
+    """Write an adapter of random numbers of a model to a folder, and return peft's own model."""
+    torch.manual_seed(seed)
+    adapted = peft.get_peft_model(base, deepcopy(config)).eval()
     for name, parameter in adapted.named_parameters():
         if any(kind in name for kind in ("modules_to_save", "ia3", "tokens_delta", "ln_tuning")):
             parameter.requires_grad_(False).add_(0.3 * torch.randn(parameter.shape))
-    adapted.save_pretrained(str(folder))
-    return adapted
-
-
-def write_adapter(base: Any, config: Any, folder: Path) -> peft.PeftModel:
-    """Write a random adapter of a model to a folder alone, and return peft's own model."""
-    adapted = peft.get_peft_model(base, deepcopy(config)).eval()
     adapted.save_pretrained(str(folder))
     return adapted
 
@@ -74,11 +67,8 @@ def test_adapters_are_merged_in_turn_into_the_base_that_the_first_names(
 ) -> None:
     inputs, places = tokens(5), [tmp_path / "first", tmp_path / "second"]
     model: Any = plain(folder)
-    for seed, (place, config) in enumerate(
-        zip(places, (ADAPTERS[kind], ADAPTERS["LORA"]), strict=True)
-    ):
-        torch.manual_seed(seed)
-        model = write_adapter(model, config, place).merge_and_unload()
+    for seed, (place, name) in enumerate(zip(places, (kind, "LORA"), strict=True)):
+        model = write_adapter(model, ADAPTERS[name], place, seed).merge_and_unload()
         model.name_or_path = model.config._name_or_path = str(folder)
     loaded = load(adapter=places)
     assert distance(loaded.model(inputs), model(inputs).logits) <= NETWORK
@@ -120,7 +110,7 @@ def test_an_adapter_may_add_tokens_and_bring_their_tokenizer(folder: Path, tmp_p
 @pytest.mark.parametrize("kind", ADAPTERS | WITHOUT_MATRICES)
 def test_an_adapter_in_the_folder_is_merged_into_the_weights(kind: str, folder: Path) -> None:
     base, inputs = plain(folder)(tokens(5)).logits, tokens(5)
-    tuned = add_adapter(folder, (ADAPTERS | WITHOUT_MATRICES)[kind])
+    tuned = write_adapter(plain(folder), (ADAPTERS | WITHOUT_MATRICES)[kind], folder)
     expected = tuned(inputs).logits
     loaded = load(str(folder))
     assert loaded.info.adapter == kind.partition("-")[0]
@@ -138,14 +128,14 @@ def test_a_head_that_is_tied_to_an_adapted_embedding_keeps_its_numbers(folder: P
     stored = load_file(folder / WEIGHTS)
     del stored["lm_head.weight"]
     save_file(stored, folder / WEIGHTS, {"format": "pt"})
-    tuned = add_adapter(folder, lora("embed_tokens"))
+    tuned = write_adapter(plain(folder), lora("embed_tokens"), folder)
     expected = tuned(tokens(5)).logits
     for loaded in (load(folder), load(tuned)):
         assert distance(loaded.model(tokens(5)), expected) <= NETWORK
 
 
 def test_the_first_layers_have_their_part_of_the_adapter(folder: Path) -> None:
-    expected = add_adapter(folder, ADAPTERS["LORA"])
+    expected = write_adapter(plain(folder), ADAPTERS["LORA"], folder)
     hidden = expected(tokens(5), output_hidden_states=True).hidden_states[1]
     loaded = load(str(folder), n_layers=1)
     _, cache = loaded.model.run_with_cache(tokens(5), names_filter="blocks.0.hook_resid_post")
@@ -155,7 +145,7 @@ def test_the_first_layers_have_their_part_of_the_adapter(folder: Path) -> None:
 def test_an_adapter_without_peft_is_refused_with_what_to_install(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_adapter(folder, ADAPTERS["LORA"])
+    write_adapter(plain(folder), ADAPTERS["LORA"], folder)
     monkeypatch.setattr("nope_probe.models.weights.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs the package peft: pip install peft"):
         load(str(folder))
@@ -164,7 +154,7 @@ def test_an_adapter_without_peft_is_refused_with_what_to_install(
 def test_an_adapter_alone_is_refused_with_the_name_of_its_base(
     folder: Path, tmp_path: Path
 ) -> None:
-    add_adapter(folder, ADAPTERS["LORA"])
+    write_adapter(plain(folder), ADAPTERS["LORA"], folder)
     (folder / "config.json").unlink()
     with pytest.raises(
         UserError, match=r"holds an adapter alone: --adapter .* loads its base model, "
@@ -175,7 +165,7 @@ def test_an_adapter_alone_is_refused_with_the_name_of_its_base(
 def test_an_adapter_that_is_not_of_the_model_is_refused(
     folder: Path,
 ) -> None:
-    add_adapter(folder, ADAPTERS["LORA"])
+    write_adapter(plain(folder), ADAPTERS["LORA"], folder)
     file = folder / "adapter_model.safetensors"
     stored = load_file(file)
     name = min(stored)
@@ -210,15 +200,10 @@ def test_adapters_that_are_off_are_left_out_and_their_matrices_are_not_shared(
 
 
 def test_an_adapter_in_a_bridge_that_the_user_made_is_part_of_its_weights(tiny: ByName) -> None:
-    from transformer_lens.model_bridge import TransformerBridge
-
-    llama = tiny("llama")
     config = lora("q_proj", "o_proj", r=2, lora_dropout=0.5)
-    tuned = peft.get_peft_model(deepcopy(llama.hf), config).eval()
+    tuned = peft.get_peft_model(deepcopy(tiny("llama").hf), config).eval()
     merged = deepcopy(tuned).merge_and_unload()
-    tokenizer = load(str(llama.folder)).tokenizer
-    boot = TransformerBridge.boot_transformers
-    bridge = boot(str(llama.folder), hf_model=tuned.get_base_model(), tokenizer=tokenizer)
+    bridge = users_bridge(tiny("llama"), tuned.get_base_model())
     removed = Ablation(remove=["w_q", "w_o"], replacement="identity", gain="norm")
     dropped = [module for module in tuned.modules() if type(module) is nn.Dropout]
     for module in dropped:
@@ -235,17 +220,12 @@ def test_an_adapter_in_a_bridge_that_the_user_made_is_part_of_its_weights(tiny: 
 def test_a_bridge_of_the_users_that_lost_an_adapter_is_refused(
     tiny: ByName, name: str, target: str
 ) -> None:
-    from transformer_lens.model_bridge import TransformerBridge
-
-    hf = deepcopy(tiny(name).hf)
     config = lora(target, r=2, fan_in_fan_out=name == "gpt2")
-    tuned = peft.get_peft_model(hf, config).eval()
-    tokenizer = load(str(tiny(name).folder)).tokenizer
-    boot, folder = TransformerBridge.boot_transformers, str(tiny(name).folder)
+    tuned = peft.get_peft_model(deepcopy(tiny(name).hf), config).eval()
     with torch.no_grad():
         expected = tuned(TOKENS).logits
         assert distance(load(tuned).model(TOKENS), expected) <= NETWORK
-        bridge: Any = boot(folder, hf_model=tuned.get_base_model(), tokenizer=tokenizer)
+        bridge = users_bridge(tiny(name), tuned.get_base_model())
         assert distance(bridge(TOKENS), expected) > 0.1
     for given in (bridge, tuned):  # a bridge changes the model that it is made of
         with pytest.raises(UserError, match=r"without the adapter .*: load that again"):

@@ -13,10 +13,10 @@ from support.edited_model import edited
 from support.hooked_runs import hooks_left
 from support.plain_attention import plain_maps
 from support.rounding import NETWORK, assert_same
-from support.tiny_models import ByName, plain, tokens
+from support.tiny_models import ByName, plain, tokens, users_bridge
 from transformers import PreTrainedModel
 
-from nope_probe import UserError, ablated, capture_scores, load, untrained
+from nope_probe import UserError, ablated, capture_scores, untrained
 from nope_probe.hooks.reading.streaming import Stream
 from nope_probe.models.load import to_hooked
 from nope_probe.models.names import CHECKPOINTS
@@ -39,13 +39,9 @@ def models_of(bridge: ByName, tiny: ByName) -> ModelsOf:
             hf = plain(CHECKPOINTS["rope-tiny"])
             return to_hooked(hf), hf
         if kind == "own":
-            from transformer_lens.model_bridge import TransformerBridge
-
-            llama, hf = tiny("llama"), deepcopy(tiny("llama").hf)
+            hf = deepcopy(tiny("llama").hf)
             hf.set_attn_implementation("eager")
-            tokenizer = load(str(llama.folder)).tokenizer
-            boot = TransformerBridge.boot_transformers
-            return boot(str(llama.folder), hf_model=hf, tokenizer=tokenizer), llama.hf
+            return users_bridge(tiny("llama"), hf), tiny("llama").hf
         return bridge(kind), tiny(kind).hf
 
     return make

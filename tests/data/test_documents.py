@@ -55,7 +55,7 @@ def test_a_byte_order_mark_is_no_part_of_a_text_wherever_the_text_comes_from(
     reader = TextReader(PLAIN)
     assert list(reader.tokens(documents(str(tmp_path / "a.jsonl")))) == expected
     assert reader.notes == (), "a mark of the file is none of a text"
-    (tmp_path / "a.txt").write_text(MARK, encoding="utf-8")
+    (tmp_path / "a.txt").write_text(f"{MARK} \n", encoding="utf-8")
     with pytest.raises(UserError, match=r"a.txt is empty"):
         documents(str(tmp_path / "a.txt"))
 

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     CohereConfig,
     Gemma2Config,
     GPT2Config,
@@ -177,6 +178,14 @@ def tokens(n_seqs: int = N_SEQS, n_pos: int = N_POS, seed: int = 0) -> torch.Ten
     """Draw random token sequences."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(D_VOCAB, (n_seqs, n_pos), generator=generator)
+
+
+def users_bridge(tiny: Tiny, hf: Any) -> Any:
+    """Return the bridge of a model as users make it, without the package."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    folder, boot = str(tiny.folder), TransformerBridge.boot_transformers
+    return boot(folder, hf_model=hf, tokenizer=AutoTokenizer.from_pretrained(folder))
 
 
 def hooked_transformer(**settings: Any) -> Any:
