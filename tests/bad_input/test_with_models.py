@@ -30,6 +30,11 @@ PLACES = [
     ("trace --reader L2 --per-head", "--reader L2: with --per-head, readers are heads"),
     ("trace --reader L4", "--reader L4 is not among the first 4 layers: take --layers 5"),
     ("trace --reader L5 --layers all", "L5: there are L0, L1, L2, L3, with the heads H0 to H3"),
+    ("ablate --device-map auto", "rope-tiny is small and stays on one device"),
+    (
+        "ablate --device-map auto --model parameter-free --data gaussian",
+        "parameter-free is small and stays on one device",
+    ),
     ("attention --n-seqs 16 --in-heads L1H0", "--in-heads has no effect where nothing is removed"),
     ("attention --n-seqs 16 --remove content --in-heads MLP1", "--in-heads MLP1: expected heads"),
 ]

@@ -271,7 +271,7 @@ def test_selected_keys_are_refused_where_they_are_not_all_keys() -> None:
 WHERE = ((7, 0, 0), (2, 5, 0), (7, 3, 3))  # queries, and the positions of the first query and key
 
 
-@pytest.mark.parametrize("case", product((None, 3, 7), WHERE, *3 * [(False, True)]), ids=str)
+@pytest.mark.parametrize("case", [*product((None, 3, 7), WHERE, *3 * [(False, True)])], ids=str)
 def test_masks_are_those_of_transformers(case: tuple[Any, ...]) -> None:
     """Cell by cell: transformers' predicate at the positions of query and key, less padding.
 
