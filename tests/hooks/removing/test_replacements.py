@@ -122,11 +122,9 @@ def test_a_replacement_that_has_to_be_measured_first_is_an_error_without_or_with
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
-def test_a_tensor_of_the_users_own_is_the_weight_of_all_heads(
-    spec: str, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, architecture = model_of(spec)
-    layer, inputs = layers_of(model)[1], tiny(architecture).tokens
+def test_a_tensor_of_the_users_own_is_the_weight_of_all_heads(spec: str, model_of: ModelOf) -> None:
+    model, tiny = model_of(spec)
+    layer, inputs = layers_of(model)[1], tiny.tokens
     for name in WEIGHTS:
         weight = layer.weight_per_head(name)
         own = own_weight(weight, Place(layer=layer, name=name, ablation=Ablation()))
