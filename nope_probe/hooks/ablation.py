@@ -38,6 +38,7 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.layers.objects import Model, model_of, refused
+from nope_probe.hooks.layers.reference import is_of_a_library
 from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.reading.streaming import dealt
@@ -391,14 +392,13 @@ def _without_unseen_padding(model: Any, removed: str) -> Callable[..., Any]:
 
 def foreign_hooks(model: HookedModel) -> list[str]:
     """Return the names of modules with hooks that are neither this package's nor a library's."""
-    # After a call that asked for attentions or hidden states, transformers leaves hooks in place.
-    # They record nothing until such a call comes again.
-    known = ("nope_probe.", "transformer_lens.", "transformers.utils.output_capturing")
 
     def has_others(module: nn.Module) -> bool:
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         if isinstance(module, HookPoint):
             return len(hooks) != sum(isinstance(of.user_hook, OfThread) for of in module.fwd_hooks)
-        return not all(str(getattr(of, "__module__", "")).startswith(known) for of in hooks)
+        # Such as transformers leaves in place after a call that asked for attentions: they record
+        # nothing until such a call comes again.
+        return not all(is_of_a_library(hook) for hook in hooks)
 
     return [name for name, module in modules_of(model).items() if has_others(module)]

@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto as auto
 
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.files import JsonObject
-from nope_probe.hooks.layers.text_decoder import context_in, is_decoder_class, text_config_of
+from nope_probe.hooks.layers.reference import context_in, is_decoder_class, text_config_of
 from nope_probe.models.gguf import read_gguf_config
 from nope_probe.models.names import (
     CHECKPOINTS,

@@ -21,7 +21,7 @@ from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.bridges import name_architecture
 from nope_probe.hooks.layers.objects import validate_on_devices
-from nope_probe.hooks.layers.text_decoder import class_of, text_config_of, text_part
+from nope_probe.hooks.layers.reference import class_of, text_config_of, text_part
 from nope_probe.models.context import read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model

@@ -32,14 +32,14 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.layers.objects import Model, as_hooked
-from nope_probe.hooks.layers.parity import (
+from nope_probe.hooks.layers.passes import attention_read, evaluated, run_blocks, traits_of
+from nope_probe.hooks.layers.reference import (
     errors_of,
     probe_tokens,
     validate_surroundings,
     validate_within,
+    with_reference,
 )
-from nope_probe.hooks.layers.passes import attention_read, evaluated, run_blocks, traits_of
-from nope_probe.hooks.layers.text_decoder import with_reference
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face

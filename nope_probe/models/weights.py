@@ -25,8 +25,12 @@ from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.bridges import merge_adapters
-from nope_probe.hooks.layers.parity import probed, validate_within
-from nope_probe.hooks.layers.text_decoder import text_config_of, with_reference
+from nope_probe.hooks.layers.reference import (
+    probed,
+    text_config_of,
+    validate_within,
+    with_reference,
+)
 from nope_probe.models.names import ADAPTER, is_gguf
 
 SINGLE, INDEX = SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME  # in the order of transformers

@@ -13,7 +13,7 @@ from support.rounding import NETWORK
 from support.tiny_models import D_VOCAB, distance, randomise, tokens
 
 from nope_probe import UserError, ablated, capture_losses, load
-from nope_probe.hooks.layers.text_decoder import text_config_of
+from nope_probe.hooks.layers.reference import text_config_of
 
 TEXT: dict[str, Any] = {
     **{"vocab_size": D_VOCAB, "hidden_size": 48, "intermediate_size": 37, "head_dim": 12},

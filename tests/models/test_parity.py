@@ -13,8 +13,8 @@ from support.tiny_models import ByName, ModelOf
 from nope_probe import UserError, build, load, parameter_free
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.layers.parity import errors_of, probe_tokens, probed
 from nope_probe.hooks.layers.passes import TRAITS, traits_of
+from nope_probe.hooks.layers.reference import errors_of, probe_tokens, probed
 from nope_probe.hooks.layers.tap import Edits, edited
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.load import describe, error_of_tap, position_dependence

@@ -33,9 +33,8 @@ from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, JointRows
 from nope_probe.hooks.layers.model import blocks_of, layers_of
-from nope_probe.hooks.layers.parity import is_of_a_library
+from nope_probe.hooks.layers.reference import context_in, is_decoder_class, is_of_a_library
 from nope_probe.hooks.layers.tap import current
-from nope_probe.hooks.layers.text_decoder import context_in, is_decoder_class
 
 
 def boot_bridge(
@@ -99,11 +98,9 @@ def name_architecture(source: str, config: PreTrainedConfig, kinds: Sequence[str
         UserError: naming the nearest architectures that TransformerLens reads.
     """
     names = [*(config.architectures or []), *kinds]
-    spelled = {name.lower(): name for name in SUPPORTED_ARCHITECTURES}
-    known = [
-        name if name in SUPPORTED_ARCHITECTURES else spelled.get(name.lower()) for name in names
-    ]
-    config.architectures = next(([name] for name in known if name), config.architectures)
+    spelled = {key: name for name in SUPPORTED_ARCHITECTURES for key in (name.lower(), name)}
+    known = [spelled[key] for name in names for key in (name, name.lower()) if key in spelled]
+    config.architectures = known[:1] or config.architectures
     try:
         determine_architecture_from_hf_config(config)
     except ValueError as error:

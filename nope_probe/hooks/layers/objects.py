@@ -8,30 +8,31 @@ that they change.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Num
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import whole
 from nope_probe.hooks.layers.base_layer import is_plain
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import blocks_of
-from nope_probe.hooks.layers.parity import (
+from nope_probe.hooks.layers.reference import (
     errors_of,
     is_of_a_library,
+    text_config_of,
     validate_surroundings,
+    with_reference,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @runtime_checkable
@@ -56,7 +57,7 @@ TAKEN = (
     "a transformers model with a head for text (also in torch.compile, peft or nnsight), a "
     "HookedTransformer, a TransformerBridge, or what load(name) returns"
 )
-# Where nnsight's, parallel and loaded models have the model that they wrap.
+# Where nnsight's, parallel, loaded and peft's models have the model that they wrap.
 _WRAPPED = ("_module", "_model", "module", "model")
 NOT_ABLATED = (
     "this model is not ablated here: call the model that `ablated` yields (`as model`; so does "
@@ -94,8 +95,7 @@ def as_hooked(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[st
     validate_surroundings()
     _validate_whole(given)
     model = _unwrapped(given)
-    if isinstance(model, nn.Module):
-        validate_on_devices("the model", model)
+    validate_on_devices("the model", model)
     _validate_split(model)
     if hasattr(model, "cfg"):
         validate_unchanged(model)
@@ -103,7 +103,6 @@ def as_hooked(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[st
     if any(hook is refuse for hook in model._forward_pre_hooks.values()):
         raise UserError(NOT_ABLATED)
     from nope_probe.hooks.layers.bridges import boot_bridge, copy_of
-    from nope_probe.hooks.layers.text_decoder import with_reference
 
     name = model.name_or_path or type(model).__name__
     implementation = model.config.get_text_config()._attn_implementation
@@ -118,14 +117,13 @@ def as_hooked(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[st
     bridge.train(model.training)
     weights = (*bridge.original_model.parameters(), *bridge.original_model.buffers())
     shared = {id(weight) for weight in weights}
-    _ORIGINALS[bridge] = Original(model=model, shared=shared, state=state_of(model, shared))
+    state = partial(state_of, model, shared)
+    _ORIGINALS[bridge] = model, state, state()
     return bridge, errors
 
 
 def _unwrapped(given: object) -> Any:
     """Return the TransformerLens or transformers model that a caller's object is, or wraps."""
-    from transformers import PreTrainedModel
-
     inner: Any = getattr(given, "_orig_mod", given)
     prompts = getattr(getattr(inner, "active_peft_config", None), "is_prompt_learning", False)
     if prompts:
@@ -133,7 +131,6 @@ def _unwrapped(given: object) -> Any:
             f"the adapter, a {type(inner.active_peft_config).__name__}, adds no numbers to "
             "weights: only adapters that do, such as LORA, are read"
         )
-    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # of peft
     while not isinstance(inner, PreTrainedModel):
         if hasattr(inner, "blocks") and hasattr(inner, "cfg"):
             return inner
@@ -217,32 +214,21 @@ def _validate_apart(model: nn.Module) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Original:
-    """The transformers model of which a bridge was made.
-
-    Attributes:
-        model: the caller's model.
-        shared: the ids of the tensors whose numbers the bridge follows.
-        state: what `state_of` returned when the bridge was made.
-    """
-
-    model: PreTrainedModel
-    shared: set[int]
-    state: dict[str, object]
+State: TypeAlias = dict[str, object]
+# By bridge: the caller's model, its state, and the state when the bridge was made.
+_ORIGINALS: WeakKeyDictionary[Any, tuple[PreTrainedModel, Callable[[], State], State]] = (
+    WeakKeyDictionary()
+)
 
 
-_ORIGINALS: WeakKeyDictionary[Any, Original] = WeakKeyDictionary()  # by bridge
-
-
-def state_of(model: nn.Module, shared: Collection[int]) -> dict[str, object]:
+def state_of(model: nn.Module, shared: Collection[int]) -> State:
     """Return what decides a model's outputs, by place, except the numbers of shared tensors.
 
     Args:
         model: the model of transformers, with or without adapters.
         shared: the ids of tensors whose numbers do not count.
     """
-    state: dict[str, object] = {}
+    state: State = {}
     for path, module in model.named_modules():
         attributes = vars(module)
         tables = module._forward_pre_hooks | module._forward_hooks
@@ -262,10 +248,7 @@ def state_of(model: nn.Module, shared: Collection[int]) -> dict[str, object]:
 
 def _is_setting(value: object) -> bool:
     """Return whether a module's attribute is a setting, such as an adapter's scale, not a count."""
-    values: Iterable[object] = [value]
-    if isinstance(value, dict | list | tuple):
-        values = value.values() if isinstance(value, dict) else value
-    return all(isinstance(value, bool | float | str) for value in values)
+    return all(isinstance(leaf, bool | float | str) for leaf in tree_leaves(value))
 
 
 def _version_of(tensor: Tensor) -> tuple[object, ...]:
@@ -285,10 +268,10 @@ def validate_unchanged(bridge: HookedModel) -> None:
     Raises:
         UserError: naming a part that has changed, whose change the bridge does not follow.
     """
-    original = _ORIGINALS.get(bridge)
-    if original is None:
+    if bridge not in _ORIGINALS:
         return
-    now, before = state_of(original.model, original.shared), original.state
+    _, state, before = _ORIGINALS[bridge]
+    now = state()
     changed = [path for path in {**before, **now} if before.get(path) != now.get(path)]
     if changed:
         raise UserError(
@@ -313,11 +296,11 @@ def refused(bridge: HookedModel) -> Iterator[None]:
     Compiled code would not see the refusal, so it runs as it is written meanwhile. A pass of the
     bridge checks that the transformers model has not changed.
     """
-    original, blocks = _ORIGINALS.get(bridge), blocks_of(bridge)
+    blocks = blocks_of(bridge)
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if original is not None:
-            for module in _run_alone(original.model):
+        if bridge in _ORIGINALS:
+            for module in _run_alone(_ORIGINALS[bridge][0]):
                 stack.enter_context(module.register_forward_pre_hook(refuse, prepend=True))
             check = blocks[0].register_forward_pre_hook(lambda *_: validate_unchanged(bridge))
             stack.enter_context(check)
@@ -326,8 +309,6 @@ def refused(bridge: HookedModel) -> Iterator[None]:
 
 def _run_alone(model: PreTrainedModel) -> set[nn.Module]:
     """Return the parts of a model that code outside of it may call: backbones and blocks."""
-    from transformers import PreTrainedModel
-
     parts = [*model.modules()]
     blocks = [block for part in parts if isinstance(part, nn.ModuleList) for block in part]
     return {*blocks, *(part for part in parts if isinstance(part, PreTrainedModel))}
@@ -339,8 +320,6 @@ def _validate_decoder(model: Any) -> None:
     Raises:
         UserError: saying what is taken, or naming the packed embeddings.
     """
-    from nope_probe.hooks.layers.text_decoder import text_config_of
-
     text = text_config_of(model.config)
     is_other = text.is_encoder_decoder or hasattr(text, "text_config")
     if is_other or model.get_output_embeddings() is None:

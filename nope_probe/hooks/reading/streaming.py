@@ -18,8 +18,8 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import Given, Inputs, as_inputs, documents_of, tapped
 from nope_probe.hooks.layers.objects import Model, model_of
-from nope_probe.hooks.layers.parity import validate_weights
 from nope_probe.hooks.layers.passes import logits_of, run_forward
+from nope_probe.hooks.layers.reference import validate_weights
 from nope_probe.hooks.layers.tap import StopForward, Tap, taps_read
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.maps.folds import State, folds_of, under
