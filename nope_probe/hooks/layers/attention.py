@@ -273,8 +273,7 @@ class Attention:
 
     def equals_product(self) -> bool:
         """Whether the scores of the first sequence are q.k times the scale, as hooks left them."""
-        if self.hooked is None:
-            return self.is_product
+        assert self.hooked is not None
         visible = self.visible_per_head[None]
         product = replace(self, soft_cap=None, bias=None, hooked=None).scores()[:1]
         error = relative_error(product[visible], self.hooked[:1][visible])
@@ -426,12 +425,10 @@ def score_tolerance(dtype: torch.dtype) -> float:
 
 
 def sum_query_groups(
-    q: Float[Tensor, "batch pos head d_head"], n_kv_heads: int
-) -> Float[Tensor, "batch pos kv_head d_head"]:
+    q: Float[Tensor, "*pos head d_head"], n_kv_heads: int
+) -> Float[Tensor, "*pos kv_head d_head"]:
     """Sum the queries that share a key head: the sum of their scores is one inner product."""
-    return reduce(
-        q, "batch pos (kv_head group) d_head -> batch pos kv_head d_head", "sum", kv_head=n_kv_heads
-    )
+    return reduce(q, "... (kv_head group) d -> ... kv_head d", "sum", kv_head=n_kv_heads)
 
 
 def repeat_heads(

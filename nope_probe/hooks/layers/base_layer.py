@@ -1,6 +1,6 @@
 """Layer: one block of a model, with the same hook points, sizes and steps on every kind of model.
 
-A block's rotation by RoPE is recognised, and its pairs are left unrotated, here too.
+A block's rotation by RoPE is recognised here too.
 
 Hook names are TransformerLens's, without the `blocks.l.` in front.
 """
@@ -8,22 +8,20 @@ Hook names are TransformerLens's, without the `blocks.l.` in front.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import pi
 from types import FunctionType
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import HeadVectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook
 from nope_probe.hooks.layers.tap import Tap
 from nope_probe.maps.positions import Angles, Rotation, cos_and_sin
-from nope_probe.removal import Component, Projection
+from nope_probe.removal import Projection
 
 ModelKind = Literal["HookedTransformer", "TransformerBridge"]
 NormName = Literal["ln1", "ln2"]
@@ -249,62 +247,3 @@ def _possible_pairs(n_pairs: int, d_head: int) -> list[Int[Tensor, "pair two"]]:
             layouts.append(begin + torch.stack((number, number + n_pairs), -1))
             layouts.append(begin + torch.stack((2 * number, 2 * number + 1), -1))
     return layouts
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RemovedPairs:
-    """The rotary pairs of one block that are removed: rotated as at position 0.
-
-    Attributes:
-        bands: bands of RoPE, or `rope`.
-        rotary: the block's rotation.
-
-    Raises:
-        UserError: for a band of pairs that do not exist.
-    """
-
-    bands: Collection[Component]
-    rotary: Rotation
-
-    def __post_init__(self) -> None:
-        n = len(self.rotary.frequencies)
-        for name in self.bands:
-            begin, end = name.pairs or (0, n)
-            if name.is_band and not 0 <= begin < end <= n:
-                raise UserError(f"no band {name}: the model rotates {n} pairs, rope[0:{n}]")
-
-    def mask(self, n_pos: int) -> Bool[Tensor, " pair"]:
-        """Return a mask of the removed pairs, for sequences of n_pos tokens."""
-        removed = torch.zeros(len(self.rotary.frequencies), dtype=torch.bool)
-        is_high = 2 * pi / self.rotary.frequencies < n_pos
-        for name in self.bands:
-            begin, end = name.pairs or (0, len(removed))
-            every = {"rope_high": is_high, "rope_low": ~is_high}.get(name, torch.ones_like(is_high))
-            removed[begin:end] |= every[begin:end]
-        return removed
-
-    def _mask_at(self, angles: Angles) -> Bool[Tensor, " pair"]:
-        """Return a mask of the removed pairs, by the frequencies and the length of a pass."""
-        n_pos = cos_and_sin(angles)[0].shape[-2]
-        of_length = n_pos > 1 and any(name.of_length for name in self.bands)
-        return (replace(self, rotary=self.rotary.at(angles)) if of_length else self).mask(n_pos)
-
-    def straightened(self, angles: Angles) -> Angles:
-        """Return a model's angles, with the angles of position 0 in the removed pairs."""
-        if isinstance(angles, Tensor) and not angles.is_complex():
-            return torch.zeros_like(angles)
-        assert self.rotary.columns is not None
-        first = angles if isinstance(angles, Tensor) else angles[0]
-        removed = self._mask_at(angles)[self.rotary.columns].to(first.device)
-        if isinstance(angles, Tensor):
-            return angles.masked_fill(removed, self.rotary.factor)
-        cos, sin = angles
-        return cos.masked_fill(removed, self.rotary.factor), sin.masked_fill(removed, 0.0)
-
-    def turned_back(self, x: HeadVectors, angles: Angles) -> HeadVectors:
-        """Return rotated queries or keys, with the removed pairs as at position 0.
-
-        Raises:
-            NotImplementedError: if the pairs' coordinates are not known.
-        """
-        return self.rotary.at(angles).of(self._mask_at(angles)).turned_back(x)

@@ -21,15 +21,18 @@ from nope_probe.hooks.layers.attention import (
     unmasked,
     whole,
 )
-from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors, is_plain
+from nope_probe.hooks.layers.base_layer import (
+    Layer,
+    NormName,
+    Traits,
+    Vectors,
+    fit_rotary,
+    is_plain,
+)
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, last
 from nope_probe.hooks.layers.inline_attention import attend_inline
 from nope_probe.hooks.layers.tap import FUSED, NAME, current, register
-from nope_probe.maps.positions import Rotation
 from nope_probe.removal import Projection
-
-# Options of TransformerLens that change the formula of attention beyond that of `_attend`.
-OTHER_FORMULAS = ("use_logn_attn", "clip_qkv", "use_normalization_before_and_after")
 
 
 class HookedLayer(Layer):
@@ -42,8 +45,8 @@ class HookedLayer(Layer):
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
         adds_positions = cfg.positional_embedding_type == "shortformer"  # to queries and keys
-        others = (self.parallel, *(getattr(cfg, name, None) for name in OTHER_FORMULAS))
-        if adds_positions or any(others):
+        other_formula = cfg.use_logn_attn or cfg.clip_qkv or cfg.use_normalization_before_and_after
+        if adds_positions or self.parallel or other_formula:
             raise NotImplementedError(
                 "post-norm and parallel blocks, clipped and log-n attention are read through "
                 "TransformerBridge (nope_probe.load), and shortformer's positions not at all"
@@ -55,14 +58,12 @@ class HookedLayer(Layer):
         key_input: Tensor,
         value_input: Tensor,
         past_kv_cache_entry: Any = None,
-        additive_attention_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        **_: object,
     ) -> Float[Tensor, "batch pos d_model"]:
         """Attend as TransformerLens does, through the tap."""
         attn, cfg, tap = self.attn, self.cfg, self.tap
         q, k, v = attn.calculate_qkv_matrices(query_input, key_input, value_input)
-        n_before, angles, cap = 0, None, getattr(cfg, "attn_scores_soft_cap", None) or 0.0
+        n_before, angles, cap = 0, None, cfg.attn_scores_soft_cap
         if past_kv_cache_entry is not None:
             n_before = past_kv_cache_entry.past_keys.size(1)
             if k.shape[2] != v.shape[2] or k.shape[2] != past_kv_cache_entry.past_keys.shape[2]:
@@ -73,7 +74,7 @@ class HookedLayer(Layer):
         if cfg.positional_embedding_type == "rotary":
             q = attn.apply_rotary(q, n_before, attention_mask)
             k = attn.apply_rotary(k, 0, attention_mask)
-            angles = self._angles(q, n_before, attention_mask)
+            angles = self._angles(n_before, q.shape[1], attention_mask)
             rope = tap.edits.rope
             if rope is not None and n_before == 0:  # with a cache, the tap refuses
                 q, k = (rope.turned_back(x, angles) for x in (q, k))
@@ -84,8 +85,6 @@ class HookedLayer(Layer):
         cells = q.new_zeros(1, 1, q.shape[1], n_keys)
         if cfg.attention_dir == "causal":
             cells = attn.apply_causal_mask(cells, n_before, attention_mask)
-        if additive_attention_mask is not None:
-            cells = cells + additive_attention_mask
         attention = Attention(
             q=q,
             k=k,
@@ -94,7 +93,7 @@ class HookedLayer(Layer):
             scale=1.0 / float(attn.attn_scale),
             soft_cap=cap if cap > 0 else None,
             bias=alibi,
-            sinks=attn.sinks if getattr(cfg, "use_attention_sinks", False) else None,
+            sinks=attn.sinks if cfg.use_attention_sinks else None,
             angles=angles,
         )
         z = attn.hook_z(tap(attention))
@@ -104,33 +103,27 @@ class HookedLayer(Layer):
         return einsum(z, attn.W_O, "batch pos head d, head d m -> batch pos m") + attn.b_O
 
     def _angles(
-        self, q: Tensor, n_before: int, attention_mask: Tensor | None
-    ) -> tuple[Float[Tensor, "one_or_batch pos pair"], Float[Tensor, "one_or_batch pos pair"]]:
-        """Return cos and sin of every pair, as the image of its first coordinate."""
-        first, second = self._pairs().T
-        units = torch.zeros_like(q[:, :, :1] if attention_mask is not None else q[:1, :, :1])
-        units[..., first] = 1
-        turned = self.attn.apply_rotary(units, n_before, attention_mask)[:, :, 0]
-        return turned[..., first], turned[..., second]
-
-    def _pairs(self) -> Tensor:
-        coordinates = torch.arange(self.cfg.rotary_dim or self.d_head)
-        if self.cfg.rotary_adjacent_pairs:
-            return coordinates.view(-1, 2)
-        return coordinates.view(2, -1).T
+        self, n_before: int, n_queries: int, real: Tensor | None
+    ) -> tuple[Float[Tensor, "one_or_batch pos col"], Float[Tensor, "one_or_batch pos col"]]:
+        """Return cos and sin as `apply_rotary` has used them; padding is not counted."""
+        positions = torch.arange(n_before + n_queries)[None]
+        if real is not None:
+            positions = (real.cumsum(1) - 1).clamp(min=0)
+        tables = self.attn.rotary_cos, self.attn.rotary_sin
+        cos, sin = (table[positions[:, n_before:].to(table.device)] for table in tables)
+        return cos, sin
 
     def traits(self) -> Traits:
-        """Return the positional parts of the block's attention, from its configuration."""
+        """Return the positional parts of the block's attention, as it is configured."""
         rotary = None
         if self.cfg.positional_embedding_type == "rotary":
-            pairs, tables = self._pairs(), (self.attn.rotary_cos, self.attn.rotary_sin)
-            cos, sin = (table[:2, pairs.T[0]].double().cpu() for table in tables)
-            blank = Rotation(pairs=pairs, cos=cos, sin=sin, columns=torch.arange(len(pairs)))
-            rotary = blank.at((cos, sin))
+            straight = torch.arange(1.0, 1 + self.d_head, device=self.attn.rotary_cos.device)
+            turned = self.attn.apply_rotary(straight.expand(1, 2, 1, -1))
+            rotary = fit_rotary(self._angles(0, 2, None), turned[0, 1], straight[None])
         return Traits(
             rotary=rotary,
             window=self.attn.attn_type == "local",
-            sinks=bool(getattr(self.cfg, "use_attention_sinks", False)),
+            sinks=self.cfg.use_attention_sinks,
             alibi=self.cfg.positional_embedding_type == "alibi",
         )
 
@@ -249,41 +242,36 @@ class BridgeLayer(Layer):
         if w_o is not None:
             n_rows = getattr(w_o, "in_features", None) or w_o.weight.numel() // self.d_model
             self.d_value = n_rows // self.n_heads
+        self.joint: Any = self.attn._modules.get("qkv")  # the projection of queries, keys, values
         # BLOOM's attention adds the residual stream itself, after W_O.
         self.attn_out_point = "attn.o.hook_out" if self.has("attn.o.hook_out") else "attn.hook_out"
 
     def attach_for_good(self, implementation: str) -> None:
         """Let the block attend through its tap from now on, in place of an implementation."""
-        joint = self.attn._modules.get("qkv")
-        if joint is not None:
-            for letter, rows in zip("qkv", self._rows_of_joint(joint), strict=True):
-                projection = JointRows(joint.original_component, rows)
+        if self.joint is not None:
+            for letter, rows in zip("qkv", self._rows_of_joint(), strict=True):
+                projection = JointRows(self.joint.original_component, rows)
                 getattr(self.attn, letter).set_original_component(projection)
-        self.attach_tap()
-        if self.uses_interface:
-            name = NAME if implementation == "eager" else FUSED
-            self.attending.config._attn_implementation = name
+        self.attach_tap(NAME if implementation == "eager" else FUSED)
 
-    def attach_tap(self) -> None:
+    def attach_tap(self, name: str = NAME) -> None:
         super().attach_tap()
         register()
         if self.uses_interface:
-            self.attending.config._attn_implementation = NAME
+            self.attending.config._attn_implementation = name
         for bridge in self.attn.submodules.values():
             # GPT-2's o is next to transformers' module, not in its place.
             if self.attending._modules.get(bridge.name) is bridge.original_component:
                 self.attending._modules[bridge.name] = bridge
-        joint = self.attn._modules.get("qkv")
-        if joint is not None:
-            vars(joint)["forward"] = partial(self._project, self._rows_of_joint(joint))
+        if self.joint is not None:
+            vars(self.joint)["forward"] = partial(self._project, self._rows_of_joint())
 
     def detach_tap(self) -> None:
         super().detach_tap()
         if self.uses_interface:
             self.attending.config._attn_implementation = "eager"
-        joint = self.attn._modules.get("qkv")
-        if joint is not None:
-            del vars(joint)["forward"]
+        if self.joint is not None:
+            del vars(self.joint)["forward"]
 
     def _attend(self, *args: Any, **kwargs: Any) -> Any:
         """Run transformers' attention, in which q, k, v and o have their hook points."""
@@ -308,12 +296,12 @@ class BridgeLayer(Layer):
         return type(output)([attn.hook_out(first), *[None for _ in rest[:1]], *rest[1:]])
 
     @torch.inference_mode(False)  # kept rows must not bar gradients later
-    def _rows_of_joint(self, joint: Any) -> list[Tensor]:
+    def _rows_of_joint(self) -> list[Tensor]:
         """Return the numbers of a joint projection's outputs that belong to W_Q, W_K and W_V.
 
         TransformerLens splits a copy whose weights are the numbers of their rows.
         """
-        original = joint.original_component
+        original = self.joint.original_component
         size = type(self.attending), self.n_heads, self.n_kv_heads, self.d_head, self.d_model
         if size not in _ROWS:
             numbered, with_numbers = copy(original), copy(self.attending)
@@ -323,7 +311,7 @@ class BridgeLayer(Layer):
             weight = (rows if is_conv else rows[:, None]).expand_as(original.weight)
             numbered._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
             numbered._parameters["bias"] = nn.Parameter(rows, requires_grad=False)
-            with_numbers._modules = {**self.attending._modules, joint.name: numbered}
+            with_numbers._modules = {**self.attending._modules, self.joint.name: numbered}
             parts = self.attn.split_qkv_matrix(with_numbers)
             _ROWS[size] = [part.weight[:, 0].long() for part in parts]
         return _ROWS[size]

@@ -9,6 +9,7 @@ product and a mask or ALiBi, and the third v. Falcon may make one call of fused 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -168,11 +169,8 @@ def _added(
     mode: InlineAttention, attend: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     """Return the input of a forward pass's softmax."""
-    try:
-        with mode:
-            attend(*args, **kwargs)
-    except _Added:
-        pass
+    with suppress(_Added), mode:
+        attend(*args, **kwargs)
     if mode.added is None:
         raise UserError(
             "a kernel computes the model's attention and shows no scores: make the model with "

@@ -15,12 +15,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from einops import rearrange, reduce
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.hooks.layers.attention import Attention, relative_error, upcast
-from nope_probe.hooks.layers.base_layer import Layer, RemovedPairs, Vectors
+from nope_probe.hooks.layers.attention import (
+    Attention,
+    relative_error,
+    sum_query_groups,
+    upcast,
+)
+from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     hooks_detached,
@@ -28,7 +33,7 @@ from nope_probe.hooks.layers.hook_points import (
 )
 from nope_probe.hooks.layers.model import tapped
 from nope_probe.hooks.layers.passes import run_forward, traits_of
-from nope_probe.hooks.layers.tap import Edits, edited, taps_read
+from nope_probe.hooks.layers.tap import Edits, RemovedPairs, edited, taps_read
 from nope_probe.removal import Component
 
 _LARGE = 1e3  # size of the vectors that show a norm's map: its epsilon is nothing next to them
@@ -153,8 +158,7 @@ class ProjectionMap:
 
         def grouped(x: Float[Tensor, "*d_model head d_head"]) -> Tensor:
             q, k = x[..., : self.n_heads, :], x[..., self.n_heads :, :]
-            sums = reduce(q, "... (head group) d -> ... head d", "sum", head=n_kv_heads)
-            return torch.cat((sums, k), -2)
+            return torch.cat((sum_query_groups(q, n_kv_heads), k), -2)
 
         weight, bias, constant = map(grouped, (self.weight, self.bias, self.constant))
         return ProjectionMap(weight=weight, bias=bias, constant=constant, n_heads=n_kv_heads)

@@ -16,9 +16,10 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import Attention, HeadVectors
+from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer, Traits, Vectors, fit_rotary
 from nope_probe.hooks.layers.block_kinds import HookedLayer
 from nope_probe.hooks.layers.hook_points import (
@@ -40,8 +41,15 @@ from nope_probe.hooks.layers.model import (
     modules_of,
     tapped,
 )
-from nope_probe.hooks.layers.tap import Edits, StopForward, edited, positions_far_apart, taps_read
-from nope_probe.maps.positions import Angles
+from nope_probe.hooks.layers.tap import (
+    Edits,
+    RemovedPairs,
+    StopForward,
+    edited,
+    positions_far_apart,
+    taps_read,
+)
+from nope_probe.maps.positions import NO_ROTATION, Angles
 
 Reading = TypeVar("Reading")
 
@@ -236,12 +244,13 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
         return tensor[:1].expand(2, *tensor.shape[1:])
 
     entries = [(layer.point("hook_resid_pre"), copy_first) for layer in layers]
+    straight = _SecondStraight(bands=(), rotary=NO_ROTATION)
     with (
         torch.inference_mode(),
         hooks_detached(model),
         hooks_attached(entries),
         positions_far_apart(),
-        edited({layer.tap: Edits(rope=_SecondStraight()) for layer in layers}),
+        edited({layer.tap: Edits(rope=straight) for layer in layers}),
         attention_read(model, compare),
     ):
         # Token 0 may be padding, whose embedding is 0.
@@ -249,24 +258,15 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     return traits
 
 
-class _SecondStraight:
+class _SecondStraight(RemovedPairs):
     """Gives the second sequence of a batch the angles of position 0."""
 
-    def turned_back(self, x: HeadVectors, angles: Angles) -> HeadVectors:
-        raise NotImplementedError  # a HookedTransformer's configuration suffices
-
     def straightened(self, angles: Angles) -> Angles:
-        if not isinstance(angles, Tensor):
-            cos, sin = angles
-            return self._second(cos), self._second(sin)
-        return self._second(angles)
+        def second(of_batch: Tensor) -> Tensor:
+            one = of_batch[:1]
+            return torch.cat((one, one[:, :1].expand_as(one)))
 
-    @staticmethod
-    def _second(angles: Tensor) -> Tensor:
-        if angles.dtype == torch.long:  # positions
-            return torch.cat((angles[:1], torch.zeros_like(angles[:1])))
-        one = angles[..., :1, :, :]
-        return torch.cat((one, one[..., :1, :].expand_as(one)), -3)
+        return tree_map(second, angles)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -314,9 +314,9 @@ def run_to_enter(
         (block_point(model, number, "hook_resid_pre"), partial(keep, number=number))
         for number in {min(number, latest) for number in numbers} - {0}
     ]
-    with _counting_outputs(model) as counts, hooks_attached(points):
+    with hooks_attached(points):
         logits = logits_of(model, tokens)
-    return Entry(residuals=residuals, n_outputs=counts[0]), logits
+    return Entry(residuals=residuals, n_outputs=n_outputs_of(model, tokens[:1])), logits
 
 
 def latest_entry(model: HookedModel) -> int:
@@ -327,20 +327,15 @@ def latest_entry(model: HookedModel) -> int:
 
 def n_outputs_of(model: HookedModel, inputs: Inputs) -> int:
     """Return how many values the first block of a model returns; 0 for a single tensor."""
-    with _counting_outputs(model) as counts:
-        run_forward(model, inputs)
-    return counts[0]
-
-
-@contextmanager
-def _counting_outputs(model: HookedModel) -> Iterator[list[int]]:
     counts = list[int]()
 
     def count(module: nn.Module, args: object, output: object) -> None:
         counts.append(len(output) if isinstance(output, tuple) else 0)
+        raise StopForward
 
     with blocks_of(model)[0].register_forward_hook(count):
-        yield counts
+        run_forward(model, inputs)
+    return counts[0]
 
 
 @contextmanager

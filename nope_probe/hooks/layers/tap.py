@@ -2,17 +2,18 @@
 
 transformers looks up its attention function by name. A bridge of any family whose configuration
 holds our name hands q, k, v, mask, scale, soft cap and sinks over to `attention_forward`. A
-HookedTransformer's block calls its tap itself.
+HookedTransformer's block calls its tap itself. `Edits` change a block's attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import pi
 from threading import local
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,7 +30,8 @@ from nope_probe.hooks.layers.attention import (
     unmasked,
 )
 from nope_probe.hooks.layers.hook_points import HookPoint
-from nope_probe.maps.positions import Angles
+from nope_probe.maps.positions import Angles, Rotation, cos_and_sin
+from nope_probe.removal import Component
 
 # Our functions' names among transformers', in models whose masks are added to scores (eager
 # attention) and in models that leave causal masks out (all other).
@@ -40,13 +42,61 @@ class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it i
     """Raised by a hook that has read the last wanted tensor."""
 
 
-@runtime_checkable
-class Straightens(Protocol):
-    """Leaves rotary pairs as at position 0, as `RemovedPairs` does."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RemovedPairs:
+    """The rotary pairs of one block that are removed: rotated as at position 0.
 
-    def straightened(self, angles: Angles) -> Angles: ...
+    Attributes:
+        bands: bands of RoPE, or `rope`.
+        rotary: the block's rotation.
 
-    def turned_back(self, x: HeadVectors, angles: Angles) -> HeadVectors: ...
+    Raises:
+        UserError: for a band of pairs that do not exist.
+    """
+
+    bands: Collection[Component]
+    rotary: Rotation
+
+    def __post_init__(self) -> None:
+        n = len(self.rotary.frequencies)
+        for name in self.bands:
+            begin, end = name.pairs or (0, n)
+            if name.is_band and not 0 <= begin < end <= n:
+                raise UserError(f"no band {name}: the model rotates {n} pairs, rope[0:{n}]")
+
+    def mask(self, n_pos: int) -> Bool[Tensor, " pair"]:
+        """Return a mask of the removed pairs, for sequences of n_pos tokens."""
+        removed = torch.zeros(len(self.rotary.frequencies), dtype=torch.bool)
+        is_high = 2 * pi / self.rotary.frequencies < n_pos
+        for name in self.bands:
+            begin, end = name.pairs or (0, len(removed))
+            every = {"rope_high": is_high, "rope_low": ~is_high}.get(name, torch.ones_like(is_high))
+            removed[begin:end] |= every[begin:end]
+        return removed
+
+    def _mask_at(self, angles: Angles) -> Bool[Tensor, " pair"]:
+        """Return a mask of the removed pairs, by the frequencies and the length of a pass."""
+        n_pos = cos_and_sin(angles)[0].shape[-2]
+        of_length = n_pos > 1 and any(name.of_length for name in self.bands)
+        return (replace(self, rotary=self.rotary.at(angles)) if of_length else self).mask(n_pos)
+
+    def straightened(self, angles: Angles) -> Angles:
+        """Return a model's angles, with the angles of position 0 in the removed pairs."""
+        if isinstance(angles, Tensor) and not angles.is_complex():
+            return torch.zeros_like(angles)
+        assert self.rotary.columns is not None
+        cos, sin = cos_and_sin(angles)
+        removed = self._mask_at(angles)[self.rotary.columns].to(cos.device)
+        straight = cos.masked_fill(removed, self.rotary.factor), sin.masked_fill(removed, 0.0)
+        return torch.complex(*straight) if isinstance(angles, Tensor) else straight
+
+    def turned_back(self, x: HeadVectors, angles: Angles) -> HeadVectors:
+        """Return rotated queries or keys, with the removed pairs as at position 0.
+
+        Raises:
+            NotImplementedError: if the pairs' coordinates are not known.
+        """
+        return self.rotary.at(angles).of(self._mask_at(angles)).turned_back(x)
 
 
 class Edits(NamedTuple):
@@ -57,7 +107,7 @@ class Edits(NamedTuple):
         change: the change of attention before it is computed; None for none.
     """
 
-    rope: Straightens | None = None
+    rope: RemovedPairs | None = None
     change: Callable[[Attention], Attention] | None = None
 
 
@@ -131,10 +181,9 @@ class Tap:
         v = repeat_heads(attention.v, attention.n_heads)
         cells = len(v) * attention.n_heads * attention.mask.n_keys
         # Hooks had the scores of all queries at once.
-        whole = [slice(None)]
-        blocks = whole if is_hooked or drops else query_blocks(attention.mask.n_queries, cells)
+        at_once = is_hooked or drops
         values = []
-        for rows in blocks:
+        for rows in [slice(None)] if at_once else query_blocks(attention.mask.n_queries, cells):
             weights = attention.pattern(rows, self.masked).to(v.dtype)
             if isinstance(dropout, Tensor):
                 weights = weights * dropout

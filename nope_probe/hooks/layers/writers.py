@@ -76,11 +76,6 @@ class BlockWriting:
     b_o: Float[Tensor, " d_model"] | None = None
     has_mlp: bool = True
 
-    @property
-    def with_whole_attention(self) -> BlockWriting:
-        """The block with its attention as one writer."""
-        return replace(self, w_o=None)
-
     def scales(self, z: HeadVectors, attn: Vectors) -> Float[Tensor, "batch pos"]:
         """Return every token's scale in the norm after W_O, given input and output."""
         if self.post_norm.weight is None:
@@ -319,7 +314,7 @@ def blocks_that_write(
     if inputs is None:
         inputs = torch.arange(1, 17)[None, : model.cfg.n_ctx].remainder(model.cfg.d_vocab)
     by_head = written_by_blocks(model, inputs, len(blocks_of(model)))
-    by_layer = [block.with_whole_attention for block in by_head]
+    by_layer = [replace(block, w_o=None) for block in by_head]
     known = [Writer("embed")]
     if learned_positions(model, inputs) is not None:
         known.append(Writer("pos_embed"))

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from nope_probe.errors import UserError, as_tuple, validate_types
 from nope_probe.files import json_checksum
-from nope_probe.hooks.layers.base_layer import Layer, RemovedPairs
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
     Given,
@@ -29,6 +29,7 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.layers.objects import Model, some_numbers
 from nope_probe.hooks.layers.passes import traits_of
+from nope_probe.hooks.layers.tap import RemovedPairs
 from nope_probe.hooks.reading.accumulators import (
     STAGES,
     Accumulator,

@@ -113,7 +113,7 @@ def capture_positions(
     cut = Cut(counts=fold_of.bincount(), queries=queries, kept_positions=kept)
     blocks = written_by_blocks(model, inputs[:1], readers[-1].index)
     if writers == "layers":
-        blocks = [block.with_whole_attention for block in blocks]
+        blocks = [replace(block, w_o=None) for block in blocks]
     residual = Residual(model, blocks, learned_positions(model, inputs), moved_to)
     accumulators = [
         ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1]) for layer in readers

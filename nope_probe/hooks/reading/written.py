@@ -118,7 +118,7 @@ def _outlets(
     if writers is None:
         with torch.inference_mode(), tapped(model):
             whole = written_by_blocks(model, inputs[:1], len(blocks_of(model)))
-        blocks = {block.index: block.with_whole_attention for block in whole}
+        blocks = {block.index: replace(block, w_o=None) for block in whole}
         named = [name for block in blocks.values() for name in block.names]
     else:
         blocks = blocks_that_write(model, writers, inputs[:1])

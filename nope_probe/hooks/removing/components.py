@@ -16,10 +16,11 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, AttentionMask, Visible, repeat_heads
-from nope_probe.hooks.layers.base_layer import Layer, NormName, RemovedPairs, find_point
+from nope_probe.hooks.layers.base_layer import Layer, NormName, find_point
 from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint, PlacedHook, first, last
 from nope_probe.hooks.layers.model import blocks_of, layers_of, position_point
 from nope_probe.hooks.layers.passes import traits_of
+from nope_probe.hooks.layers.tap import RemovedPairs
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import Calibration, Place
 from nope_probe.removal import COMPONENTS, REMOVABLE, Component, Condition, Projection

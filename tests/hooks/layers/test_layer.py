@@ -22,9 +22,9 @@ from support.tiny_models import (
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_adjacent
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
-from nope_probe import UserError, load
+from nope_probe import load
 from nope_probe.hooks.layers.attention import repeat_heads
-from nope_probe.hooks.layers.base_layer import RemovedPairs, fit_rotary
+from nope_probe.hooks.layers.base_layer import fit_rotary
 from nope_probe.hooks.layers.hook_points import (
     first,
     hooks_attached,
@@ -33,8 +33,9 @@ from nope_probe.hooks.layers.hook_points import (
     last,
     methods_replaced,
 )
-from nope_probe.hooks.layers.model import as_inputs, layers_of
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.passes import read_attention
+from nope_probe.hooks.layers.tap import RemovedPairs
 from nope_probe.removal import Component
 
 
@@ -102,14 +103,6 @@ def test_a_hook_point_that_does_not_exist_is_an_error_that_lists_them(
     message = r"block 1 has no hook point 'attn.hook_atn_scores'; it has .*attn.hook_attn_scores"
     with pytest.raises(KeyError, match=message):
         layer.point("attn.hook_atn_scores")
-
-
-@pytest.mark.usefixtures("unenforced")
-def test_a_model_without_hook_points_is_an_error() -> None:
-    linear: Any = torch.nn.Linear(2, 3)
-    for ask in (layers_of, lambda model: as_inputs(model, [1, 2])):
-        with pytest.raises(UserError, match=r"expected a HookedTransformer .* got Linear"):
-            ask(linear)
 
 
 def test_hooks_run_in_order_and_only_they_are_removed(hooked: ByName) -> None:

@@ -10,8 +10,8 @@ from support.edited_model import edited, plain_run
 from support.tiny_models import Tiny, distance, tokens
 
 from nope_probe import Ablation, ablated, load
-from nope_probe.hooks.layers.base_layer import RemovedPairs
 from nope_probe.hooks.layers.passes import logits_of
+from nope_probe.hooks.layers.tap import RemovedPairs
 from nope_probe.maps.positions import Rotation
 from nope_probe.removal import Component
 from nope_probe.run.session import fingerprint
