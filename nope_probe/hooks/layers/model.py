@@ -43,20 +43,11 @@ Given: TypeAlias = Inputs | OneSequence | HasInputs | str | Sequence[Any]
 
 
 def layers_of(model: HookedModel) -> list[Layer]:
-    """Return a model's blocks that attend: all of them, except in hybrid models.
-
-    Raises:
-        UserError: for anything but a HookedTransformer or TransformerBridge.
-    """
-    blocks = getattr(model, "blocks", None)
-    if blocks is None or not hasattr(model, "cfg"):
-        hint = "; load it first: load(name)" if isinstance(model, str) else ""
-        given = type(model).__name__
-        raise UserError(f"expected a HookedTransformer or TransformerBridge, got {given}{hint}")
+    """Return a model's blocks that attend: all of them, except in hybrid models."""
     kind = BridgeLayer if is_bridge(model) else HookedLayer
     return [
         kind(block, index, model.cfg)
-        for index, block in enumerate(blocks)
+        for index, block in enumerate(blocks_of(model))
         if find_point(block, "attn.hook_attn_scores") is not None
     ]
 
@@ -182,16 +173,14 @@ def as_inputs(model: HookedModel, given: object) -> Inputs:
     sequence becomes a batch of 1.
 
     Raises:
-        UserError: for a model that is not TransformerLens's, or for inputs of another kind, or for
-            sequences of unequal lengths, no token, tokens that the model does not have, more
-            positions than it has, or vectors of another size.
+        UserError: for inputs of another kind, sequences of unequal lengths, no token, tokens that
+            the model does not have, more positions than it has, or vectors of another size.
 
     Example:
         >>> from nope_probe import load
         >>> as_inputs(load("rope-tiny").model, "def f(x):").shape
         torch.Size([1, 6])
     """
-    layers_of(model)  # raises for what is no model
     given = given.inputs if isinstance(given, HasInputs) else given
     inputs = given if isinstance(given, Tensor) else _stacked(model, given)
     if inputs.is_meta:
