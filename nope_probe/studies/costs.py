@@ -164,9 +164,7 @@ def captured_losses(
 def captured_entry(engine: Engine, blocks: Sequence[int], progress: Stream) -> Entry:
     """Return the intact model's residual streams before some blocks, of all sequences."""
     batches = list[Entry]()
-    last = engine.inputs.shape[1] - 1  # a single position has logits
-    with torch.inference_mode(), logits_from(engine.model, last):
-        for batch in engine.inputs.split(engine.batch_size):
-            batches.append(run_to_enter(engine.model, batch, blocks)[0])
-            progress.advance(len(batch))
+    for batch in engine.inputs.split(engine.batch_size):
+        batches.append(run_to_enter(engine.model, batch, blocks))
+        progress.advance(len(batch))
     return Entry.joined(batches)

@@ -90,17 +90,6 @@ class AttentionMask:
 
         return cls(n_queries=n_queries, n_keys=n_keys, device=visible.device, sees=sees)
 
-    def of_queries(self, rows: slice) -> AttentionMask:
-        """Return the mask of some queries."""
-        queries = torch.arange(self.n_queries, device=self.device)[rows]
-        sees = self.sees
-        return replace(
-            self,
-            n_queries=len(queries),
-            sees=lambda query, key: sees(queries[query], key),
-            known=None,
-        )
-
     def rows(self, rows: slice | RowPositions = slice(None)) -> Visible:
         """Return the visible cells of some queries; no cells of other queries are made."""
         queries = torch.arange(self.n_queries, device=self.device)[rows]

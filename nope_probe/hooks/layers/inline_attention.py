@@ -35,23 +35,17 @@ class InlineAttention(TorchFunctionMode):
     Args:
         tap: computes attention.
         n_heads: how many query heads there are.
-        product: the value given for every q.k.
-        ends: whether the pass ends before the softmax.
+        product: the value given for every q.k, in a pass that ends before the softmax; None to
+            attend.
         drops: whether the model may drop weights, as in training.
     """
 
     def __init__(
-        self,
-        tap: Tap,
-        n_heads: int,
-        product: float = 0.0,
-        *,
-        ends: bool = False,
-        drops: bool = False,
+        self, tap: Tap, n_heads: int, *, product: float | None = None, drops: bool = False
     ) -> None:
         super().__init__()
-        self.tap, self.n_heads, self.product, self.ends = tap, n_heads, product, ends
-        self.drops = drops
+        self.tap, self.n_heads, self.drops = tap, n_heads, drops
+        self.product, self.ends = product or 0.0, product is not None
         self.q: Tensor | None = None
         self.k: Tensor | None = None
         self.added: Tensor | None = None
@@ -156,7 +150,7 @@ def attend_inline(
     if tap.scale is None:
         caches = dict.fromkeys({"layer_past", "past_key_values"} & {*kwargs})
         without, with_ones = (
-            _added(InlineAttention(tap, n_heads, product, ends=True), attend, args, kwargs | caches)
+            _added(InlineAttention(tap, n_heads, product=product), attend, args, kwargs | caches)
             for product in (0.0, 1.0)
         )
         cell = without.abs().argmin()  # a cell to which nothing is added

@@ -6,7 +6,7 @@ the positional parts of every block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +52,7 @@ from nope_probe.hooks.layers.tap import (
 from nope_probe.maps.positions import NO_ROTATION, Angles
 
 Reading = TypeVar("Reading")
+Key = TypeVar("Key", bound=Hashable)
 
 
 @contextmanager
@@ -197,15 +198,25 @@ def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d
         >>> run_blocks(load("parameter-free", n_layers=2).model, torch.randn(3, 5, 64)).shape
         torch.Size([3, 5, 64])
     """
-    outputs: list[Tensor] = []
+    point = block_point(model, -1, "hook_resid_post")
+    return tensors_at(model, inputs, {"output": point})["output"]
 
-    def keep(tensor: Tensor, hook: HookPoint) -> None:
-        outputs.append(tensor)
-        raise StopForward
 
-    with hooks_attached([(block_point(model, -1, "hook_resid_post"), keep)]):
+def tensors_at(
+    model: HookedModel, inputs: Inputs, points: Mapping[Key, HookPoint]
+) -> dict[Key, Tensor]:
+    """Return the tensors at some hook points, by key, in a pass that ends behind all of them."""
+    kept: dict[Key, Tensor] = {}
+
+    def keep(key: Key, tensor: Tensor, hook: HookPoint) -> None:
+        kept[key] = tensor.detach()
+        if len(kept) == len(points):
+            raise StopForward
+
+    hooks = [(point, partial(keep, key)) for key, point in points.items()]
+    with torch.inference_mode(), hooks_attached(hooks):
         run_forward(model, inputs)
-    return outputs[0]
+    return kept
 
 
 TRAITS: WeakKeyDictionary[HookedModel, dict[int, Traits]] = WeakKeyDictionary()
@@ -292,31 +303,20 @@ class Entry:
 
 def run_to_enter(
     model: HookedModel, tokens: Int[Tensor, "batch pos"], numbers: Iterable[int]
-) -> tuple[Entry, Float[Tensor, "batch logit_pos d_vocab"]]:
-    """Run a batch, and keep what `entered` needs to begin passes at some blocks.
+) -> Entry:
+    """Run a batch, and return what `entered` needs to begin passes at some blocks.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
         tokens: the batch.
         numbers: of the blocks; at block 0, a pass begins as ever. A later block that attends to the
             keys of an earlier one is left for the latest block that all keys come after.
-
-    Returns:
-        What was kept, and the logits.
     """
-    residuals = dict[int, Tensor]()
-
-    def keep(tensor: Tensor, hook: HookPoint, number: int) -> None:
-        residuals[number] = tensor
-
     latest = latest_entry(model)
-    points = [
-        (block_point(model, number, "hook_resid_pre"), partial(keep, number=number))
-        for number in {min(number, latest) for number in numbers} - {0}
-    ]
-    with hooks_attached(points):
-        logits = logits_of(model, tokens)
-    return Entry(residuals=residuals, n_outputs=n_outputs_of(model, tokens[:1])), logits
+    later = {min(number, latest) for number in numbers} - {0}
+    points = {number: block_point(model, number, "hook_resid_pre") for number in later}
+    residuals = tensors_at(model, tokens, points) if points else {}
+    return Entry(residuals=residuals, n_outputs=n_outputs_of(model, tokens[:1]))
 
 
 def latest_entry(model: HookedModel) -> int:

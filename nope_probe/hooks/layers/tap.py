@@ -275,7 +275,7 @@ def _mask(
 ) -> tuple[AttentionMask, Float[Tensor, "one_or_batch one_or_head query_pos key_pos"] | None]:
     """Return the mask of visible keys, and the bias that a mask adds to their scores."""
     if isinstance(mask, HandedMask):
-        if mask.is_untouched:
+        if "cells" not in vars(mask):  # which no code has read or written
             return mask.mask, None
         mask = mask.cells
     n_queries, n_keys = query.shape[2], key.shape[2]
@@ -311,11 +311,6 @@ class HandedMask(Tensor):
         handed.mask = mask
         return handed
 
-    @property
-    def is_untouched(self) -> bool:
-        """Whether no code has read or written the cells."""
-        return "cells" not in vars(self)
-
     @cached_property
     def cells(self) -> Tensor:
         """The cells, as transformers makes them, with what code has written into them."""
@@ -337,12 +332,6 @@ class HandedMask(Tensor):
         if func in _WITHOUT_CELLS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **options)
-        if func is Tensor.__getitem__ and args[0].is_untouched:
-            handed, index = args
-            everything = [slice(None), slice(None), slice(handed.mask.n_keys)]
-            if isinstance(index, tuple) and [*index[:2], *index[3:]] == everything:
-                mask = handed.mask.of_queries(index[2])
-                return cls.of(mask, len(handed), handed.dtype)
         args, options = tree_map_only(cls, lambda handed: handed.cells, (args, options))
         return func(*args, **options)
 

@@ -7,10 +7,9 @@ and the outputs of earlier MLPs. A short pass shows how every block writes. In l
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 
 import torch
 from einops import rearrange
@@ -31,7 +30,6 @@ from nope_probe.hooks.layers.hook_points import (
     Attachment,
     HookedModel,
     HookPoint,
-    hooks_attached,
     hooks_detached,
 )
 from nope_probe.hooks.layers.linear_maps import (
@@ -46,11 +44,9 @@ from nope_probe.hooks.layers.model import (
     position_point,
     tapped,
 )
-from nope_probe.hooks.layers.passes import run_forward
-from nope_probe.hooks.layers.tap import StopForward
+from nope_probe.hooks.layers.passes import tensors_at
 from nope_probe.removal import Writer
 
-Key = TypeVar("Key", bound=Hashable)
 BLOCK_ROWS = 128  # queries whose attention to the first key is computed at once
 
 
@@ -189,24 +185,6 @@ def outlets_of(
     return [outlet(writers=by_place[at], block=blocks.get(at[0])) for at in sorted(by_place)]
 
 
-def tensors_at(
-    model: HookedModel, inputs: Inputs, points: Mapping[Key, HookPoint]
-) -> dict[Key, Tensor]:
-    """Return the tensors at some hook points in one forward pass, by key; it ends at the last."""
-    kept: dict[Key, Tensor] = {}
-    *_, last = points
-
-    def keep(key: Key, tensor: Tensor, hook: HookPoint) -> None:
-        kept[key] = tensor.detach()
-        if key == last:
-            raise StopForward
-
-    hooks = [(point, partial(keep, key)) for key, point in points.items()]
-    with torch.inference_mode(), tapped(model), hooks_attached(hooks):
-        run_forward(model, inputs)
-    return kept
-
-
 def written_by_blocks(model: HookedModel, inputs: Inputs, n_blocks: int) -> list[BlockWriting]:
     """Return the writing of the first blocks to the residual stream, from a short pass."""
     attending = {layer.index: layer for layer in layers_of(model)}
@@ -217,7 +195,8 @@ def written_by_blocks(model: HookedModel, inputs: Inputs, n_blocks: int) -> list
         for name in ("hook_resid_pre", *names, "hook_resid_post")
         if (point := find_point(block, name)) is not None
     }
-    kept = tensors_at(model, inputs, points)
+    with tapped(model):
+        kept = tensors_at(model, inputs, points)
     return [_written_by_block(index, attending.get(index), kept) for index in range(n_blocks)]
 
 
@@ -259,7 +238,7 @@ def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
         NotImplementedError: if there is more than a norm between them.
     """
     points = {"x": layer.point("hook_resid_pre"), "y": layer.point(layer.norm_point("ln1"))}
-    with torch.inference_mode(), hooks_detached(model):
+    with torch.inference_mode(), hooks_detached(model), tapped(model):
         kept = tensors_at(model, inputs, points)
         tolerance, x = score_tolerance(kept["x"].dtype), upcast(kept["x"])
         norm = norm_between(layer.block, x, layer.norm_output("ln1", kept["y"]).to(x), tolerance)

@@ -19,13 +19,18 @@ from nope_probe.hooks.layers.model import (
     blocks_of,
     tapped,
 )
-from nope_probe.hooks.layers.passes import Entry, entered, latest_entry, n_outputs_of
+from nope_probe.hooks.layers.passes import (
+    Entry,
+    entered,
+    latest_entry,
+    n_outputs_of,
+    tensors_at,
+)
 from nope_probe.hooks.layers.writers import (
     BlockWriting,
     Outlet,
     blocks_that_write,
     outlets_of,
-    tensors_at,
     written_by_blocks,
 )
 from nope_probe.hooks.reading.streaming import Stream, batches_of
@@ -131,7 +136,8 @@ def fingerprints_of(model: HookedModel, inputs: Inputs, batch_size: int) -> Int[
     """Return the `fingerprints` of texts, in every process those of all texts."""
     entry = {"residual": block_point(model, 0, "hook_resid_pre")}
     batches = (tensors_at(model, batch, entry) for batch in inputs.split(batch_size))
-    return torch.cat([fingerprints(batch["residual"]).cpu() for batch in batches])
+    with tapped(model):
+        return torch.cat([fingerprints(batch["residual"]).cpu() for batch in batches])
 
 
 @dataclass
