@@ -215,20 +215,18 @@ def _written_by_block(
     factor = scalar_between(attn if mlp is None else attn + mlp, added, tolerance, rounded)
     if factor is None:
         return BlockWriting(index=index)
-    written = partial(
-        BlockWriting, index=index, layer=layer, factor=factor, has_mlp=mlp is not None
-    )
+    writing = BlockWriting(index=index, layer=layer, factor=factor, has_mlp=mlp is not None)
     z, behind = kept.get((index, "attn.hook_z")), kept.get((index, "attn.o.hook_out"), attn)
     gain = scalar_between(behind, attn, tolerance)  # in Granite's attention, the block's factor
     post_norm = norm_between(layer.block, behind, attn, tolerance) if gain is None else NormMap()
     if z is None or post_norm is None or layer.why_not_replaced("w_o"):
-        return written()
+        return writing
     w_o, behind = upcast(layer.weight_per_head("w_o")) * (gain or 1.0), behind * (gain or 1.0)
     rest = behind - torch.einsum("bphd,hdm->bpm", layer.by_head(z), w_o)
     b_o = rest.mean((0, 1))
     if relative_error(rest - b_o + behind, behind) > tolerance:
-        return written()
-    return written(w_o=w_o, b_o=b_o, post_norm=post_norm)
+        return writing
+    return replace(writing, w_o=w_o, b_o=b_o, post_norm=post_norm)
 
 
 def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
