@@ -119,7 +119,7 @@ def as_sequences(model: HookedModel, given: Given) -> Sequences:
     """Return sequences with their properties; a first token that all share is a BOS token.
 
     Raises:
-        UserError: for a model or inputs of another kind, or for inputs that the model cannot take.
+        UserError: for inputs of another kind, or that the model cannot take.
     """
     inputs = as_inputs(model, given)
     if isinstance(given, Sequences):
