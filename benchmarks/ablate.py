@@ -26,7 +26,8 @@ from rows import row, show
 from nope_probe import load, sequences
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.removing.components import components
-from nope_probe.studies.ablate_run import make_plan
+from nope_probe.studies import ablate
+from nope_probe.studies.ablate_run import ablations_of, chosen
 from nope_probe.studies.engine import Engine
 
 
@@ -47,13 +48,15 @@ class Settings:
 def main(settings: Settings) -> None:
     model, fused, data = random(settings) if settings.model == "random" else shipped(settings)
     tokens = data.inputs
-    plan = make_plan(components(model), None)
+    default = ablate.Settings()
+    sources, removed, _ = chosen(components(model), default)
+    ablations = ablations_of(sources, removed, default)
     engine = Engine(model=model, inputs=tokens, batch_size=settings.batch_size)
-    engine = engine.calibrated("gains", [*plan.rows.values()])
+    engine = engine.calibrated("gains", ablations)
     plain = partial(fused_passes, fused, tokens.split(settings.batch_size))
     plain()
     ratios = []
-    for ablation in [*plan.rows.values()][:: settings.every]:
+    for ablation in ablations[:: settings.every]:
         before = seconds(plain)
         ours = seconds(partial(engine.scores, "score", ablation))
         ratios.append(2 * ours / (before + seconds(plain)))

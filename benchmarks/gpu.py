@@ -22,9 +22,9 @@ from rows import Row, row, show
 from nope_probe import capture_scores
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.components import components
-from nope_probe.studies.ablate_run import make_plan
+from nope_probe.studies import ablate
+from nope_probe.studies.ablate_run import ablations_of, chosen
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.study import run_passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +104,18 @@ def rows_at(settings: Settings, depth: int) -> list[Row]:
 def ablation(
     model: HookedModel, tokens: torch.Tensor, settings: Settings
 ) -> tuple[int, Callable[[], object]]:
-    """Return how many passes the default run has, and a function that runs them all."""
+    """Return how many conditions the default run has, and a function that runs them all."""
     engine = Engine(model=model, inputs=tokens, batch_size=settings.batch_size)
-    passes = [*make_plan(components(model), None).passes(engine)]
-    return len(passes), lambda: run_passes(passes)
+    default = ablate.Settings()
+    sources, removed, _ = chosen(components(model), default)
+    ablations = ablations_of(sources, removed, default)
+
+    def run() -> None:
+        calibrated = engine.calibrated("gains", ablations)
+        for ablation in ablations:
+            calibrated.scores("score", ablation)
+
+    return len(ablations), run
 
 
 def plain_batches(model: torch.nn.Module, tokens: torch.Tensor, sizes: llama.Settings) -> None:

@@ -33,7 +33,7 @@ from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.rows import choose_rows
 from nope_probe.studies.costs import captured_losses
-from nope_probe.studies.engine import Engine
+from nope_probe.studies.engine import NOTHING, Engine
 from nope_probe.studies.tables import writer_table
 
 STORED = Path(__file__).parent / "long-sequences.csv"
@@ -108,24 +108,24 @@ def engine_at(model: str, length: int) -> Engine:
     )
 
 
-def conditions(model: str) -> dict[str, Ablation | None]:
+def conditions(model: str) -> dict[str, Ablation]:
     """Return the ablations in which terms are measured, by name."""
-    return {INTACT: None} | {name: Ablation(remove=[name]) for name in REMOVED[model]}
+    return {INTACT: NOTHING} | {name: Ablation(remove=[name]) for name in REMOVED[model]}
 
 
 def term_estimates(model: str, length: int) -> Iterator[Row]:
     """Yield the terms, writers and profiles of a model at one length, intact and with removals."""
     engine = engine_at(model, length)
     for name, ablation in conditions(model).items():
-        writers = "none" if ablation else "heads"
+        writers = "none" if ablation.condition else "heads"
         sums = engine.positions("positions", ablation, layers=READERS, writers=writers)
-        drawn = ablation is None and length == max(LENGTHS)
+        drawn = ablation == NOTHING and length == max(LENGTHS)
         rows = list(group_rows(sums, TERMS if drawn else ()))
         if drawn:
             rows += profile_rows(sums, STRONGEST[model])
         sums = with_rows(sums, choose_rows(length, TABLE_ROWS))  # as `trace --query-rows 128`
         rows += term_rows(sums)
-        if ablation is None:
+        if ablation == NOTHING:
             rows += writer_rows(sums)
         for row in rows:
             yield {"removed": name, **row}
@@ -146,7 +146,7 @@ def loss_estimates() -> Iterator[Row]:
             for first, stop in pairs(max(LENGTHS)):
                 loss = span_loss(losses[name], first, stop)
                 values = {"loss": loss, "beyond": loss - trained}
-                if ablation is None:
+                if ablation == NOTHING:
                     beyond[model, first] = loss - trained
                     if model == "rope-tiny":
                         values["beyond nope-tiny"] = loss - trained - beyond["nope-tiny", first]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 from safetensors.torch import load_file
@@ -22,13 +22,11 @@ from nope_probe.analyses.attribution import (
 )
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import query_stride
-from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.model import Given, layers_of
+from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.settings import WITH_GAIN, Ablation
 from nope_probe.hooks.removing.weights import Calibration
-from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.removal import (
@@ -37,7 +35,6 @@ from nope_probe.removal import (
     MASK,
     NO_REPLACEMENT,
     SOURCES,
-    UNION,
     WRITTEN,
     Component,
     Condition,
@@ -49,7 +46,6 @@ from nope_probe.run.manifest import Manifest
 from nope_probe.run.processes import by_layer
 from nope_probe.run.session import Session, input_arrays
 from nope_probe.studies.ablate import DEFAULT_REMOVED, SHUFFLED, Settings, report
-from nope_probe.studies.conditions import parse_removed
 from nope_probe.studies.engine import (
     Engine,
     idle_sources,
@@ -74,7 +70,6 @@ from nope_probe.studies.study import (
     captured,
 )
 from nope_probe.studies.tables import (
-    INTACT_ROW,
     Maps,
     Row,
     head_pattern_table,
@@ -87,148 +82,74 @@ from nope_probe.studies.tables import (
 if TYPE_CHECKING:
     from nope_probe.studies.options import AblateOptions as Options
 
-UNSHUFFLED = INTACT_ROW, (MASK, NO_REPLACEMENT)  # rows that are run on shuffled tokens too
 QUERIES = "query_positions"  # of maps whose rows are not all; exact in float32, below 2**24
 MAPS_BYTES = 1 << 26  # of a block of rows of all maps
+# The rows of the passes on shuffled tokens, by their keys.
+OF_TOKENS = {f"shuffled/{name}": Row(Condition.parse(name)) for name in SHUFFLED}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is removed from a model, and how.
+def chosen(
+    has: Sequence[str], settings: Settings, left_out: Mapping[str, str] = {}
+) -> tuple[tuple[Component, ...], list[Condition], dict[str, str]]:
+    """Return the sources of a model, what else is removed from it, one at a time, and what is not.
 
-    Attributes:
-        sources: the mask, and the window and position encodings that the model has as well. They
-            are removed in all combinations.
-        removed: what else is removed, one at a time.
-        ablations: for each replacement of removed weights, an ablation that removes nothing yet.
-        layers: the numbers of the layers to map.
-        left_out: components that by default are no sources or not removed here, and why.
-        per_head: whether the maps of each head are kept where sources alone are removed, and their
-            attention where nothing is.
-        losses: whether passes that keep the mask read the loss too.
-    """
-
-    sources: tuple[Component, ...]
-    removed: tuple[Condition, ...] = ()
-    ablations: tuple[Ablation, ...] = (Ablation(),)
-    layers: tuple[int, ...] = (0,)
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    per_head: bool = False
-    losses: bool = False
-
-    @property
-    def rows(self) -> dict[Row, Ablation]:
-        """The ablation of each row: the intact model, other rows that replace no weight, the rest.
-
-        The sources are removed in all heads, what else is removed in the heads of the ablations.
-        Behind a constant output W_V does not matter, so a row of both runs without W_O alone.
-        """
-        whole, ordered = replace(self.ablations[0], heads=None), conditions_of(self.sources)
-        if WRITTEN in self.removed:  # what the mask makes, in a model that keeps it
-            ordered.insert(ordered.index(MASK) + 1, WRITTEN)
-        rows = {(condition, NO_REPLACEMENT): whole.without(condition) for condition in ordered}
-        for by in self.ablations:
-            for condition in sorted(self.removed, key=lambda removed: bool(removed.weights)):
-                is_constant = "w_o" in condition and by.kind not in WITH_GAIN
-                needed = Condition(condition - {"w_v"}) if is_constant else condition
-                replacement = str(by.replacement) if condition.weights else NO_REPLACEMENT
-                rows.setdefault((condition.in_heads(by.heads), replacement), by.without(needed))
-        return rows
-
-    @property
-    def nulls(self) -> dict[Row, Ablation]:
-        """The null of each row that removes written position: the same noise and no position."""
-        return {
-            (condition.null, by): ablation.without(ablation.condition.null)
-            for (condition, by), ablation in self.rows.items()
-            if condition.null != condition
-        }
-
-    def passes(self, engine: Engine, shuffled: Sequences | None = None) -> Iterator[Pass]:
-        """Yield all passes, in the order in which they are run.
-
-        Args:
-            engine: the model on the run's sequences.
-            shuffled: the same sequences with their tokens permuted, if they are a control.
-        """
-        yield from calibration(engine, [*self.rows.values()])
-        runs = {key_of(*of): (of[1], engine) for of in (self.rows | self.nulls).items()}
-        if shuffled is not None:
-            of_tokens = replace(engine, inputs=shuffled.inputs, documents=shuffled.documents)
-            runs |= {f"shuffled/{row[0].name}": (self.rows[row], of_tokens) for row in UNSHUFFLED}
-        for key, (ablation, on) in runs.items():
-            condition, is_shuffled = ablation.condition, on is not engine
-            per_head = self.per_head and condition.are_sources and not is_shuffled
-            # Without the mask a token sees the next token, and its loss means nothing.
-            loss = self.losses and "mask" not in condition and not is_shuffled
-            read = partial(read_scores, layers=self.layers, per_head=per_head, loss=loss)
-            yield Pass(
-                key=key,
-                engine=on,
-                read=partial(read, attention=per_head and not self.sources),
-                ablation=ablation if condition else None,
-                maps=len(self.layers) * (1 + per_head * layers_of(engine.model)[0].n_heads),
-                kind=f"scores{' of heads' * per_head}{' and loss' * loss}",
-                reads_logits=loss,
-            )
-
-
-def name_of(row: Row) -> str:
-    """Return the name of a row's score maps in a run: `score/mask`, `score_mean/w_q`."""
-    condition, replacement = row
-    by = "" if replacement == NO_REPLACEMENT else f"_{replacement}"
-    return f"score{by}/{condition.name}"
-
-
-def key_of(row: Row, ablation: Ablation) -> str:
-    """Return the key of the pass of a row: the name, without heads, of the row that is run."""
-    in_heads = f"{IN_HEADS}heads" * (ablation.heads is not None)
-    return name_of((ablation.condition, row[1])) + in_heads
-
-
-def maps_of(rows: Mapping[Row, Ablation], results: Results) -> Maps:
-    """Return the score maps of rows from the results of the passes, by key."""
-    return {row: results[key_of(row, by)].maps for row, by in rows.items()}
-
-
-def make_plan(
-    has: Sequence[str],
-    remove: Sequence[str] | None = None,
-    *,
-    left_out: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Plan:
-    """Return the plan for a model.
+    Without the mask, window and position encodings that it has, the model is run in all
+    combinations; there are no sources where nothing is removed.
 
     Args:
         has: the components that the model has.
-        remove: what to remove besides the sources, one at a time: components, circuits, bands of
-            RoPE, positions of writers and unions of these; None for `DEFAULT_REMOVED`,
-            `["sources"]` for the sources alone, `[]` for the intact model alone.
-        left_out: components that are no source, and removed only where they are named, and why.
-        options: further attributes of the plan.
+        settings: name what is removed besides the sources, by default `DEFAULT_REMOVED`.
+        left_out: components that by default are no sources or not removed here, and why; those
+            that the run would remove are returned.
 
     Raises:
         UserError: for a name that does not exist.
     """
-    is_intact = remove is not None and not remove
-    if "mask" not in has and not is_intact:
+    if "mask" not in has and settings.removes:
         raise UserError("the model has no causal mask: its attention is bidirectional")
-    left_out = {name: why for name, why in (left_out or {}).items() if name in has}
-    in_heads = any(by.heads is not None for by in options.get("ablations", ()))
-    sources = tuple(name for name in SOURCES if name in has and name not in left_out)
-    if remove is None:
-        there = {*has, *(() if in_heads else ("written",))} - {*left_out}
-        remove = [name for name in DEFAULT_REMOVED if {*name.split(UNION)} <= there]
+    idle, in_heads = {name: left_out[name] for name in left_out if name in has}, settings.in_heads
+    sources = tuple(name for name in SOURCES if name in has and name not in idle)
+    if settings.remove is None:
+        there = {*has, *(() if in_heads else ("written",))} - {*idle}
+        named = [of for of in map(Condition.parse, DEFAULT_REMOVED) if of <= there]
     else:  # weights are named
-        left_out = {name: why for name, why in left_out.items() if name in SOURCES}
-    named = [parse_removed(name) for name in remove if name != "sources"]
-    return Plan(
-        sources=() if is_intact else sources,
-        removed=tuple(c for c in dict.fromkeys(named) if in_heads or not c <= {*sources}),
-        left_out=left_out,
-        **options,
-    )
+        idle = {name: why for name, why in idle.items() if name in SOURCES}
+        named = [of for of in settings.named if in_heads or not of <= {*sources}]
+    return sources if settings.removes else (), named, idle
+
+
+def ablations_of(
+    sources: Sequence[Component], removed: Sequence[Condition], settings: Settings
+) -> list[Ablation]:
+    """Return the ablations of a run: nothing, other rows that replace no weight, and the rest.
+
+    The sources are removed in all heads, what else is removed in the heads of the settings.
+    """
+    whole, ordered = replace(settings.ablations[0], heads=None), conditions_of(sources)
+    if WRITTEN in removed:  # what the mask makes, in a model that keeps it
+        ordered.insert(ordered.index(MASK) + 1, WRITTEN)
+    others = sorted(removed, key=lambda condition: bool(condition.weights))
+    of_others = [by.without(condition) for by in settings.ablations for condition in others]
+    return [*map(whole.without, ordered), *of_others]
+
+
+def runs_of(ablations: Iterable[Ablation]) -> dict[Row, Ablation]:
+    """Return what is run for the row of each ablation.
+
+    Behind a constant output W_V does not matter, so a row of both runs without W_O alone.
+    """
+    runs = dict[Row, Ablation]()
+    for ablation in ablations:
+        is_constant = "w_o" in ablation.condition and ablation.kind not in WITH_GAIN
+        needed = ablation.condition - {"w_v"} if is_constant else ablation.condition
+        runs[Row.of(ablation)] = ablation.without(needed)
+    return runs
+
+
+def key_of(ablation: Ablation) -> str:
+    """Return the key of the pass of an ablation: the name of its maps, without the heads."""
+    in_heads = f"{IN_HEADS}heads" * (ablation.heads is not None)
+    return Row.of(replace(ablation, heads=None)).maps + in_heads
 
 
 class Ablate(Study[Settings]):
@@ -237,29 +158,48 @@ class Ablate(Study[Settings]):
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
         settings, loaded, self.inputs = self.settings, session.loaded, session.sequences()
-        self.is_text = settings.removes and self.inputs.kind == "text"
         self.engine, model = Engine.of(session), loaded.model
-        layers = tuple(settings.layers_with_maps(loaded.info))
-        self.plan = make_plan(
-            components(model),
-            settings.remove if settings.removes else (),
-            left_out=irreplaceable(model) | idle_sources(model, self.inputs.inputs, len(layers)),
-            ablations=settings.ablations,
-            layers=layers,
-            per_head=settings.per_head,
-            losses=self.is_text and settings.depth_in(loaded.info) == loaded.info.depth,
-        )
-        validate_removable(model, self.plan.rows.values())
+        self.layers = settings.layers_with_maps(loaded.info)
+        self.is_text = settings.removes and self.inputs.kind == "text"
+        left_out = irreplaceable(model)
+        left_out |= idle_sources(model, self.inputs.inputs, len(self.layers))
+        self.sources, self.removed, self.left_out = chosen(components(model), settings, left_out)
+        ablations = ablations_of(self.sources, self.removed, settings)
+        nulls = (of.without(of.condition.null) for of in ablations)
+        self.rows = runs_of(ablations)
+        self.nulls = {row: of for row, of in runs_of(nulls).items() if row not in self.rows}
+        validate_removable(model, self.rows.values())
         if settings.removes:
-            refuse(settings.wrong_conditions(self.plan.removed))
+            refuse(settings.wrong_conditions(self.removed))
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that map the scores of every condition."""
-        engine, layers = self.engine, self.plan.layers
-        validate_first_sequence(engine, name_of(INTACT_ROW), layers)
-        shuffled = self.inputs.shuffled(self.settings.seed) if self.is_text else None
-        yield from self.plan.passes(engine, shuffled)
-        if self.settings.per_head and not self.settings.removes:
+        settings, engine, layers = self.settings, self.engine, self.layers
+        info, rows = self.session.loaded.info, self.rows | self.nulls
+        validate_first_sequence(engine, Row().maps, layers)
+        yield from calibration(engine, [*rows.values()])
+        runs = {key_of(ablation): (ablation, engine) for ablation in rows.values()}
+        if self.is_text:
+            shuffled = self.inputs.shuffled(settings.seed)
+            of_tokens = replace(engine, inputs=shuffled.inputs, documents=shuffled.documents)
+            runs |= {key: (rows[row], of_tokens) for key, row in OF_TOKENS.items()}
+        has_loss = self.is_text and settings.depth_in(info) == info.depth
+        for key, (ablation, on) in runs.items():
+            condition, of_text = ablation.condition, on is engine
+            per_head = settings.per_head and condition.are_sources and of_text
+            # Without the mask a token sees the next token, and its loss means nothing.
+            loss = has_loss and "mask" not in condition and of_text
+            read = partial(read_scores, layers=layers, per_head=per_head, loss=loss)
+            yield Pass(
+                key=key,
+                engine=on,
+                read=partial(read, attention=per_head and not self.sources),
+                ablation=ablation,
+                maps=len(layers) * (1 + per_head * info.n_heads),
+                kind=f"scores{' of heads' * per_head}{' and loss' * loss}",
+                reads_logits=loss,
+            )
+        if settings.per_head and not self.sources:
             copies, n_tokens = self._copies()
             induction = partial(captured_induction, layers=layers, n_tokens=n_tokens)
             yield Pass(key="induction", engine=copies, read=partial(captured, induction))
@@ -271,13 +211,13 @@ class Ablate(Study[Settings]):
 
     def analyse(self, results: Results) -> Run:
         """Measure the lead and the pattern of every layer in every condition, return the run."""
-        plan, folder = self.plan, self.session.checkpoint.folder
-        maps = maps_of(plan.rows, results)
+        folder = self.session.checkpoint.folder
+        maps = {row: results[key_of(of)].maps for row, of in self.rows.items()}
         files = {f"{name}.safetensors": folder / f"{name}.partial" for name in ("folds", "maps")}
-        write_folds(files["folds.safetensors"], {name_of(row): of for row, of in maps.items()})
-        write_maps(files["maps.safetensors"], plan.sources, maps)
+        write_folds(files["folds.safetensors"], {row.maps: of for row, of in maps.items()})
+        write_maps(files["maps.safetensors"], self.sources, maps)
         run = Run(
-            manifest=self._manifest(maps[INTACT_ROW], results.get(CALIBRATION)),
+            manifest=self._manifest(maps[Row()], results.get(CALIBRATION)),
             arrays={"tokens": input_arrays(self.inputs)},
             files=files,
             tables=self._tables(maps, results),
@@ -288,13 +228,12 @@ class Ablate(Study[Settings]):
 
     def _tables(self, maps: Maps, results: Results) -> dict[str, pd.DataFrame]:
         """Return the tables of the run."""
-        plan = self.plan
-        nulls, shuffled = maps_of(plan.nulls, results), Maps()
-        if self.is_text:
-            shuffled = {row: results[f"shuffled/{row[0].name}"].maps for row in UNSHUFFLED}
+        readings = {row: results[key_of(of)] for row, of in (self.rows | self.nulls).items()}
+        known = {row: reading.maps for row, reading in readings.items()}
+        of_tokens = {row: results[key].maps for key, row in OF_TOKENS.items() if key in results}
         of_layers = [
-            self._tables_of(layer, maps, nulls, shuffled)
-            for layer in by_layer(plan.layers, "analysing")
+            self._tables_of(layer, maps, known, of_tokens)
+            for layer in by_layer(self.layers, "analysing")
         ]
         tables = {
             name: pd.concat([of_layer[name] for of_layer in of_layers], ignore_index=True)
@@ -302,54 +241,44 @@ class Ablate(Study[Settings]):
         }
         if "induction" in results:
             induction = results["induction"], self._copies()[0].fold_of
-            intact = results[name_of(INTACT_ROW)]
-            tables["head_pattern"] = heads_table(intact, self.engine.fold_of, induction)
-        if not plan.sources:
-            return tables
-        weights = next(iter(maps[INTACT_ROW].values())).weights
-        losses = {
-            row: Estimates.of_means(reading.losses, weights)
-            for row, by in (plan.rows | plan.nulls).items()
-            if (reading := results[key_of(row, by)]).losses is not None
-        }
-        is_row = tables["pattern"]["removed"].isin({condition.name for condition, _ in maps})
-        return {**tables, "over_layers": means_table(tables["pattern"][is_row], losses)}
+            tables["head_pattern"] = heads_table(readings[Row()], self.engine.fold_of, induction)
+        if self.sources:
+            losses = {row: of.losses for row, of in readings.items() if of.losses is not None}
+            tables["over_layers"] = means_table(tables["pattern"], self.rows, losses)
+        return tables
 
     def _tables_of(
-        self, layer: int, maps: Maps, nulls: Maps, shuffled: Maps
+        self, layer: int, maps: Maps, with_nulls: Maps, of_tokens: Maps
     ) -> dict[str, pd.DataFrame]:
         """Return the tables of a layer; the last rows of its pattern are the controls."""
-        sources = self.plan.sources
-        grams = contrast_grams(patterns_of(maps, layer)) if sources else {}
-        pattern = [pattern_table(maps, layer, grams)]
-        if nulls:
-            of_nulls = patterns_of({INTACT_ROW: maps[INTACT_ROW]} | nulls, layer)
-            pattern.append(pattern_table(nulls, layer, contrast_grams(of_nulls)))
-        if shuffled:
-            pattern.append(pattern_table(shuffled, layer, {}).replace({"removed": SHUFFLED}))
-        tables = {"offsets": offsets_table(sources, maps, layer), "pattern": pd.concat(pattern)}
-        if sources and self.settings.per_head:
+        grams = contrast_grams(patterns_of(with_nulls, layer)) if self.sources else {}
+        pattern = [pattern_table(with_nulls, layer, grams)]
+        if of_tokens:
+            pattern.append(pattern_table(of_tokens, layer, {}).replace({"removed": SHUFFLED}))
+        tables = {
+            "pattern": pd.concat(pattern),
+            "offsets": offsets_table(self.sources, maps, layer),
+        }
+        if self.sources and self.settings.per_head:
             tables["head_pattern"] = head_pattern_table(maps, layer)
-        if sources:
-            tables["terms"] = terms_table(sources, layer, grams)
+        if self.sources:
+            tables["terms"] = terms_table(self.sources, layer, grams)
         return tables
 
     def _manifest(self, intact: Layers, calibration: Calibration | None) -> Manifest:
         """Return the manifest, given the maps of the intact model."""
-        plan = self.plan
+        heads, rows = self.settings.heads_by_layer, [*self.rows]
         return replace(
             self.session.manifest_of(self.inputs),
             query_stride=query_stride(len(next(iter(intact.values())).queries)),
-            layers=plan.layers,
-            removed=tuple(
-                condition.in_heads(plan.ablations[0].heads).name for condition in plan.removed
-            ),
+            layers=self.layers,
+            removed=tuple(condition.in_heads(heads).name for condition in self.removed),
             results={
                 "windows": windows_of(intact),
-                "replacements": [*dict.fromkeys(by for _, by in plan.rows if by != NO_REPLACEMENT)],
-                "conditions": [*dict.fromkeys(condition.name for condition, _ in plan.rows)],
-                "positional_sources": plan.sources,
-                "left_out": dict(plan.left_out),
+                "replacements": [*dict.fromkeys(by for _, by in rows if by != NO_REPLACEMENT)],
+                "conditions": [*dict.fromkeys(condition.name for condition, _ in rows)],
+                "positional_sources": self.sources,
+                "left_out": self.left_out,
                 "massive_outputs": self.massive_outputs(),
                 "gains": {} if calibration is None else calibration.gains,
             },
@@ -373,11 +302,11 @@ def write_maps(path: Path, sources: Sequence[str], maps: Maps) -> None:
     Raises:
         StorageError: if it cannot be written.
     """
-    intact, of_sources = maps[INTACT_ROW], conditions_of(sources)
+    intact, of_sources = maps[Row()], conditions_of(sources)
     first, terms = next(iter(intact.values())), source_terms(sources)
     contrasts = {"pattern/intact": {INTACT: 1.0}, **{f"term/{x}": of for x, of in terms.items()}}
     size, heads = (len(first.queries), first.n), () if sources else first.heads
-    names = [*map(name_of, maps), *contrasts, *(() if sources else ("se/intact",))]
+    names = [*(row.maps for row in maps), *contrasts, *(() if sources else ("se/intact",))]
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (len(intact), *size))
     if heads:
         shapes["score_per_head/intact"] = len(intact), len(heads), *size
@@ -390,12 +319,12 @@ def write_maps(path: Path, sources: Sequence[str], maps: Maps) -> None:
             pattern, row = of_layer.pattern, 0  # the intact model sees the fewest keys
             for start, stop in of_layer.folds.where.blocks(n_maps, MAPS_BYTES):
                 rows = slice(row, row + stop - start)
-                means = {name: of_row[layer].mean(rows) for name, of_row in maps.items()}
+                means = {of: of_row[layer].mean(rows) for of, of_row in maps.items()}
                 patterns = {
-                    condition: pattern.with_lead(means[condition, NO_REPLACEMENT], start)
+                    condition: pattern.with_lead(means[Row(condition)], start)
                     for condition in of_sources
                 }
-                blocks = {name_of(name): mean for name, mean in means.items()}
+                blocks = {of.maps: mean for of, mean in means.items()}
                 blocks |= {x: contrast_map(of, patterns) for x, of in contrasts.items()}
                 if not sources:
                     errors = standard_error(of_layer.folds.rows(start, stop), of_layer.weights)

@@ -81,9 +81,8 @@ class Attention(Study[Settings]):
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that average some layers at a time, or that read one text alone."""
         settings, engine, info = self.settings, self.engine, self.session.loaded.info
-        condition = self.ablation if settings.remove else None
         yield from calibration(engine, [self.ablation])
-        of_text = [] if self.question is None else [*self.question.passes(engine, condition)]
+        of_text = [] if self.question is None else [*self.question.passes(engine, self.ablation)]
         yield from of_text[:1]  # a head that cannot be explained ends the run before the others
         compared, text = settings.reads_corpus, None if self.text is None else self.text.tokens
         n = engine.inputs.shape[1]
@@ -99,7 +98,7 @@ class Attention(Study[Settings]):
                 key=f"attention-L{group[0]}",
                 engine=engine,
                 read=partial(captured, capture),
-                ablation=condition,
+                ablation=self.ablation,
                 maps=-(-n_rows // settings.n_rows),
             )
         if self.measures_need:
@@ -122,7 +121,7 @@ class Attention(Study[Settings]):
         manifest = replace(
             self.session.manifest_of(self.inputs),
             layers=self.layers,
-            removed=tuple(settings.ablations[0].without(settings.removed).named.ordered),
+            removed=tuple(self.ablation.named.ordered),
             text=None if self.text is None else self.text.shown,
         )
         sizes, maps = torch.tensor(manifest.fold_sizes), State()

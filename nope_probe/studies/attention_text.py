@@ -128,7 +128,7 @@ class Question:
         """The keys of the passes of all steps."""
         return ["why", *(f"why-{step}" for step in range(2, self.n_steps + 1))]
 
-    def passes(self, engine: Engine, ablation: Ablation | None) -> Iterator[Pass]:
+    def passes(self, engine: Engine, ablation: Ablation) -> Iterator[Pass]:
         """Yield a pass for each step."""
         for step, key in enumerate(self.keys, 1):
             read = partial(captured, partial(captured_looks, question=self, step=step))

@@ -176,7 +176,7 @@ class Behaviour(Study[Settings]):
                         )
 
     def _losses(
-        self, name: str, probe: str, engine: Engine, key: str, ablation: Ablation | None
+        self, name: str, probe: str, engine: Engine, key: str, ablation: Ablation
     ) -> Losses:
         """Return the losses of every document in a condition on a probe.
 
@@ -193,7 +193,7 @@ class Behaviour(Study[Settings]):
         return by_document(losses, self.probes[probe].documents)
 
     def _distances(
-        self, engine: Engine, key: str, ablation: Ablation | None
+        self, engine: Engine, key: str, ablation: Ablation
     ) -> Float[Tensor, "held_out layer fit"]:
         """Return the distances of true and fitted index, of the documents that are not fitted.
 

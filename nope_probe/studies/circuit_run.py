@@ -52,7 +52,7 @@ class CaptureStages(Study[Settings]):
             n_maps = 2 * len(STAGES)  # those of the intact model stay in memory
             yield Pass(key=ABLATED, engine=engine, read=self._read, ablation=ablation, maps=n_maps)
 
-    def _read(self, engine: Engine, key: str, ablation: Ablation | None) -> StageMaps:
+    def _read(self, engine: Engine, key: str, ablation: Ablation) -> StageMaps:
         maps = engine.stages(key, ablation, layer=self.settings.layer)
         for letter, folds in maps.folds.items():
             n_rows, n = folds.shape[-2:]

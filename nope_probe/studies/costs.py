@@ -28,7 +28,7 @@ from nope_probe.run.session import Session
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import Pass
 
-Reading = Callable[[str, str, Engine, str, Ablation | None], Any]
+Reading = Callable[[str, str, Engine, str, Ablation], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def costs(
 def captured_losses(
     engine: Engine,
     key: str,
-    ablation: Ablation | None,
+    ablation: Ablation,
     *,
     first: int = 0,
     entry: Entry | None = None,

@@ -51,6 +51,7 @@ from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.conditions import RemovingSettings
 
+NOTHING = Ablation()  # is removed: the intact model
 Captured = TypeVar("Captured", StageMaps, PositionSums)
 Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums, AttentionMaps, Tensor)
 
@@ -76,8 +77,7 @@ class Engine:
             inputs.
         results: of the passes before, by their keys; `run_passes` sets them.
 
-    A capture's `key` names it in the checkpoint, its `ablation` is what the model is run without;
-    None for the intact model.
+    A capture's `key` names it in the checkpoint, its `ablation` is what the model is run without.
     """
 
     model: HookedModel
@@ -144,9 +144,7 @@ class Engine:
         positions = {AS_INTACT: WrittenPositions.from_tensors(tensors)}
         return replace(self, calibration=Calibration(positions=positions))
 
-    def load_or_compute(
-        self, key: str, capture: Capture, ablation: Ablation | None = None
-    ) -> State:
+    def load_or_compute(self, key: str, capture: Capture, ablation: Ablation = NOTHING) -> State:
         """Return the result of a capture, from the checkpoint or computed and saved.
 
         Args:
@@ -163,8 +161,8 @@ class Engine:
             self.checkpoint.save(key, tensors)
         return self.checkpoint.load(key)
 
-    def _without(self, key: str, ablation: Ablation | None) -> AbstractContextManager[HookedModel]:
-        if ablation is None:
+    def _without(self, key: str, ablation: Ablation) -> AbstractContextManager[HookedModel]:
+        if not ablation.condition:
             return nullcontext(self.model)
         return ablated(self.model, ablation, self._calibration_for(ablation))
 
@@ -182,7 +180,7 @@ class Engine:
     def scores(
         self,
         key: str,
-        ablation: Ablation | None = None,
+        ablation: Ablation = NOTHING,
         *,
         layers: Sequence[int] | None = None,
         per_head: bool = False,
@@ -209,11 +207,11 @@ class Engine:
         captured = stored_layers(tensors)
         return captured if self.skip_keys is None else with_skip_keys(captured, self.skip_keys)
 
-    def stages(self, key: str, ablation: Ablation | None = None, *, layer: int = 0) -> StageMaps:
+    def stages(self, key: str, ablation: Ablation = NOTHING, *, layer: int = 0) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
         return self._captured(StageMaps, key, capture_stages, ablation, layer=layer)
 
-    def positions(self, key: str, ablation: Ablation | None = None, **options: Any) -> PositionSums:
+    def positions(self, key: str, ablation: Ablation = NOTHING, **options: Any) -> PositionSums:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
         capture = partial(capture_positions, kept_positions=self.kept_positions)
         return self._captured(PositionSums, key, capture, ablation, **options)
@@ -223,7 +221,7 @@ class Engine:
         kind: type[Captured],
         key: str,
         capture: Callable[..., Captured],
-        ablation: Ablation | None,
+        ablation: Ablation,
         **options: Any,
     ) -> Captured:
         """Return the result of a capture of `hooks.reading`, from the checkpoint if it is there.

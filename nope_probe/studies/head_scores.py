@@ -41,7 +41,7 @@ from nope_probe.hooks.reading.attention import (
 from nope_probe.hooks.reading.capture import LossAccumulator
 from nope_probe.hooks.reading.streaming import Stream, stream
 from nope_probe.hooks.removing.settings import Ablation
-from nope_probe.maps.estimates import fold_weights
+from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
@@ -49,12 +49,11 @@ from nope_probe.run.folder import without_replicates
 from nope_probe.run.session import folds_for_intervals
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.tables import (
-    INTACT_ROW,
     WEIGHTS,
+    Row,
     attention_table,
     columns_of,
     mean_columns,
-    named,
 )
 
 N_REPEATED = 16  # number of sequences of repeated random tokens
@@ -215,19 +214,19 @@ class Reading(NamedTuple):
         maps: the score maps of each layer.
         heads: the measures of the attention of each layer's heads.
         attention: the attention weights of each layer's heads.
-        losses: the mean loss of each fold, nats.
+        losses: the mean loss, nats.
     """
 
     maps: Layers
     heads: list[HeadSums]
     attention: list[AttentionAccumulator]
-    losses: Float[Tensor, " fold"] | None = None
+    losses: Estimates | None = None
 
 
 def read_scores(
     engine: Engine,
     key: str,
-    ablation: Ablation | None,
+    ablation: Ablation,
     *,
     layers: Sequence[int],
     per_head: bool = False,
@@ -247,7 +246,8 @@ def read_scores(
     also = [*heads, *weights, *losses]
     maps = engine.scores(key, ablation, layers=layers, per_head=per_head, also=also)
     means = [of.totals["losses"].cpu().mean(1) / counts for of in losses]
-    return Reading(maps, heads, weights, *means)
+    of_folds = fold_weights(len(counts), counts)
+    return Reading(maps, heads, weights, *(Estimates.of_means(mean, of_folds) for mean in means))
 
 
 def heads_table(
@@ -261,7 +261,7 @@ def heads_table(
         induction: fold means of induction attention, and the fold of each sequence of copies.
     """
     rows = pd.DataFrame(
-        {"layer": layer, "head": head, **named(INTACT_ROW), **columns_of(measures, HEAD_MEASURES)}
+        {"layer": layer, "head": head, **Row().columns, **columns_of(measures, HEAD_MEASURES)}
         for (layer, head), measures in measure_heads(reading.maps).items()
     )
     measured = head_columns((means_of(reading.heads, fold_of), fold_of), induction)

@@ -208,9 +208,7 @@ class Heads(Study[Settings]):
         heads = [head for head, _ in ranked][:: -1 if self.settings.least else 1]
         return condition.heads(heads, self.places, self.settings.seed)
 
-    def _mean_attention(
-        self, engine: Engine, key: str, ablation: Ablation | None
-    ) -> Calibration | None:
+    def _mean_attention(self, engine: Engine, key: str, ablation: Ablation) -> Calibration | None:
         """Measure the mean attention of all heads that lose their content in some condition."""
         losing = [
             Ablation(remove="content", heads=by_layer(self.heads_of(condition, engine.results)))
@@ -219,7 +217,7 @@ class Heads(Study[Settings]):
         ]
         return engine.calibrated(key, losing).calibration
 
-    def _enter(self, engine: Engine, key: str, ablation: Ablation | None) -> Entry:
+    def _enter(self, engine: Engine, key: str, ablation: Ablation) -> Entry:
         """Return the residual streams from which passes begin: as many blocks' as fit."""
         heads = (self.heads_of(one, engine.results) for one in self.conditions.values())
         blocks = sorted({min(of_condition)[0] for of_condition in heads})
@@ -229,9 +227,7 @@ class Heads(Study[Settings]):
         with engine.checkpoint.stream(key) as progress:
             return captured_entry(engine, blocks, progress)
 
-    def _losses(
-        self, name: str, probe: str, engine: Engine, key: str, ablation: Ablation | None
-    ) -> State:
+    def _losses(self, name: str, probe: str, engine: Engine, key: str, ablation: Ablation) -> State:
         """Return the losses of each sequence, and of random tokens twice the scores of induction.
 
         A pass begins at the first block that loses something.

@@ -21,13 +21,12 @@ from nope_probe.hooks.removing.weights import Calibration
 from nope_probe.hooks.removing.written import WrittenPositions
 from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
-from nope_probe.removal import INTACT, Condition
 from nope_probe.run.flags import CommandSettings
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import print_line, validate_memory, validate_one_process
 from nope_probe.run.session import SIZES, Session, load_model
-from nope_probe.studies.engine import Capture, Engine, position_key
+from nope_probe.studies.engine import NOTHING, Capture, Engine, position_key
 
 Chosen = TypeVar("Chosen", bound=CommandSettings)
 PASSES_SAVED = "all passes were saved; the same command goes on with their analysis"
@@ -45,7 +44,7 @@ class Pass:
         engine: the model on the sequences that are run.
         read: captures what the pass is for, given the engine, the key and the ablation. The engine
             has the `results` of the passes before it by key; none where `--dry-run` times a batch.
-        ablation: what the model is run without; None for the intact model.
+        ablation: what the model is run without.
         maps: how many maps (of float64, in every fold) are in memory while it is read.
         runs: how often it runs the engine's sequences; None where the results before it decide.
         kind: passes of a kind take the same time for each sequence; by default, a kind is one pass.
@@ -54,29 +53,24 @@ class Pass:
 
     key: str
     engine: Engine
-    read: Callable[[Engine, str, Ablation | None], Any]
-    ablation: Ablation | None = None
+    read: Callable[[Engine, str, Ablation], Any]
+    ablation: Ablation = NOTHING
     maps: int = 0
     runs: int | None = 1
     kind: str | None = None
     reads_logits: bool = False
 
     @property
-    def condition(self) -> Condition:
-        """What the model is run without."""
-        return INTACT if self.ablation is None else self.ablation.condition
-
-    @property
     def positions(self) -> list[str]:
         """The keys of what is measured in the ablated model first: written positions."""
-        key = position_key(self.ablation or Ablation(), self.engine)
+        key = position_key(self.ablation, self.engine)
         return [key] if key else []
 
     @property
     def n_written(self) -> int:
         """On how many tokens written position is measured."""
         texts = self.engine.inputs if self.engine.texts is None else self.engine.texts.inputs
-        return texts.shape[0] * texts.shape[1] if self.condition.of_written else 0
+        return texts.shape[0] * texts.shape[1] if self.ablation.condition.of_written else 0
 
     def sizes(self, processes: Processes) -> dict[str, int]:
         """Return how many sequences this process runs for each key.
@@ -100,14 +94,14 @@ def calibration(
         key: of the pass; the result of another than the default's calibrates no pass by itself.
     """
 
-    def read(engine: Engine, key: str, ablation: Ablation | None) -> Calibration | None:
+    def read(engine: Engine, key: str, ablation: Ablation) -> Calibration | None:
         return engine.calibrated(key, ablations).calibration
 
     if any(ablation.needs_intact for ablation in ablations):
         yield Pass(key=key, engine=engine, read=read)
 
 
-def captured(capture: Capture, engine: Engine, key: str, ablation: Ablation | None) -> State:
+def captured(capture: Capture, engine: Engine, key: str, ablation: Ablation) -> State:
     """Return the tensors of a capture; `partial(captured, capture)` reads a pass."""
     return engine.load_or_compute(key, capture, ablation)
 
@@ -175,7 +169,7 @@ class Study(ABC, Generic[Chosen]):
 
     def massive_outputs(self) -> dict[str, int]:
         """Return by measurement how many outputs stay out of the means of written position."""
-        of_blocks = (pass_ for pass_ in self.passes() if pass_.condition.of_blocks)
+        of_blocks = (pass_ for pass_ in self.passes() if pass_.ablation.condition.of_blocks)
         keys = {key for pass_ in of_blocks for key in pass_.positions}
         load = self.session.checkpoint.load
         return {key: WrittenPositions.from_tensors(load(key)).n_left_out for key in sorted(keys)}
@@ -222,12 +216,11 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
     loading, memory = time.monotonic() - session.started, memory_in_words(session, passes)
     rows = dict[str, tuple[str, str, str, int]]()  # passes share measured positions
     for pass_ in passes:
-        condition, n_pos = pass_.condition, pass_.engine.inputs.shape[1]
+        ablation, n_pos = pass_.ablation, pass_.engine.inputs.shape[1]
         for key, n in pass_.sizes(session.processes).items():
             # A block is run to its attention's output, and then to its end.
-            n_runs = 2 if condition.of_blocks and key != pass_.key else 1
-            removed = (pass_.ablation or Ablation()).named.name
-            rows[key] = pass_.kind or pass_.key, key, removed, n_runs * n * n_pos
+            n_runs = 2 if ablation.condition.of_blocks and key != pass_.key else 1
+            rows[key] = pass_.kind or pass_.key, key, ablation.named.name, n_runs * n * n_pos
     table = pd.DataFrame(rows.values(), columns=["kind", "pass", "removed", "tokens"])
     sizes = table.groupby("kind")["tokens"].sum().sort_values(ascending=False)
     first = {pass_.kind or pass_.key: pass_ for pass_ in reversed(passes)}
@@ -262,8 +255,8 @@ class FirstBatch(Stream):
 def seconds_per_token(pass_: Pass) -> float:
     """Return how long the first batch of a pass takes for a token; all of one without batches."""
     engine, ablation = replace(pass_.engine, checkpoint=None, stream=FirstBatch()), pass_.ablation
-    if ablation is not None and ablation.needs_calibration:  # which is not measured yet
-        ablation = None
+    if ablation.needs_calibration:  # which is not measured yet
+        ablation = NOTHING
     start, n_seqs = time.monotonic(), len(engine.inputs) * (pass_.runs or 1)
     try:
         pass_.read(engine, pass_.key, ablation)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import pandas as pd
 
@@ -40,6 +40,7 @@ from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
 from nope_probe.analyses.verdicts import mostly_lost, value_of
 from nope_probe.figures.words import INFORMATION, NUMBERS, bound_columns
+from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.maps import Layers, heads_of
 from nope_probe.maps.positions import PositionSums
@@ -47,12 +48,36 @@ from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition, Writer
 from nope_probe.run.folder import REPLICATES
 
 TableRow = dict[str, Any]
-Row = tuple[Condition, str]  # what is removed, and what the weights among it are replaced by
-INTACT_ROW: Row = (INTACT, NO_REPLACEMENT)
-Maps = dict[Row, Layers]
 GAPS = ("positional_share_gap", "others_share_gap")
 ATTENTION = tuple(name for name in INFORMATION if name not in (*GAPS, "sink_weight"))  # with bounds
 WEIGHTS = tuple(name for name in ATTENTION if name != "pattern_missed")  # from weights alone
+
+
+class Row(NamedTuple):
+    """A row of the tables of removals: what is removed, and what the weights among it become."""
+
+    removed: Condition = INTACT
+    replacement: str = NO_REPLACEMENT
+
+    @classmethod
+    def of(cls, ablation: Ablation) -> Row:
+        """Return the row of what an ablation removes, with the heads that lose it."""
+        by = str(ablation.replacement) if ablation.condition.weights else NO_REPLACEMENT
+        return cls(ablation.named, by)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that name it."""
+        return {"removed": self.removed.name, "replacement": self.replacement}
+
+    @property
+    def maps(self) -> str:
+        """The name of its score maps in a run: `score/mask`, `score_mean/w_q`."""
+        by = "" if self.replacement == NO_REPLACEMENT else f"_{self.replacement}"
+        return f"score{by}/{self.removed.name}"
+
+
+Maps = dict[Row, Layers]
 
 
 def interval_columns(**intervals: Interval) -> TableRow:
@@ -154,12 +179,6 @@ def writer_table(sums: PositionSums) -> pd.DataFrame:
     )
 
 
-def named(row: Row) -> dict[str, str]:
-    """Return the columns that name a row of a table."""
-    condition, replacement = row
-    return {"removed": condition.name, "replacement": replacement}
-
-
 def pattern_table(maps: Maps, layer: int, grams: Grams[Row]) -> pd.DataFrame:
     """Return the measures of a layer's lead and pattern in each row, and the order, nats.
 
@@ -176,10 +195,10 @@ def pattern_table(maps: Maps, layer: int, grams: Grams[Row]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "layer": layer,
-            **named(row),
+            **row.columns,
             **interval_columns(**vars(measures)),
-            **(columns_of(values_in(grams, row, INTACT_ROW), ("order",)) if grams else {}),
-            **(mask_adds(measured[INTACT_ROW], measures) if row == (MASK, NO_REPLACEMENT) else {}),
+            **(columns_of(values_in(grams, row, Row()), ("order",)) if grams else {}),
+            **(mask_adds(measured[Row()], measures) if row == Row(MASK) else {}),
         }
         for row, measures in measured.items()
     )
@@ -192,7 +211,9 @@ def mask_adds(intact: Measures, unmasked: Measures) -> TableRow:
     return interval_columns(mask_adds=rms_difference(with_mask, without))
 
 
-def means_table(pattern: pd.DataFrame, losses: Mapping[Row, Estimates]) -> pd.DataFrame:
+def means_table(
+    pattern: pd.DataFrame, rows: Iterable[Row], losses: Mapping[Row, Estimates]
+) -> pd.DataFrame:
     """Return the means over layers of the three numbers in each row, and what removal costs, nats.
 
     A row has each mean with its bounds, the number of layers whose intact value exceeds its noise
@@ -200,35 +221,37 @@ def means_table(pattern: pd.DataFrame, losses: Mapping[Row, Estimates]) -> pd.Da
     `mostly_lost`. For `cost` and its parts see `cost_of`.
 
     Args:
-        pattern: of all layers and rows, with replicates.
+        pattern: of all layers, with replicates.
+        rows: which of its rows.
         losses: the mean loss in rows that have one, and in their nulls.
     """
-    rows, intact = list[TableRow](), pattern[pattern["removed"] == INTACT.name].to_dict("records")
-    for (removed, replacement), table in pattern.groupby(["removed", "replacement"], sort=False):
-        of_layers = table.to_dict("records")
-        rows.append({"removed": removed, "replacement": replacement})
+    names = ["removed", "replacement"]
+    by_row = {of: table.to_dict("records") for of, table in pattern.groupby(names, sort=False)}
+    means = list[TableRow]()
+    for row in rows:
+        condition, by = row
+        intact, of_layers = (by_row[of.name, of_by] for of, of_by in (Row(), row))
+        means.append(row.columns)
         for name in NUMBERS:
-            replicates = [row.get(f"{name}{REPLICATES}") for row in of_layers]
+            replicates = [of_layer.get(f"{name}{REPLICATES}") for of_layer in of_layers]
             known = [of_layer for of_layer in replicates if isinstance(of_layer, Estimates)]
             if known:
                 pairs = zip(intact, of_layers, strict=True)
-                lost = [mostly_lost(*(value_of(row, name) for row in pair)) for pair in pairs]
-                rows[-1] |= interval_columns(**{name: mean_over_layers(known)})
-                rows[-1] |= {f"{name}_layers": len(lost) - lost.count(None)}
-                rows[-1] |= {f"{name}_below_half": lost.count(True)}
-        condition, by = Condition.parse(str(removed)), str(replacement)
-        loss = losses.get((condition, by))
-        if loss is not None:
-            null = None if condition.null == condition else losses[condition.null, by]
-            cost = {"loss": loss} | cost_of(loss, losses[INTACT_ROW], null)
-            rows[-1] |= interval_columns(**{name: jackknife(of) for name, of in cost.items()})
-    return pd.DataFrame(rows)
+                lost = [mostly_lost(*(value_of(of, name) for of in pair)) for pair in pairs]
+                means[-1] |= interval_columns(**{name: mean_over_layers(known)})
+                means[-1] |= {f"{name}_layers": len(lost) - lost.count(None)}
+                means[-1] |= {f"{name}_below_half": lost.count(True)}
+        if row in losses:
+            null = None if condition.null == condition else losses[Row(condition.null, by)]
+            cost = {"loss": losses[row]} | cost_of(losses[row], losses[Row()], null)
+            means[-1] |= interval_columns(**{name: jackknife(of) for name, of in cost.items()})
+    return pd.DataFrame(means)
 
 
 def terms_table(sources: Sequence[str], layer: int, grams: Grams[Row]) -> pd.DataFrame:
     """Return the sizes of the exact sum of a layer's lead and pattern: of, term, size, nats."""
     terms = {
-        name: {(condition, NO_REPLACEMENT): times for condition, times in contrast.items()}
+        name: {Row(condition): times for condition, times in contrast.items()}
         for name, contrast in source_terms(sources).items()
     }
     return pd.DataFrame(
@@ -240,16 +263,16 @@ def terms_table(sources: Sequence[str], layer: int, grams: Grams[Row]) -> pd.Dat
 
 def head_pattern_table(maps: Maps, layer: int) -> pd.DataFrame:
     """Return lead, amplitude and order of each head of a layer without sources, nats."""
-    of_sources = {row: of_row for row, of_row in maps.items() if row[0].are_sources}
+    of_sources = {row: of_row for row, of_row in maps.items() if row.removed.are_sources}
     heads = {row: heads_of({layer: of_row[layer]}) for row, of_row in of_sources.items()}
     return pd.DataFrame(
         {
             "layer": layer,
             "head": head,
-            **named(row),
-            **columns_of(values_in(grams, row, INTACT_ROW), ("lead", "amplitude", "order")),
+            **row.columns,
+            **columns_of(values_in(grams, row, Row()), ("lead", "amplitude", "order")),
         }
-        for layer, head in heads[INTACT_ROW]
+        for layer, head in heads[Row()]
         for grams in [contrast_grams(patterns_of(heads, (layer, head)))]
         for row in heads
     )
@@ -262,16 +285,14 @@ def offsets_table(sources: Sequence[str], maps: Maps, layer: int) -> pd.DataFram
     beyond the layer's window have no row. Where some distances share a row, `offset` is the first
     and `last_offset` the last of them.
     """
-    terms, pattern = source_terms(sources), maps[INTACT_ROW][layer].pattern
+    terms, pattern = source_terms(sources), maps[Row()][layer].pattern
     n_offsets = pattern.maps.n - 1 - pattern.maps.skip_keys
     bins, parts = offset_bins(n_offsets), list[pd.DataFrame]()
     offsets = {"offset": bins.tolist()}
     if len(bins) < n_offsets:
         offsets["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
     of_conditions = {  # on the cells that the intact model sees
-        condition: bin_means(
-            replace(pattern, maps=maps[condition, NO_REPLACEMENT][layer]), "pattern", bins
-        )
+        condition: bin_means(replace(pattern, maps=maps[Row(condition)][layer]), "pattern", bins)
         for condition in dict.fromkeys([INTACT, *chain.from_iterable(terms.values())])
     }
     means = {

@@ -33,7 +33,7 @@ from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
 from nope_probe.run.processes import by_layer
 from nope_probe.run.session import input_arrays
-from nope_probe.studies.engine import Engine, validate_first_sequence
+from nope_probe.studies.engine import NOTHING, Engine, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study
@@ -66,7 +66,7 @@ class TracePosition(Study[Settings]):
         yield Pass(key="positions", engine=engine, read=self._read_positions, maps=n_maps)
         yield Pass(key="effects", engine=engine, read=self._read_effects, runs=None)
 
-    def _read_positions(self, engine: Engine, key: str, ablation: Ablation | None) -> PositionSums:
+    def _read_positions(self, engine: Engine, key: str, ablation: Ablation) -> PositionSums:
         info = self.session.loaded.info
         try:
             return engine.positions(
@@ -80,7 +80,7 @@ class TracePosition(Study[Settings]):
             raise UserError(f"{info.name} cannot be traced: {error}") from error
 
     def _read_effects(
-        self, engine: Engine, key: str, ablation: Ablation | None
+        self, engine: Engine, key: str, ablation: Ablation
     ) -> tuple[str | None, dict[str, pd.DataFrame]]:
         """Return the reader of the headline, by default the strongest, and the tables."""
         sums: PositionSums = engine.results["positions"]
@@ -201,7 +201,7 @@ def _effects(
 
 
 def scores_of(
-    engine: Engine, place: Mapping[str, int], key: str, ablation: Ablation | None = None
+    engine: Engine, place: Mapping[str, int], key: str, ablation: Ablation = NOTHING
 ) -> LayerMaps:
     """Return the scores of a layer, or of a head, of the model without what an ablation removes."""
     layer, head = place["layer"], place.get("head")

@@ -1,5 +1,7 @@
-"""The conditions of a plan, several replacements side by side, and the scores that stop a run."""
+"""The conditions of a run of ablate, several replacements side by side, and what stops a run."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +26,18 @@ from nope_probe import (
     run_ablations,
 )
 from nope_probe.hooks.reading.written import capture_written
+from nope_probe.models.load import as_loaded
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import hooked_config
-from nope_probe.removal import INTACT
+from nope_probe.removal import INTACT, Condition
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import Processes
-from nope_probe.studies.ablate_run import Plan, key_of, make_plan
+from nope_probe.run.session import Session, on_inputs
+from nope_probe.studies.ablate import Settings
+from nope_probe.studies.ablate_run import Ablate, ablations_of, chosen, key_of, runs_of
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import run_passes
-from nope_probe.studies.tables import Maps
+from nope_probe.studies.tables import Row
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -52,18 +57,21 @@ def random_tokens(first: int = 0) -> Sequences:
     return Sequences(inputs=first + torch.randint(1024, (13, 11)), name="random")
 
 
-def measured(
-    model: Any,
-    inputs: Sequences,
-    plan: Plan,
-    checkpoint: Any = None,
-    shuffled: Sequences | None = None,
-) -> Maps:
-    engine = Engine(
-        model=model, inputs=inputs.inputs, n_folds=4, batch_size=7, checkpoint=checkpoint
-    )
-    results = run_passes(plan.passes(engine, shuffled))
-    return {row: results[key_of(row, by)].maps for row, by in plan.rows.items()}
+def rows_of(
+    has: Any, left_out: Mapping[str, str] = {}, **options: Any
+) -> tuple[list[str], list[Condition], dict[str, str], dict[Row, Ablation]]:
+    """Return the sources, what else is removed, what is left out, and what is run for each row."""
+    settings = Settings(**options)
+    sources, removed, idle = chosen(has, settings, left_out)
+    return [*sources], removed, idle, runs_of(ablations_of(sources, removed, settings))
+
+
+@contextmanager
+def study_of(model: Any, inputs: Sequences, folder: Path, **options: Any) -> Iterator[Ablate]:
+    settings = Settings(folds=4, batch_size=7, out=folder / "run", **options)
+    given = {"model": as_loaded(model), "inputs": inputs}
+    with Session(on_inputs(settings, inputs, 4), **given).opened() as session:
+        yield Ablate(session)
 
 
 @pytest.mark.parametrize(
@@ -78,78 +86,78 @@ def measured(
 def test_a_plan_removes_sources_in_all_combinations_and_weights_alone(
     has: Any, encodings: list[str]
 ):
-    plan = make_plan(has)
+    found, removed, _, rows = rows_of(has)
     sources = ["mask", *encodings]
-    assert list(plan.sources) == sources
-    conditions = [condition for condition, _ in plan.rows]
+    assert found == sources
+    conditions = [condition for condition, _ in rows]
     assert conditions[0] == INTACT
     of_sources = {frozenset(item) for item in subsets(sources)}
-    plain = {condition for condition, by in plan.rows if by == "none"}
+    plain = {condition for condition, by in rows if by == "none"}
     assert plain == {*of_sources, frozenset({"written"})}
     assert conditions[1:3] == [{"mask"}, {"written"}]
     weights = [{"written"}, {"w_q"}, {"w_k"}, {"w_q", "w_k"}, {"w_o"}]
-    assert [set(condition) for condition in plan.removed] == weights
-    assert conditions[len(plain) :] == [*plan.removed][1:]
-    assert {condition for condition, _ in make_plan(has, ["sources"]).rows} == of_sources
+    assert [set(condition) for condition in removed] == weights
+    assert conditions[len(plain) :] == removed[1:]
+    assert {condition for condition, _ in rows_of(has, remove=("sources",))[-1]} == of_sources
 
 
-def test_mask_and_rope_take_ten_runs_and_another_replacement_four_more():
-    engine = Engine(model=small_model(), inputs=random_tokens().inputs, n_folds=4)
+def test_mask_and_rope_take_ten_runs_and_another_replacement_four_more(tmp_path: Path):
     for names, n_scores in ((["mean"], 10), (["mean", "identity"], 14)):
-        plan = make_plan(LLAMA, ablations=tuple(Ablation(replacement=name) for name in names))
-        keys = [one.key for one in plan.passes(engine)]
+        options = {"replacement": tuple(names), "n_seqs": 13, "seq_len": 11}
+        with study_of(small_model(), random_tokens(), tmp_path / names[-1], **options) as study:
+            keys = [one.key for one in study.passes()]
         scores = [key for key in keys if key.startswith("score")]
         assert len(scores) == len({*scores}) == n_scores
         assert keys.index("calibration") < keys.index("score_mean/w_q")
 
 
 def test_behind_a_constant_output_w_v_does_not_matter():
-    plan = make_plan(LLAMA, ["w_o", "ov"], ablations=(Ablation(),))
-    engine = Engine(model=small_model(), inputs=random_tokens().inputs, n_folds=4)
-    keys = [one.key for one in plan.passes(engine) if one.key.startswith("score_mean")]
-    assert keys == ["score_mean/w_o"]
-    assert [condition.name for condition, by in plan.rows if by == "mean"] == ["w_o", "w_o+w_v"]
+    *_, rows = rows_of(LLAMA, remove=("w_o", "ov"))
+    of_weights = {row.removed.name: key_of(by) for row, by in rows.items() if row.removed.weights}
+    assert of_weights == {"w_o": "score_mean/w_o", "w_o+w_v": "score_mean/w_o"}
 
 
 def test_removals_that_change_the_same_output_are_calibrated_one_by_one() -> None:
-    plan = make_plan(LLAMA, ["w_o", "position[L1H0]"])
-    removed = [one.condition.name for one in plan.rows.values()]
+    *_, rows = rows_of(LLAMA, remove=("w_o", "position[L1H0]"))
+    removed = [one.condition.name for one in rows.values()]
     assert {*removed} - {"intact", "mask", "rope", "mask+rope"} == {"w_o", "position[L1H0]"}
 
 
 def test_what_cannot_be_removed_is_removed_by_no_default_and_no_source() -> None:
     has, why = (*LLAMA, "window"), {"window": "hides nothing", "w_k": "is no matrix"}
-    plan = make_plan(has, left_out={**why, "sink": "the model has none"})
-    assert [condition.name for condition in plan.removed] == ["written", "w_q", "w_o"]
-    assert (plan.sources, plan.left_out) == (("mask", "rope"), why)
-    assert make_plan(has, ["w_q"], left_out=why).left_out == {"window": "hides nothing"}
+    sources, removed, idle, _ = rows_of(has, {**why, "sink": "the model has none"})
+    assert [condition.name for condition in removed] == ["written", "w_q", "w_o"]
+    assert (sources, idle) == (["mask", "rope"], why)
+    assert rows_of(has, why, remove=("w_q",))[2] == {"window": "hides nothing"}
 
 
 def test_what_all_blocks_write_is_no_default_where_some_heads_are_named() -> None:
-    for heads, written in ((None, ["written"]), ({1: [0]}, [])):
-        plan = make_plan(LLAMA, ablations=(Ablation(heads=heads),))
-        assert [condition.name for condition in plan.removed if condition.of_blocks] == written
+    for heads, written in (((), ["written"]), (("L1H0",), [])):
+        removed = rows_of(LLAMA, in_heads=heads)[1]
+        assert [condition.name for condition in removed if condition.of_blocks] == written
 
 
-def test_what_is_named_is_removed_in_the_heads_and_the_sources_in_all() -> None:
-    by, model, inputs = Ablation(heads={1: [3, 0]}), small_model(), random_tokens()
-    plan = make_plan(LLAMA, ["mask", "w_q"], ablations=(by,), layers=(0, 1, 2))
+def test_what_is_named_is_removed_in_the_heads_and_the_sources_in_all(tmp_path: Path) -> None:
+    model, inputs = small_model(), random_tokens()
     in_all, in_heads = ["intact", "mask", "rope", "mask+rope"], ["mask@L1H0,L1H3", "w_q@L1H0,L1H3"]
-    assert [condition.name for condition, _ in plan.rows] == [*in_all, *in_heads]
-    maps = {row[0].name: layers for row, layers in measured(model, inputs, plan).items()}
+    options = {"remove": ("mask", "w_q"), "in_heads": ("L1H3", "L1H0"), "layers": 3}
+    with study_of(model, inputs, tmp_path, **options) as study:
+        assert [row.removed.name for row in study.rows] == [*in_all, *in_heads]
+        results = run_passes(study.passes())
+        maps = {row.removed.name: results[key_of(by)].maps for row, by in study.runs.items()}
     for name in (*in_all[1:], *in_heads):
         removed, *heads = name.split("@")
         ablation = Ablation(remove=removed, heads={1: [0, 3]} if heads else None)
         with ablated(model, ablation, tokens=None if removed != "w_q" else inputs.inputs):
             captured = capture_scores(model, inputs.inputs, n_folds=4, batch_size=7)
-        mine = torch.stack([maps[name][layer].mean() for layer in plan.layers])
-        expected = captured.mean[: len(plan.layers)]
+        mine = torch.stack([maps[name][layer].mean() for layer in range(3)])
+        expected = captured.mean[:3]
         torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_an_encoder_without_a_mask_is_refused():
     with pytest.raises(UserError, match="no causal mask"):
-        make_plan(("w_q", "w_k", "w_o", "w_v"))
+        rows_of(("w_q", "w_k", "w_o", "w_v"))
 
 
 class Listing(RunCheckpoint):
@@ -164,16 +172,19 @@ class Listing(RunCheckpoint):
         return super().stream(key)
 
 
-@pytest.mark.parametrize("removed", [["w_k"], ["w_k", "position[MLP0]+position[L1H0]"]])
-def test_keys_are_those_of_all_streams_in_the_order_of_the_run(removed: list[str], tmp_path: Path):
-    plan = replace(make_plan(LLAMA, removed), layers=(0, 1))
+@pytest.mark.parametrize("removed", [("w_k",), ("w_k", "position[MLP0]+position[L1H0]")])
+def test_keys_are_those_of_all_streams_in_the_order_of_the_run(
+    removed: tuple[str, ...], tmp_path: Path
+) -> None:
     tokens, checkpoint = random_tokens(), Listing(tmp_path)
-    measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
-    engine = Engine(model=small_model(), inputs=tokens.inputs, n_folds=4)
-    sizes = [one.sizes(Processes()) for one in plan.passes(engine, tokens)]
+    with study_of(small_model(), tokens, tmp_path, remove=removed, layers=2) as study:
+        study.engine = replace(study.engine, checkpoint=checkpoint)
+        run_passes(study.passes())
+        sizes = [one.sizes(Processes()) for one in study.passes()]
     assert checkpoint.listed == [key for of_pass in sizes for key in of_pass]
     assert {n_seqs for of_pass in sizes for n_seqs in of_pass.values()} == {len(tokens)}
     assert len(set(checkpoint.listed)) == len(checkpoint.listed)
+    assert ("shuffled/mask" in checkpoint.listed) == (tokens.kind == "text")
 
 
 def test_position_is_taken_away_as_it_is_written_without_all_else():
@@ -206,12 +217,13 @@ def test_the_position_of_heads_of_a_layer_is_that_of_the_intact_model():
     assert torch.equal(maps, expected)
 
 
-def test_a_non_finite_score_stops_the_run_and_is_named() -> None:
-    weights = (Ablation(replacement="identity", gain="norm"),)
-    plan, model = make_plan(LLAMA, ["w_q"], ablations=weights, layers=(0, 1)), small_model()
+def test_a_non_finite_score_stops_the_run_and_is_named(tmp_path: Path) -> None:
+    model = small_model()
     model.blocks[0].attn.W_Q.data[0, 0, 0] = 1e30  # finite scores, but a norm that overflows
-    with pytest.raises(UserError, match=r"non-finite scores in L0, pass score_identity/"):
-        measured(model, random_tokens(), plan, shuffled=random_tokens(1024))
+    options = {"remove": ("w_q",), "replacement": ("identity",), "gain": "norm", "layers": 2}
+    refused = pytest.raises(UserError, match=r"non-finite scores in L0, pass score_identity/")
+    with study_of(model, random_tokens(), tmp_path, **options) as study, refused:
+        run_passes(study.passes())
 
 
 def test_each_replacement_has_the_rows_of_a_run_with_it_alone(bridge: ByName) -> None:

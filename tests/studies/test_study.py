@@ -137,7 +137,7 @@ def test_a_dry_run_lists_every_pass_and_leaves_nothing(
 def test_the_first_batch_of_a_pass_is_timed_by_the_token(
     rope_tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(engine: Engine, key: str, ablation: Ablation | None) -> None:
+    def read(engine: Engine, key: str, ablation: Ablation) -> None:
         engine.stream.advance(5)
 
     engine = Engine(model=rope_tiny.model, inputs=torch.zeros(13, 7, dtype=torch.int64))
