@@ -93,6 +93,16 @@ def row_name(removed: str, replacement: str = NO_REPLACEMENT) -> str:
     return name.format(removed=said, replacement=replacement) + heads
 
 
+def map_name(removed: str, replacement: str) -> str:
+    """Return the name of the score maps of a condition in a run.
+
+    Example:
+        >>> map_name("mask", "none"), map_name("w_q", "mean")
+        ('score/mask', 'score_mean/w_q')
+    """
+    return f"score{f'_{replacement}' * (replacement != NO_REPLACEMENT)}/{removed}"
+
+
 def in_heads(name: str) -> tuple[str, str]:
     """Return what is removed, and the end of a phrase with the heads that lose it, if not all do.
 

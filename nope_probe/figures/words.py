@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import groupby
 from math import isnan
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from nope_probe.files import packaged
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 BOTH_WAYS, SHARE = "-1 to 1", "share"  # units whose axes are bounded
 NO_PATTERN, WITHIN, NO_SHARE = "no pattern", "within noise", "no share"  # instead of numbers
 ROUNDING = 1e-12  # smaller numbers are rounding errors of float64
+HALF_WIDTH = "±z.2f"  # the style of an estimate with half the width of its interval
+HEADING = 13  # characters in a line of the headings of first tables
 CLIPPED = 0.5  # percent of a map's cells beyond each limit of its colours
 
 
@@ -177,6 +180,16 @@ def capitalised(text: str) -> str:
         ('The causal mask', 'RoPE')
     """
     return text[:1].upper() + text[1:]
+
+
+def heading(text: str) -> str:
+    r"""Return a heading of a first table in short lines.
+
+    Example:
+        >>> heading("second copy, text")
+        'second copy,\ntext'
+    """
+    return "\n".join(wrap(text, HEADING))
 
 
 def bound_columns(column: str) -> tuple[str, str]:

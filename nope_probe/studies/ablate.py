@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from nope_probe.run.folder import Run
 
 SAID = captions("ablate")
-_arg = tyro.conf.arg
 MOST_LINES = 5  # of a figure, before its button is used
 WORDS = ("none", "sources")  # of --remove, that name no condition
 # Position that blocks write; constant queries, keys, both, and output.
@@ -61,7 +60,7 @@ class Settings(RemovingSettings):
 
     remove: Annotated[
         tuple[str, ...] | None,
-        _arg(
+        tyro.conf.arg(
             help=f"What to remove besides the sources, one at a time: {NAMES}; `sources` for the "
             "sources alone; `none` to map the intact model alone. By default "
             f"{' '.join(DEFAULT_REMOVED)}."
@@ -91,13 +90,7 @@ SHAPE = View(
     table="pattern",
     title="Measures of the pattern's shape",
     y=(*MEASURES, "mask_adds"),
-    folded=True,
     caption=SAID["shape"],
-)
-CONTROL = replace(
-    SHAPE,
-    title="Controls: shuffled tokens, null of written position",
-    caption=SAID["controls"],
 )
 BY_DISTANCE = View(
     table="offsets",
@@ -133,30 +126,29 @@ def report(run: Run) -> Report:
         run: its tables, and maps [n_layers, query_pos, key_pos] in nats; tables that a run lacks
             may be missing or empty.
     """
-    from nope_probe.studies import ablate_page as page
+    from nope_probe.studies.ablate_page import headline
 
     manifest, reading = run.manifest, how_to_read("scores")
-    if not manifest.results.get("positional_sources"):
-        views = [BY_DISTANCE, replace(SHAPE, folded=False), *HEADS]
-        return Report(
-            title=f"The attention scores of {manifest.model_name} by position",
-            headline=page.headline_of_intact(run),
-            sections=[
-                page.pattern_section(run),
-                page.score_section(run),
-                *([page.head_map_section(run)] if page.PER_HEAD in run.maps else ()),
-                *sections(views, run.tables, COLUMNS),
-            ],
-            how_to_read=reading,
-        )
     for by in manifest.results.get("replacements", ()):
         reading.append(SAID["replaced"].format(by=by, meaning=REPLACEMENTS[by]))
+    removes = bool(manifest.results.get("positional_sources"))
     return Report(
-        title=f"The sources of the positional pattern of {manifest.model_name}",
-        headline=page.headline(run),
-        sections=[*removal_sections(run)],
+        title=SAID["sources" if removes else "attention"].format(model=manifest.model_name),
+        headline=headline(run),
+        sections=[*(removal_sections if removes else intact_sections)(run)],
         how_to_read=reading,
     )
+
+
+def intact_sections(run: Run) -> Iterator[Section]:
+    """Yield the sections of a run that removes nothing."""
+    from nope_probe.studies import ablate_page as page
+
+    yield page.pattern_section(run)
+    yield page.score_section(run)
+    if page.PER_HEAD in run.maps:
+        yield page.head_map_section(run)
+    yield from sections([BY_DISTANCE, SHAPE, *HEADS], run.tables, COLUMNS)
 
 
 def removal_sections(run: Run) -> Iterator[Section]:
@@ -173,13 +165,13 @@ def removal_sections(run: Run) -> Iterator[Section]:
         replace(SHAPE, rows=f"removed in {of_sources}"),
     ]
     if controls:
-        views.append(replace(CONTROL, rows=f"removed in {[*SHUFFLED, WRITTEN.name, *controls]}"))
-    three_numbers, *folded = sections([*views, BY_DISTANCE], tables, COLUMNS)
-    heads = [page.head_section(run)] if "head_pattern" in tables else []
+        rows = f"removed in {[*SHUFFLED, WRITTEN.name, *controls]}"
+        title = "Controls: shuffled tokens, null of written position"
+        views.append(replace(SHAPE, title=title, caption=SAID["controls"], rows=rows))
+    three_numbers, *others = sections([*views, BY_DISTANCE], tables, COLUMNS)
     yield page.pattern_section(run)
     yield page.with_marked_layer(three_numbers, run)
-    without, makers, scores = (
-        section(run) for section in (page.condition_section, page.maker_section, page.score_section)
-    )
-    for section in (without, makers, *heads, *folded, scores):
+    heads = [page.head_section] if "head_pattern" in tables else []
+    parts = [of(run) for of in (page.condition_section, page.maker_section, *heads)]
+    for section in (*parts, *others, page.score_section(run)):
         yield replace(section, folded=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import nan
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -25,16 +24,18 @@ from nope_probe.analyses.verdicts import (
 )
 from nope_probe.figures.attention import head_values
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.names import brief, row_name, short, words
+from nope_probe.figures.names import brief, map_name, row_name, short, words
 from nope_probe.figures.panels import ACROSS, RowMaps, pool
 from nope_probe.figures.style import GUIDE
 from nope_probe.figures.words import (
+    HALF_WIDTH,
     MEASURES,
     NUMBERS,
     WITHIN,
     column_text,
     columns,
     excludes_zero,
+    heading,
 )
 from nope_probe.removal import INTACT, NO_REPLACEMENT, UNION, Condition
 from nope_probe.reports.page import MOST_ROWS, Headline, Section, captions, positions, row_maps
@@ -44,7 +45,6 @@ SAID = captions("ablate")
 COLUMNS = {**MEASURES, **columns("ablate")}
 SHOWN = ("lead", "amplitude", "locality")
 ROW = ["removed", "replacement"]
-HALF = "±z.2f"
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 PER_HEAD = "score_per_head/intact"
 
@@ -55,11 +55,23 @@ def intact_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def headline(run: Run) -> Headline:
-    """Return what makes and carries each number, and its values in every condition."""
-    found = answers_of(run)
-    values = Headline(table=value_table(run), caption=SAID["values"])
-    table, sentence = verdict_table(run, found), "" if found["order"].n_layers else SAID["nothing"]
-    return Headline(sentence=sentence, table=table, caption=SAID["rule"], then=values)
+    """Return what makes and carries each number, and its values in every condition.
+
+    Where nothing is removed, return the layers with the largest patterns, and which keys they
+    prefer.
+    """
+    if run.manifest.results.get("positional_sources"):
+        found = answers_of(run)
+        values = Headline(table=value_table(run), caption=SAID["values"])
+        sentence = "" if found["order"].n_layers else SAID["nothing"]
+        table = verdict_table(run, found)
+        return Headline(sentence=sentence, table=table, caption=SAID["rule"], then=values)
+    pattern = run.tables["pattern"]
+    above = pattern[above_noise(pattern, run.manifest.fold_sizes)]
+    if above.empty:
+        return Headline(sentence=SAID["nothing"])
+    shown = above.nlargest(MOST_ROWS, "amplitude").sort_values("layer")
+    return Headline(table=brief(shown, "layer", SHOWN, MEASURES), caption=SAID["intact"])
 
 
 def answers_of(run: Run) -> dict[str, Answer]:
@@ -82,12 +94,8 @@ def verdict_table(run: Run, found: Mapping[str, Answer]) -> pd.DataFrame:
         shown = dict(zip(layers, answer.layers, strict=True)).get(layer)
         main |= {maker: k for maker, k in answer.makers.items() if maker == shown}
         at = {shown: f": L{layer}"} if len(main) > 1 else {}
-        made = [
-            SAID["made"].format(
-                maker=maker_text(maker, number), k=k, at=at.get(maker, ""), answer=answer
-            )
-            for maker, k in main.items()
-        ]
+        said = partial(SAID["made"].format, answer=answer)
+        made = [said(maker=maker_text(x, number), k=k, at=at.get(x, "")) for x, k in main.items()]
         carriers = ", ".join(map(carrier_text, answer.carriers)) or "none"
         name = NUMBERS[number] + SAID["trails"].format(answer=answer) * trails
         rows.append((name, "\n".join(made) or WITHIN, carriers if made else ""))
@@ -131,12 +139,13 @@ def value_table(run: Run) -> pd.DataFrame:
             rows = means[ROW].merge(pattern[pattern["layer"] == layer], on=ROW)
         if number in rows and rows[number].notna().any():
             values = [
-                column_text(of, number, COLUMNS[number], HALF) for of in rows.to_dict("records")
+                column_text(of, number, COLUMNS[number], HALF_WIDTH)
+                for of in rows.to_dict("records")
             ]
-            cells["\n".join(wrap(f"{title} ({place})", 13))] = values
+            cells[heading(f"{title} ({place})")] = values
     if "cost" in means:
         intact, *others = means.to_dict("records")
-        costs = [column_text(row, "cost", COLUMNS["cost"], HALF) for row in others]
+        costs = [column_text(row, "cost", COLUMNS["cost"], HALF_WIDTH) for row in others]
         cells["cost"] = [f"0 of {intact['loss']:.2f}", *costs]
     return pd.DataFrame(cells)
 
@@ -164,24 +173,14 @@ def maker_section(run: Run) -> Section:
     return Section(title=title, caption=SAID["makers"], table=table)
 
 
-def headline_of_intact(run: Run) -> Headline:
-    """Return the layers with the largest patterns, and which keys they prefer."""
-    pattern = run.tables["pattern"]
-    above = pattern[above_noise(pattern, run.manifest.fold_sizes)]
-    if above.empty:
-        return Headline(sentence=SAID["nothing"])
-    shown = above.nlargest(MOST_ROWS, "amplitude").sort_values("layer")
-    return Headline(table=brief(shown, "layer", SHOWN, MEASURES), caption=SAID["intact"])
-
-
 def of_figure(run: Run) -> dict[str, Any]:
     """Return what figures of maps have in common: layers, the maps' noise, and their size."""
-    rows, maps = intact_rows(run.tables["pattern"]), run.maps
+    rows = intact_rows(run.tables["pattern"])
     layers, shown = rows["layer"].tolist(), strongest_row(rows, run.manifest.fold_sizes)
     return {
         "layer": layers[0] if shown is None else int(shown["layer"]),
         "layers": layers,
-        "noise": [float(np.sqrt(np.nanmean(of**2))) for of in maps.get("se/intact", ())],
+        "noise": [float(np.sqrt(np.nanmean(of**2))) for of in run.maps.get("se/intact", ())],
         "max_positions": positions_of(run),
     }
 
@@ -196,16 +195,12 @@ def positions_of(run: Run) -> int:
 
 def pattern_section(run: Run) -> Section:
     """Return the section with the maps of the intact pattern and, of an exact sum, its terms."""
-    terms = run.tables.get("terms")
-    names = [] if terms is None else terms["term"].unique().tolist()
-    maps = {INTACT.name: "pattern/intact", **{name: f"term/{name}" for name in names}}
-    section = maps_section(
-        run,
-        "The pattern, and what each source makes" if names else "The positional pattern",
-        SAID["sum" if names else "pattern"],
-        lambda: {name: row_maps(run, run.maps[of]) for name, of in maps.items()},
-        flat=flat_layers(run.tables) if names else {},
-    )
+    maps, terms = {INTACT.name: run.maps["pattern/intact"]}, run.tables.get("terms")
+    if terms is None:
+        return maps_section(run, "The positional pattern", SAID["pattern"], maps)
+    maps |= {name: run.maps[f"term/{name}"] for name in terms["term"].unique()}
+    title, flat = "The pattern, and what each source makes", flat_layers(run.tables)
+    section = maps_section(run, title, SAID["sum"], maps, flat=flat)
     return replace(section, table=terms, columns=COLUMNS)
 
 
@@ -221,30 +216,40 @@ def with_marked_layer(section: Section, run: Run) -> Section:
 
 
 def maps_section(
-    run: Run, title: str, caption: str, maps: Callable[[], dict[str, RowMaps]], **options: Any
+    run: Run,
+    title: str,
+    caption: str,
+    maps: Mapping[str, Float[np.ndarray, "layer row key_pos"]],
+    pattern: Callable[[Run, np.ndarray], RowMaps] = row_maps,
+    **options: Any,
 ) -> Section:
-    """Return a section with patterns by their names; see `term_maps` for its options."""
-    return Section(
-        title=title,
-        figure=lambda: term_maps(maps(), title=title, **options, **of_figure(run)),
-        caption=caption,
-    )
+    """Return a section with patterns by their names.
+
+    Args:
+        run: of `ablate`.
+        title: of the section.
+        caption: of the section.
+        maps: by name, nats.
+        pattern: makes the pattern of a map that is none, when it is drawn.
+        options: of `term_maps`.
+    """
+
+    def draw() -> go.Figure:
+        patterns = {name: pattern(run, values) for name, values in maps.items()}
+        return term_maps(patterns, title=title, **options, **of_figure(run))
+
+    return Section(title=title, figure=draw, caption=caption)
 
 
 def condition_section(run: Run) -> Section:
     """Return the section with the pattern in every condition, weights by the first replacement."""
-    results, maps = run.manifest.results, dict[str, str]()
-    by = next(iter(results["replacements"]), NO_REPLACEMENT)
+    results, maps = run.manifest.results, dict[str, np.ndarray]()
+    first = next(iter(results["replacements"]), NO_REPLACEMENT)
     for name in results["conditions"]:
-        is_plain = f"score/{name}" in run.maps
-        title = row_name(name, NO_REPLACEMENT if is_plain else by)
-        maps[title] = f"score/{name}" if is_plain else f"score_{by}/{name}"
-    return maps_section(
-        run,
-        "The pattern without each part",
-        SAID["without"],
-        lambda: {title: pattern_of(run, run.maps[name]) for title, name in maps.items()},
-    )
+        by = NO_REPLACEMENT if f"score/{name}" in run.maps else first
+        maps[row_name(name, by)] = run.maps[map_name(name, by)]
+    title = "The pattern without each part"
+    return maps_section(run, title, SAID["without"], maps, pattern_of)
 
 
 def pattern_of(run: Run, scores: Float[np.ndarray, "layer row key_pos"]) -> RowMaps:
@@ -260,35 +265,29 @@ def pattern_of(run: Run, scores: Float[np.ndarray, "layer row key_pos"]) -> RowM
 def head_map_section(run: Run) -> Section:
     """Return the section with the positional pattern of each head of a run that removes nothing."""
     heads = np.moveaxis(run.maps[PER_HEAD], 1, 0)
-    return maps_section(
-        run,
-        "The positional pattern of each head",
-        SAID["per_head"],
-        lambda: {f"H{head}": pattern_of(run, scores) for head, scores in enumerate(heads)},
-        rows=-(-len(heads) // ACROSS),
-    )
+    maps = {f"H{head}": scores for head, scores in enumerate(heads)}
+    title, rows = "The positional pattern of each head", -(-len(heads) // ACROSS)
+    return maps_section(run, title, SAID["per_head"], maps, pattern_of, rows=rows)
 
 
 def score_section(run: Run) -> Section:
     """Return the section with the mean scores of the intact model."""
-    return Section(
-        title="Mean scores",
-        figure=lambda: score_maps(
-            row_maps(run, run.maps["score/intact"]), multiples=1, clipped=PERCENT, **of_figure(run)
-        ),
-        caption=SAID["scores"],
-    )
+
+    def draw() -> go.Figure:
+        scores = row_maps(run, run.maps["score/intact"])
+        return score_maps(scores, multiples=1, clipped=PERCENT, **of_figure(run))
+
+    return Section(title="Mean scores", figure=draw, caption=SAID["scores"])
 
 
 def flat_layers(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
     """Return by map the layers in which neither its pattern nor its lead exceeds the noise."""
     intact, terms = intact_rows(tables["pattern"]), tables["terms"]
+    clear = terms.assign(clear=excludes_zero(terms, "size"))
+    clear = clear.pivot_table(index="layer", columns="term", values="clear", aggfunc="any")
     is_clear = excludes_zero(intact, "amplitude") | excludes_zero(intact, "lead")
-    flat = {INTACT.name: intact["layer"][~is_clear].tolist()}
-    clear = excludes_zero(terms, "size").groupby([terms["term"], terms["layer"]]).any()
-    for term, of_layers in clear.groupby("term"):
-        flat[str(term)] = of_layers[~of_layers].index.get_level_values("layer").tolist()
-    return flat
+    clear[INTACT.name] = is_clear.to_numpy()
+    return {str(term): clear.index[~clear[term]].tolist() for term in clear}
 
 
 def head_section(run: Run) -> Section:

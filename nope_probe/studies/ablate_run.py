@@ -55,6 +55,7 @@ from nope_probe.studies.engine import (
 )
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.head_scores import (
+    Reading,
     captured_induction,
     heads_table,
     random_copies,
@@ -82,7 +83,6 @@ from nope_probe.studies.tables import (
 if TYPE_CHECKING:
     from nope_probe.studies.options import AblateOptions as Options
 
-QUERIES = "query_positions"  # of maps whose rows are not all; exact in float32, below 2**24
 MAPS_BYTES = 1 << 26  # of a block of rows of all maps
 # The rows of the passes on shuffled tokens, by their keys.
 OF_TOKENS = {f"shuffled/{name}": Row(Condition.parse(name)) for name in SHUFFLED}
@@ -165,24 +165,24 @@ class Ablate(Study[Settings]):
         left_out |= idle_sources(model, self.inputs.inputs, len(self.layers))
         self.sources, self.removed, self.left_out = chosen(components(model), settings, left_out)
         ablations = ablations_of(self.sources, self.removed, settings)
-        nulls = (of.without(of.condition.null) for of in ablations)
-        self.rows = runs_of(ablations)
-        self.nulls = {row: of for row, of in runs_of(nulls).items() if row not in self.rows}
-        validate_removable(model, self.rows.values())
+        nulls = [of.without(of.condition.null) for of in ablations]
+        self.rows = [*dict.fromkeys(map(Row.of, ablations))]
+        self.runs = runs_of([*ablations, *nulls])
+        validate_removable(model, self.runs.values())
         if settings.removes:
             refuse(settings.wrong_conditions(self.removed))
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that map the scores of every condition."""
         settings, engine, layers = self.settings, self.engine, self.layers
-        info, rows = self.session.loaded.info, self.rows | self.nulls
+        info = self.session.loaded.info
         validate_first_sequence(engine, Row().maps, layers)
-        yield from calibration(engine, [*rows.values()])
-        runs = {key_of(ablation): (ablation, engine) for ablation in rows.values()}
+        yield from calibration(engine, [*self.runs.values()])
+        runs = {key_of(ablation): (ablation, engine) for ablation in self.runs.values()}
         if self.is_text:
             shuffled = self.inputs.shuffled(settings.seed)
             of_tokens = replace(engine, inputs=shuffled.inputs, documents=shuffled.documents)
-            runs |= {key: (rows[row], of_tokens) for key, row in OF_TOKENS.items()}
+            runs |= {key: (self.runs[row], of_tokens) for key, row in OF_TOKENS.items()}
         has_loss = self.is_text and settings.depth_in(info) == info.depth
         for key, (ablation, on) in runs.items():
             condition, of_text = ablation.condition, on is engine
@@ -212,7 +212,8 @@ class Ablate(Study[Settings]):
     def analyse(self, results: Results) -> Run:
         """Measure the lead and the pattern of every layer in every condition, return the run."""
         folder = self.session.checkpoint.folder
-        maps = {row: results[key_of(of)].maps for row, of in self.rows.items()}
+        readings = {row: results[key_of(ablation)] for row, ablation in self.runs.items()}
+        maps = {row: readings[row].maps for row in self.rows}
         files = {f"{name}.safetensors": folder / f"{name}.partial" for name in ("folds", "maps")}
         write_folds(files["folds.safetensors"], {row.maps: of for row, of in maps.items()})
         write_maps(files["maps.safetensors"], self.sources, maps)
@@ -220,21 +221,18 @@ class Ablate(Study[Settings]):
             manifest=self._manifest(maps[Row()], results.get(CALIBRATION)),
             arrays={"tokens": input_arrays(self.inputs)},
             files=files,
-            tables=self._tables(maps, results),
+            tables=self._tables(readings, results),
         )
         stored = load_file(files["maps.safetensors"])  # mapped
         shown = replace(run, arrays={"maps": {name: x.numpy() for name, x in stored.items()}})
         return with_page(self.session, run, lambda _: report(shown))
 
-    def _tables(self, maps: Maps, results: Results) -> dict[str, pd.DataFrame]:
+    def _tables(self, readings: Mapping[Row, Reading], results: Results) -> dict[str, pd.DataFrame]:
         """Return the tables of the run."""
-        readings = {row: results[key_of(of)] for row, of in (self.rows | self.nulls).items()}
-        known = {row: reading.maps for row, reading in readings.items()}
+        maps = {row: reading.maps for row, reading in readings.items()}
         of_tokens = {row: results[key].maps for key, row in OF_TOKENS.items() if key in results}
-        of_layers = [
-            self._tables_of(layer, maps, known, of_tokens)
-            for layer in by_layer(self.layers, "analysing")
-        ]
+        layers = by_layer(self.layers, "analysing")
+        of_layers = [self._tables_of(layer, maps, of_tokens) for layer in layers]
         tables = {
             name: pd.concat([of_layer[name] for of_layer in of_layers], ignore_index=True)
             for name in of_layers[0]
@@ -247,27 +245,22 @@ class Ablate(Study[Settings]):
             tables["over_layers"] = means_table(tables["pattern"], self.rows, losses)
         return tables
 
-    def _tables_of(
-        self, layer: int, maps: Maps, with_nulls: Maps, of_tokens: Maps
-    ) -> dict[str, pd.DataFrame]:
+    def _tables_of(self, layer: int, maps: Maps, of_tokens: Maps) -> dict[str, pd.DataFrame]:
         """Return the tables of a layer; the last rows of its pattern are the controls."""
-        grams = contrast_grams(patterns_of(with_nulls, layer)) if self.sources else {}
-        pattern = [pattern_table(with_nulls, layer, grams)]
-        if of_tokens:
-            pattern.append(pattern_table(of_tokens, layer, {}).replace({"removed": SHUFFLED}))
-        tables = {
-            "pattern": pd.concat(pattern),
-            "offsets": offsets_table(self.sources, maps, layer),
-        }
-        if self.sources and self.settings.per_head:
-            tables["head_pattern"] = head_pattern_table(maps, layer)
-        if self.sources:
-            tables["terms"] = terms_table(self.sources, layer, grams)
+        sources = self.sources
+        grams = contrast_grams(patterns_of(maps, layer)) if sources else {}
+        controls = pattern_table(of_tokens, layer, {}).replace({"removed": SHUFFLED})
+        pattern = pd.concat([pattern_table(maps, layer, grams), controls])
+        tables = {"pattern": pattern, "offsets": offsets_table(sources, maps, layer)}
+        if sources:
+            tables["terms"] = terms_table(sources, layer, grams)
+            if self.settings.per_head:
+                tables["head_pattern"] = head_pattern_table(maps, layer)
         return tables
 
     def _manifest(self, intact: Layers, calibration: Calibration | None) -> Manifest:
         """Return the manifest, given the maps of the intact model."""
-        heads, rows = self.settings.heads_by_layer, [*self.rows]
+        heads, rows = self.settings.heads_by_layer, self.rows
         return replace(
             self.session.manifest_of(self.inputs),
             query_stride=query_stride(len(next(iter(intact.values())).queries)),
@@ -288,7 +281,7 @@ class Ablate(Study[Settings]):
 def write_maps(path: Path, sources: Sequence[str], maps: Maps) -> None:
     """Write a run's maps [layer, row, key_pos], in float32, nats, by blocks of rows; NaN if masked.
 
-    Those of `name_of` are score maps. `pattern/intact` and `term/<term>` are patterns, whose first
+    Those of `map_name` are score maps. `pattern/intact` and `term/<term>` are patterns, whose first
     column holds the lead of the first key; the terms add up to the pattern. Where nothing is
     removed, `se/intact` is the standard error of scores, from folds, and `score_per_head/intact`
     [layer, head, row, key_pos] has the heads that were kept. Where maps do not have the rows of all
@@ -311,7 +304,7 @@ def write_maps(path: Path, sources: Sequence[str], maps: Maps) -> None:
     if heads:
         shapes["score_per_head/intact"] = len(intact), len(heads), *size
     if size[0] < size[1]:
-        shapes[QUERIES] = size[:1]
+        shapes["query_positions"] = size[:1]  # exact in float32, below 2**24
     n_maps = len(maps) + 1 + len(heads) + first.folds.n_folds * (not sources)
     with tensor_writer(path, shapes) as write:
         of_layers = enumerate(by_layer([*intact.items()], "writing maps"))
@@ -320,10 +313,7 @@ def write_maps(path: Path, sources: Sequence[str], maps: Maps) -> None:
             for start, stop in of_layer.folds.where.blocks(n_maps, MAPS_BYTES):
                 rows = slice(row, row + stop - start)
                 means = {of: of_row[layer].mean(rows) for of, of_row in maps.items()}
-                patterns = {
-                    condition: pattern.with_lead(means[Row(condition)], start)
-                    for condition in of_sources
-                }
+                patterns = {of: pattern.with_lead(means[Row(of)], start) for of in of_sources}
                 blocks = {of.maps: mean for of, mean in means.items()}
                 blocks |= {x: contrast_map(of, patterns) for x, of in contrasts.items()}
                 if not sources:
@@ -331,12 +321,12 @@ def write_maps(path: Path, sources: Sequence[str], maps: Maps) -> None:
                     blocks["se/intact"] = pad(errors, (0, first.n - stop), value=nan)
                 for name, block in blocks.items():
                     write(name, (place, row), block.float().numpy())
-                for head in range(len(heads)):
-                    block = of_layer.heads[head].mean(rows)
+                for head, of_head in enumerate(of_layer.heads if heads else ()):
+                    block = of_head.mean(rows)
                     write("score_per_head/intact", (place, head, row), block.float().numpy())
                 row = rows.stop
-        if QUERIES in shapes:
-            write(QUERIES, (0,), first.queries.float().numpy())
+        if "query_positions" in shapes:
+            write("query_positions", (0,), first.queries.float().numpy())
 
 
 @partial(takes_options, Settings)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
 import tyro
 from annotated_types import Interval
 
 from nope_probe.figures.names import brief, row_name
-from nope_probe.figures.words import View, column_text, columns
+from nope_probe.figures.words import HALF_WIDTH, View, column_text, columns, heading
 from nope_probe.hooks.removing.settings import Ablation, Replacement
 from nope_probe.models.names import trained_length
 from nope_probe.removal import (
@@ -90,9 +89,7 @@ WORDS = columns("quantities")
 # Measures of the figure and of the first table, the most telling first.
 LEADING = ("loss_suffix", "copy_text_second", "position", "order", "without_bos", "loss")
 SHOWN = 3  # columns of the first table, next to the conditions
-HEADING = 13  # characters in a line of its headings
 HEADINGS = {"loss": "cost"}  # of measures with another label in figures
-HALF_WIDTH = "±z.2f"  # the format of differences
 COLUMNS = columns("behaviour")
 BY_POSITION = View(
     table="loss_by_position",
@@ -333,7 +330,7 @@ def as_text(behaviour: pd.DataFrame, measures: Sequence[str], chance: float) -> 
     headings = {"removed": "nats ±95%"}
     for name in measures:
         about = WORDS[name]
-        headings[about.title] = "\n".join(wrap(HEADINGS.get(name, about.label), HEADING))
+        headings[about.title] = heading(HEADINGS.get(name, about.label))
         texts.loc[0, about.title] = f"0 of {intact[name]:z.2f}" if name in intact else ""
     if "position" in measures:
         headings[WORDS["position"].title] += f"\n(chance {chance:.1f})"

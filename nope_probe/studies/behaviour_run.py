@@ -36,7 +36,7 @@ from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.hooks.removing.weights import untrained
 from nope_probe.maps.folds import State, halves_of
-from nope_probe.removal import INTACT, NO_REPLACEMENT
+from nope_probe.removal import INTACT
 from nope_probe.run.flags import refuse
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
@@ -54,6 +54,7 @@ from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_optio
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured
 from nope_probe.studies.tables import (
+    Row,
     TableRow,
     interval_columns,
     interval_names,
@@ -255,12 +256,6 @@ class Behaviour(Study[Settings]):
         arrays = {"tokens": {name: array.numpy() for name, array in tokens.items()}}
         return with_page(session, Run(manifest=manifest, arrays=arrays, tables=tables), report)
 
-    def _place(self, name: str) -> dict[str, str]:
-        """Return what a condition removes and by what its weights are replaced, as columns."""
-        ablation = self.conditions[name]
-        by = ablation.replacement if ablation.condition.weights else NO_REPLACEMENT
-        return {"removed": ablation.named.name, "replacement": str(by)}
-
     def _quantity(self, name: str, results: Results) -> Iterator[TableRow]:
         """Yield the rows of a quantity, one for each condition.
 
@@ -289,7 +284,7 @@ class Behaviour(Study[Settings]):
                     note = SAID["above_uniform"]
                     del of["value"]
             means = interval_columns(**{column: mean_interval(x) for column, x in of.items()})
-            yield {"measure": name, **self._place(condition), **means, "note": note}
+            yield {"measure": name, **Row.of(ablation).columns, **means, "note": note}
 
     def _read(
         self, about: Quantity, results: Results, condition: str, suffix_only: bool = False
@@ -325,7 +320,7 @@ class Behaviour(Study[Settings]):
             first = self.settings.prefix_len if "mask" in ablation.condition else 1
             starts, means = binned_means(results[f"loss/{condition}/{probe}"], first, width)
             numbers = {"position": starts, **mean_columns("loss", means)}
-            tables.append(pd.DataFrame(self._place(condition) | numbers))
+            tables.append(pd.DataFrame(Row.of(ablation).columns | numbers))
         columns = [*PLACE, "position", *interval_names("loss")]
         return table_of(pd.concat(tables, ignore_index=True), columns)
 
@@ -338,7 +333,7 @@ class Behaviour(Study[Settings]):
         """
         chance = chance_distance(self.text.inputs.shape[1], self.skip)
         rows, names = list[TableRow](), ("distance", "null", "untrained", "difference")
-        for condition in self.conditions if "position" in self.taken else ():
+        for condition, ablation in self.conditions.items() if "position" in self.taken else ():
             distances = results[f"distances/{condition}"]
             of = {"distance": distances[..., 0], "null": distances[..., 1]}
             if f"untrained/{condition}" in results:
@@ -347,7 +342,7 @@ class Behaviour(Study[Settings]):
                 of["difference"] = (distances - results[f"distances/{INTACT.name}"])[..., 0]
             for place, layer in enumerate(self.layers):
                 means = {name: mean_interval(values[:, place]) for name, values in of.items()}
-                named = {"layer": layer, **self._place(condition), "chance": chance}
+                named = {"layer": layer, **Row.of(ablation).columns, "chance": chance}
                 rows.append(named | interval_columns(**means))
         return table_of(rows, ["layer", *PLACE, *interval_names(*names), "chance"])
 

@@ -17,6 +17,7 @@ import tyro
 
 from nope_probe.figures.names import plain, row_name, words
 from nope_probe.figures.words import (
+    HALF_WIDTH,
     HEAD_MEASURES,
     INFORMATION,
     NUMBERS,
@@ -348,7 +349,7 @@ def series_headline(
     number, row, *_ = spread.index[0]
     most = spread[number].index.get_level_values("row").unique()[:MOST_ROWS]
     shown, about = rows[(rows[what] == number) & rows["row"].isin(most)], columns[number]
-    cells = [column_text(of, "value", about, "±z.2f") for of in shown.to_dict("records")]
+    cells = [column_text(of, "value", about, HALF_WIDTH) for of in shown.to_dict("records")]
     texts = shown.assign(cell=cells).pivot(index="row", columns="run", values="cell")
     texts = texts.reindex(index=shown["row"].unique(), columns=shown["run"].unique()).fillna("")
     texts = texts[(texts != "").any(axis=1)].rename_axis(columns=None)

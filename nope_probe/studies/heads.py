@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 
 from nope_probe.errors import UserError
 from nope_probe.figures.names import words
-from nope_probe.figures.words import View, bound_columns, columns, reader_of, with_readers
+from nope_probe.figures.words import View, bound_columns, columns, heading, reader_of, with_readers
 from nope_probe.removal import REMOVABLE, Condition
 from nope_probe.reports.page import Headline, Report, captions, how_to_read, sections
 from nope_probe.run.flags import COUNT, LARGEST, Mistakes, without_effect
@@ -33,7 +32,6 @@ ORDERS: Mapping[str, str] = {  # and their names in a sentence
 Removed = Literal["rope", "content", "mask"]
 ENDS = {False: ("first", 0), True: ("last", -1)}  # of an order, whose heads are removed
 COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are left out
-HEADING = 13  # characters in a line of the first table's headings
 SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
 SAID = captions("heads")
 MEASURES = columns("costs")
@@ -244,8 +242,8 @@ def as_text(run: Run) -> pd.DataFrame:
 
     cells: dict[str, dict[str, str]] = {}
     for test in run.tables["tests"].to_dict("records"):
-        heading = "\n".join(wrap(MEASURES[test["measure"]].label, HEADING))
-        cells.setdefault(row_of(run, test), {})[heading] = cell_of(test)
+        measure = heading(MEASURES[test["measure"]].label)
+        cells.setdefault(row_of(run, test), {})[measure] = cell_of(test)
     return pd.DataFrame.from_dict(cells, orient="index").rename_axis("without").reset_index()
 
 

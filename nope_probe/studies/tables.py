@@ -39,6 +39,7 @@ from nope_probe.analyses.pattern_rows import (
 from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
 from nope_probe.analyses.verdicts import mostly_lost, value_of
+from nope_probe.figures.names import map_name
 from nope_probe.figures.words import INFORMATION, NUMBERS, bound_columns
 from nope_probe.hooks.removing.settings import Ablation
 from nope_probe.maps.estimates import Estimates
@@ -73,8 +74,7 @@ class Row(NamedTuple):
     @property
     def maps(self) -> str:
         """The name of its score maps in a run: `score/mask`, `score_mean/w_q`."""
-        by = "" if self.replacement == NO_REPLACEMENT else f"_{self.replacement}"
-        return f"score{by}/{self.removed.name}"
+        return map_name(self.removed.name, self.replacement)
 
 
 Maps = dict[Row, Layers]

@@ -1,6 +1,7 @@
 """What tables say in words: verdict and values of a run of ablate, costs, and the terminal."""
 
 import math
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,8 @@ def test_the_answer_of_a_run_is_a_frame_and_other_runs_have_none() -> None:
 def test_the_terminal_shows_sentence_table_and_path_and_all_else_if_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = Run(manifest=manifest_of(**MANIFEST), tables=tables())
+    maps = defaultdict(lambda: np.zeros((2, 5, 5)))
+    run = Run(manifest=manifest_of(**MANIFEST), tables=tables(), arrays={"maps": maps})
     for verbose in (False, True):
         print_report(ablate.report(run), run.manifest, Path("runs/x"), verbose)
         lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
