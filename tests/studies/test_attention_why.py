@@ -38,7 +38,7 @@ from nope_probe.models.names import path_of
 from nope_probe.run.manifest import ShownText
 from nope_probe.studies.attention import report
 from nope_probe.studies.attention_text import Question, Text
-from nope_probe.studies.engine import Engine
+from nope_probe.studies.engine import NOTHING, Engine
 from nope_probe.studies.study import run_passes
 
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 31, "folds": 5, "layers": 2}
@@ -129,7 +129,7 @@ def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() 
     text = Text(tokens, ShownText(pieces=("x",) * tokens.shape[1], bos=""))
     question = Question(first=Look(1, 0, query, -1), text=text, n_steps=3)
     engine = Engine(model=induction_model(tokens.shape[1]), inputs=inputs, batch_size=3)
-    results = run_passes(question.passes(engine, None))
+    results = run_passes(question.passes(engine, NOTHING))
     [removed] = results["why"]["effects"].tolist()
     table = question.tables(results, torch.ones(tokens.shape[1]))["why_steps"]
     shown = table[table["nats"].abs() > 1e-4]
