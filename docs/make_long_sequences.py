@@ -32,8 +32,8 @@ from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.rows import choose_rows
-from nope_probe.studies.costs import captured_losses
 from nope_probe.studies.engine import NOTHING, Engine
+from nope_probe.studies.readings import captured_losses
 from nope_probe.studies.tables import writer_table
 
 STORED = Path(__file__).parent / "long-sequences.csv"

@@ -48,8 +48,8 @@ from nope_probe.studies.attention_run import run_attention as run_attention
 from nope_probe.studies.behaviour_run import run_behaviour as run_behaviour
 from nope_probe.studies.circuit_run import run_circuit as run_circuit
 from nope_probe.studies.compare_run import difference as difference
-from nope_probe.studies.head_scores import head_scores as head_scores
 from nope_probe.studies.heads_run import run_heads as run_heads
+from nope_probe.studies.readings import head_scores as head_scores
 from nope_probe.studies.trace_run import run_trace as run_trace
 
 __version__: str

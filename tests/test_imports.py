@@ -27,7 +27,7 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
         ("data.sequences", "errors", "cli"),
         ("run.session", "models.load", "ablate"),
         ("studies.circuit_run", "studies.engine", "studies.ablate_run"),
-        ("studies.ablate_run", "studies.head_scores", "ablate"),
+        ("studies.ablate_run", "studies.readings", "ablate"),
         ("figures", "studies.page", ""),  # it lists what is public
         ("figures.maps", "maps.rows", "studies.page"),
         ("models", "hooks.ablation", "studies.page"),

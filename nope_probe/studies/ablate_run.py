@@ -54,14 +54,14 @@ from nope_probe.studies.engine import (
     validate_removable,
 )
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
-from nope_probe.studies.head_scores import (
+from nope_probe.studies.page import with_page
+from nope_probe.studies.readings import (
     Reading,
     captured_induction,
     heads_table,
     random_copies,
     read_scores,
 )
-from nope_probe.studies.page import with_page
 from nope_probe.studies.study import (
     CALIBRATION,
     Pass,

@@ -39,8 +39,8 @@ from nope_probe.studies.attention import MAP_BYTES, SAID, Settings, report
 from nope_probe.studies.attention_text import Question, read_text
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
-from nope_probe.studies.head_scores import read_need
 from nope_probe.studies.page import with_page
+from nope_probe.studies.readings import read_need
 from nope_probe.studies.study import (
     Pass,
     Results,

@@ -48,10 +48,10 @@ from nope_probe.studies.behaviour import (
     make_conditions,
     report,
 )
-from nope_probe.studies.costs import Probe, captured_losses, copies, costs
 from nope_probe.studies.engine import Engine, irreplaceable, validate_removable
 from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
 from nope_probe.studies.page import with_page
+from nope_probe.studies.readings import Probe, captured_losses, copies, costs
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured
 from nope_probe.studies.tables import (
     Row,

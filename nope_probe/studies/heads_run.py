@@ -36,23 +36,21 @@ from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session, input_arrays
 from nope_probe.run.settings import GIVEN
-from nope_probe.studies.costs import (
+from nope_probe.studies.engine import Engine, validate_removable
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
+from nope_probe.studies.heads import MEASURES, Settings, against_chance, is_file, name_of, report
+from nope_probe.studies.page import with_page
+from nope_probe.studies.readings import (
     Probe,
     captured_entry,
+    captured_induction,
     captured_losses,
     copies,
     costs,
-)
-from nope_probe.studies.engine import Engine, validate_removable
-from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes_options
-from nope_probe.studies.head_scores import (
-    captured_induction,
     head_sums,
     induction,
     read_need,
 )
-from nope_probe.studies.heads import MEASURES, Settings, against_chance, is_file, name_of, report
-from nope_probe.studies.page import with_page
 from nope_probe.studies.study import CALIBRATION, Pass, Results, Study, captured
 from nope_probe.studies.tables import TableRow, interval_columns
 

@@ -21,7 +21,7 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
 from nope_probe.reports.page import run_notes
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.head_scores import captured_induction
+from nope_probe.studies.readings import captured_induction
 from nope_probe.studies.study import PASSES_SAVED
 
 N_POS, N_HEADS = 13, 6
