@@ -116,13 +116,11 @@ class Engine:
         return folds_of(len(self.inputs), self.n_folds, self.documents)
 
     def calibrated(self, key: str, ablations: Iterable[Ablation]) -> Engine:
-        """Return the engine with gains, means and patterns, if an ablation needs them.
+        """Return the engine with the gains, means and patterns that some of the ablations need.
 
         They have no checksum of the weights, because the checkpoint belongs to a run of one model.
         """
         needing = [ablation for ablation in ablations if ablation.needs_intact]
-        if not needing:
-            return self
         seeds = [ablation.calibration_seed for ablation in needing]
         measure = partial(
             calibrate,
