@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from math import nan
 from typing import TYPE_CHECKING, Annotated
 
@@ -211,12 +211,9 @@ def report(run: Run) -> Report:
     if "weights" in run.maps:  # other texts than the one that it shows were read
         leads.append(headline(where, table, manifest.skip_keys))
         sections.append(head_section(run))
-    lead = leads.pop()
-    while leads:
-        lead = replace(leads.pop(), then=lead)
     return Report(
         title=f"Position and content in the attention of {where}",
-        headline=lead,
+        headline=reduce(lambda then, lead: replace(lead, then=then), reversed(leads)),
         sections=sections,
         how_to_read=how_to_read("attention"),
     )

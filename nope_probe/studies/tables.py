@@ -225,12 +225,11 @@ def means_table(
         rows: which of its rows.
         losses: the mean loss in rows that have one, and in their nulls.
     """
-    names = ["removed", "replacement"]
-    by_row = {of: table.to_dict("records") for of, table in pattern.groupby(names, sort=False)}
-    means = list[TableRow]()
+    by_row = pattern.groupby(["removed", "replacement"], sort=False)
+    records = {names: of_row.to_dict("records") for names, of_row in by_row}
+    means, intact = list[TableRow](), records[INTACT.name, NO_REPLACEMENT]
     for row in rows:
-        condition, by = row
-        intact, of_layers = (by_row[of.name, of_by] for of, of_by in (Row(), row))
+        of_layers = records[row.removed.name, row.replacement]
         means.append(row.columns)
         for name in NUMBERS:
             replicates = [of_layer.get(f"{name}{REPLICATES}") for of_layer in of_layers]
@@ -242,8 +241,9 @@ def means_table(
                 means[-1] |= {f"{name}_layers": len(lost) - lost.count(None)}
                 means[-1] |= {f"{name}_below_half": lost.count(True)}
         if row in losses:
-            null = None if condition.null == condition else losses[Row(condition.null, by)]
-            cost = {"loss": losses[row]} | cost_of(losses[row], losses[Row()], null)
+            null = row._replace(removed=row.removed.null)
+            of_null = None if null == row else losses[null]
+            cost = {"loss": losses[row]} | cost_of(losses[row], losses[Row()], of_null)
             means[-1] |= interval_columns(**{name: jackknife(of) for name, of in cost.items()})
     return pd.DataFrame(means)
 
