@@ -27,7 +27,7 @@ from nope_probe.run.processes import print_line, process_count
 from nope_probe.run.session import Session, on_inputs
 from nope_probe.run.settings import OF_INPUTS, RunSettings
 from nope_probe.studies import COMMANDS
-from nope_probe.studies.head_scores import as_sequences
+from nope_probe.studies.readings import as_sequences
 from nope_probe.studies.study import Study
 
 ModelOrName: TypeAlias = str | Model
