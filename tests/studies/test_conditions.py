@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from nope_probe.models.parity import as_loaded
 from support.edited_model import subsets
 from support.rounding import MEASURE
 from support.tiny_models import ByName, tokens
