@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from nope_probe.models.parity import as_loaded
 from support.edited_model import subsets
 from support.rounding import MEASURE
 from support.tiny_models import ByName, tokens
