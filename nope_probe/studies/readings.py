@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
