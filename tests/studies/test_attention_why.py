@@ -22,6 +22,7 @@ from support.tiny_models import ByName, tokenizer
 from support.tiny_models import plain as plain_model
 
 from nope_probe import (
+    Ablation,
     LoadedModel,
     Run,
     UserError,
@@ -227,7 +228,7 @@ def test_what_each_writer_moved_adds_up_to_what_it_wrote_and_the_last_step_is_no
     text = Text(tokens, ShownText(pieces=("x",) * tokens.shape[1], bos=""))
     question = Question(first=Look(1, 4, 4, -1), text=text, n_steps=2, compared=False)
     engine = Engine(model=model, inputs=tokens, batch_size=1)
-    state = run_passes(question.passes(engine, None))["why"]
+    state = run_passes(question.passes(engine, Ablation()))["why"]
     look, read = question.first.with_key(state), capture_positions(model, tokens, per_head=True)
     of_head = dict(read.readers[look.layer].heads())[look.head]
 
@@ -239,5 +240,5 @@ def test_what_each_writer_moved_adds_up_to_what_it_wrote_and_the_last_step_is_no
     for writer, parts in moved.items():
         written = turned(of_head.keys[writer])[look.key] @ turned(of_head.q)[look.query]
         assert float(parts.sum()) == pytest.approx(float(written) * of_head.scale, rel=NETWORK)
-    last = run_passes(replace(question, n_steps=1).passes(engine, None))["why"]
+    last = run_passes(replace(question, n_steps=1).passes(engine, Ablation()))["why"]
     assert {*state} - {*last} == {look.moved("key", writer) for writer in moved}

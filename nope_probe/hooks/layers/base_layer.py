@@ -222,9 +222,7 @@ def fit_rotary(
     turned, straight = turned.double().cpu(), straight.double().cpu()[None]
     n, half = len(angle), torch.arange(len(angle) // 2)
     layouts = [torch.arange(n)]  # one column for each pair
-    if (
-        n % 2 == 0
-    ):  # the same pairs again, behind the last (0 1 0 1) or next to each other (0 0 1 1)
+    if n % 2 == 0:  # the same pairs again, behind the last (0 1 0 1) or in turn (0 0 1 1)
         layouts = [half.repeat(2), half.repeat_interleave(2), *layouts]
     for columns in layouts:
         blank = cos.new_zeros(2, int(columns.max()) + 1)

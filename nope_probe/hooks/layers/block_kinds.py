@@ -117,9 +117,9 @@ class HookedLayer(Layer):
         """Return the positional parts of the block's attention, as it is configured."""
         rotary = None
         if self.cfg.positional_embedding_type == "rotary":
-            straight = torch.arange(1.0, 1 + self.d_head, device=self.attn.rotary_cos.device)
-            turned = self.attn.apply_rotary(straight.expand(1, 2, 1, -1))
-            rotary = fit_rotary(self._angles(0, 2, None), turned[0, 1], straight[None])
+            vector = torch.arange(1.0, 1 + self.d_head, device=self.attn.rotary_cos.device)
+            ((straight, turned),) = self.attn.apply_rotary(vector.expand(1, 2, 1, -1))
+            rotary = fit_rotary(self._angles(0, 2, None), turned, straight)
         return Traits(
             rotary=rotary,
             window=self.attn.attn_type == "local",
