@@ -33,7 +33,7 @@ from nope_probe.removal import INTACT, Condition
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import Processes
 from nope_probe.run.session import Session, on_inputs
-from nope_probe.studies.ablate import Settings
+from nope_probe.studies.ablate import Settings, report
 from nope_probe.studies.ablate_run import Ablate, ablations_of, chosen, key_of, runs_of
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import run_passes
@@ -284,3 +284,7 @@ def test_the_values_of_a_head_are_those_of_its_maps_without_each_source_and_band
             found = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
             expected = getattr(values, name).ends
             assert found == pytest.approx(expected, rel=MEASURE, abs=MEASURE, nan_ok=True)
+    (of_heads,) = [of for of in report(run).sections if of.title == "Heads without each source"]
+    assert callable(of_heads.figure)
+    titles = [title.text for title in of_heads.figure().layout.annotations]
+    assert "order of other keys, without RoPE" in titles
