@@ -14,7 +14,7 @@ import tyro
 from rounds import interleaved_times
 from rows import row, show
 
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from docstring_parser.google import parse as parse_docstring
 
 from nope_probe.cli import Showing
 from nope_probe.run.flags import hints_of
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 
 
 def commands() -> Iterator[ModuleType]:

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = "nope_probe"
 PUBLIC = "public names"
-NAMED = ("nope_probe", "nope_probe.figures")  # whose stubs name what is lazy
+NAMED = ("nope_probe", "nope_probe.figures", "nope_probe.studies")  # whose stubs name what is lazy
 COMMANDS = "commands"  # the other modules at the root of the package
 
 # What each folder may import besides itself. Folders come from the top down: arrows run one way.

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from docstring_parser.google import parse as parse_docstring
 
 import nope_probe
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 
 OUT = Path(__file__).parent.parent / "nope_probe/studies/options.pyi"
 FUNCTIONS = {

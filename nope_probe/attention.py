@@ -3,8 +3,8 @@
 from functools import partial
 
 from nope_probe.cli import run_and_show
-from nope_probe.studies import COMMANDS
 from nope_probe.studies.attention import Settings as Settings
+from nope_probe.studies.commands import COMMANDS
 
 main = partial(run_and_show, COMMANDS["attention"])
 

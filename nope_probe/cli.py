@@ -36,7 +36,7 @@ from nope_probe.run.processes import (
     record_error,
     status,
 )
-from nope_probe.studies import COMMANDS, Command
+from nope_probe.studies.commands import COMMANDS, Command
 
 Settings = TypeVar("Settings", bound=CommandSettings)
 NARROWEST = 20  # columns of a terminal: rich prints nothing into 0, and tyro never ends below 8

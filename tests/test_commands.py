@@ -21,7 +21,7 @@ from nope_probe import __main__ as umbrella
 from nope_probe import ablate, load
 from nope_probe.cli import parse
 from nope_probe.run.flags import hints_of
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 SLOW = {"torch", "transformer_lens", "transformers", "scipy", "pandas", "numpy", "plotly"}

@@ -13,7 +13,7 @@ from support.tiny_models import tokenizer
 
 from nope_probe import UserError, ablate, files, read_run, sequences
 from nope_probe.files import local_path, read_json, reading, validate_nesting
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 
 SETTINGS = {name: command.settings for name, command in COMMANDS.items()}
 # Flags that a command cannot do without, and further paths.

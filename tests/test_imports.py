@@ -23,7 +23,7 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
         ("hooks.removing.components", "hooks.layers.model", "hooks.reading.fused"),
         ("hooks.ablation", "hooks.reading.capture hooks.removing.components", "data.sequences"),
         ("ablate", "cli errors studies.ablate_run", "hooks.ablation"),
-        ("cli", "studies run.flags", "ablate"),
+        ("cli", "studies.commands run.flags", "ablate"),
         ("data.sequences", "errors", "cli"),
         ("run.session", "models.load", "ablate"),
         ("studies.circuit_run", "studies.engine", "studies.ablate_run"),

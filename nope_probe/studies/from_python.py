@@ -26,7 +26,7 @@ from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import print_line, process_count
 from nope_probe.run.session import Session, on_inputs
 from nope_probe.run.settings import OF_INPUTS, RunSettings
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 from nope_probe.studies.readings import as_sequences
 from nope_probe.studies.study import Study
 

@@ -21,7 +21,7 @@ from nope_probe.reports.page import Headline, Report, about, run_notes
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.processes import status
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 
 if TYPE_CHECKING:
     from nope_probe.run.session import Session

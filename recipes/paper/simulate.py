@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nope_probe.cli import run_and_show
 from nope_probe.reports.page import Report
-from nope_probe.studies import Command
+from nope_probe.studies.commands import Command
 from simulation_settings import Settings
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from support.finished_runs import WITHOUT_REPLICATES
 
 from nope_probe import Run, compare, figures, read_run
 from nope_probe.run.folder import write_run
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 from nope_probe.studies.compare import declared
 from tests.support.manifests import manifest_of
 

@@ -26,7 +26,7 @@ from support.tiny_models import randomised, tokenizer, tokens, write_texts
 from transformers import LlamaConfig
 
 from nope_probe.run.flags import flag_of
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 
 Words = tuple[str, ...]
 ON_MODEL = {"model": "MODEL", "data": "TEXT", "n_seqs": "10", "seq_len": "20", "folds": "5"}

@@ -32,7 +32,7 @@ from support.tiny_models import CONFIGS, smollm3_config, tokens, write_texts, wr
 
 from nope_probe.cli import overview
 from nope_probe.models.names import FETCHED
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from support.command_line import run_command
 from nope_probe import ablate
 from nope_probe.cli import one_line_errors
 from nope_probe.run.processes import Interrupted, Signals
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -13,7 +13,7 @@ from support.tiny_models import ByName, tokens
 from nope_probe import Ablation, ablated, load
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.run.session import Session
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 from nope_probe.studies.trace import Settings
 
 

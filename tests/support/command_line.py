@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import plotly.graph_objects as go
 import pytest
 
-from nope_probe.studies import COMMANDS
+from nope_probe.studies.commands import COMMANDS
 
 
 def run_command(command: ModuleType, *arguments: object) -> None:
