@@ -148,7 +148,7 @@ class _Measuring:
     inputs: Inputs
     outlets: Sequence[tuple[Outlet, BlockWriting]]
     as_intact: bool
-    batches: Sequence[Int[Tensor, " batch"]]  # the numbers of the texts
+    batches: Sequence[Int[Tensor, " _text"]]  # the numbers of the texts
     checkpoint: Stream
     positions: WrittenPositions
     entry: int = 0  # the block before which the residual streams are known
@@ -204,7 +204,9 @@ class _Measuring:
         self.entry = outlet.index + 1 if to_end else entry
         return kept
 
-    def _mean(self, outputs: Sequence[Vectors], factor: float) -> MeanOutput:
+    def _mean(
+        self, outputs: Sequence[Float[Tensor, "_text pos d_model"]], factor: float
+    ) -> MeanOutput:
         """Return the mean of the outputs that are not massive, over all processes' texts."""
         n, kept = self.inputs.shape[1], self.positions.kept_positions
         norms: Float[Tensor, "text pos"] = torch.zeros(len(self.inputs), n)
