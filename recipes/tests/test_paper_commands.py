@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from ci.forks import forks
-from ci.test_pages import check
+from ci.test_pages import assert_short
 from ci.test_resume import assert_same_results
 from support.command_line import refused, run_command
 
@@ -61,7 +61,7 @@ def test_a_page_is_a_short_sentence_a_small_table_and_figures_with_short_words(
 ) -> None:
     command, *arguments = shlex.split(typed)
     run_command(import_module(command), *arguments, "--out", tmp_path / "run")
-    check((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
+    assert_short((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
 
 
 def test_the_list_names_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
