@@ -3,6 +3,8 @@
 FOLDER is that of `make_findings.py`, with the finished run `attention`. It needs Chromium.
 """
 
+import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -10,13 +12,13 @@ from pathlib import Path
 
 from findings_in_python import IMAGES, save_small
 from make_findings import COMMANDS, finished
-from make_notebooks import chromium
 
 from nope_probe import figures, text_view
 from nope_probe.figures.attention import TextView
 
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
-HEIGHT = 224  # px of the picture of the text
+WIDTH, HEIGHT = 810, 224  # px of the picture of the text
+FLAGS = "--headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=9000"
 STYLE = """.chooser { display: none }
 body { margin: 0 8px; font: 15px system-ui, sans-serif; background: #fff; color: #1d1d1f }"""
 # The views draw once their weights are unpacked: then the query is chosen.
@@ -42,7 +44,11 @@ def main(folder: str) -> None:
             f"<script>{ASK}</script>",
             encoding="utf-8",
         )
-        chromium(page, place, HEIGHT, f"--screenshot={image}", "--force-device-scale-factor=2")
+        browser = shutil.which("chromium") or shutil.which("chromium-browser") or "google-chrome"
+        size = [f"--window-size={WIDTH},{HEIGHT}", "--force-device-scale-factor=2"]
+        where = [f"--user-data-dir={place / 'profile'}", f"--screenshot={image}", page.as_uri()]
+        command = [browser, *FLAGS.split(), *size, *where]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
 def of_head(view: TextView, layer: int, head: int) -> TextView:
