@@ -6,7 +6,7 @@ from typing import Any
 from support.plain_attention import plain_attention
 from support.tiny_models import Tiny
 
-from nope_probe import studies
+from nope_probe.studies import commands
 
 TEXT = {"n_seqs": 10, "seq_len": 24, "folds": 5}
 RANDOM = {**TEXT, "seq_len": 12, "data": "random"}
@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
 def run_command(name: str, tiny: Tiny, out: Path) -> None:
     """Run a command on a decoder into a folder; `circuit` on the first layer that attends."""
     named, sizes = COMMANDS[name]
-    command = studies.COMMANDS[named]
+    command = commands.COMMANDS[named]
     first = (
         {"layer": min(plain_attention(tiny.hf, tiny.tokens), default=0)}
         if name == "circuit"
