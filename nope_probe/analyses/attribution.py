@@ -414,7 +414,7 @@ def contrast_grams(patterns: Mapping[Named, Pattern]) -> dict[Question, Contrast
     in_halves = [name for name, pattern in patterns.items() if pattern.maps.across_halves]
 
     def products(sums: Float[Tensor, "x fold y fold2"], n_cells: int) -> Products:
-        kinds = (False, bool(in_halves))
+        kinds = {False, bool(in_halves)}
         return {across: cross_products(sums, n_cells, maps.weights, across) for across in kinds}
 
     gram = ContrastGram(

@@ -9,6 +9,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib.metadata import version
 from itertools import accumulate, product
 from pathlib import Path
@@ -266,7 +267,11 @@ def _settings_of(manifests: Sequence[Manifest], names: Sequence[str]) -> pd.Data
 
 def record_of(kind: type[Record], entries: JsonObject) -> Record:
     """Return the record that has these entries, as JSON holds them; others are left out."""
-    return TypeAdapter(kind).validate_python(entries)
+    record: type = kind
+    return _adapter_of(record).validate_python(entries)
+
+
+_adapter_of = cache(TypeAdapter)  # which takes longer to make than to use
 
 
 def read_manifest(out: Path) -> Manifest:

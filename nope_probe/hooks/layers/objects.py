@@ -8,7 +8,7 @@ that they change.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial
@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Num
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from nope_probe.errors import UserError
@@ -248,7 +247,10 @@ def state_of(model: nn.Module, shared: Collection[int]) -> State:
 
 def _is_setting(value: object) -> bool:
     """Return whether a module's attribute is a setting, such as an adapter's scale, not a count."""
-    return all(isinstance(leaf, bool | float | str) for leaf in tree_leaves(value))
+    values: Iterable[object] = [value]
+    if isinstance(value, dict | list | tuple):
+        values = value.values() if isinstance(value, dict) else value
+    return all(isinstance(value, bool | float | str) for value in values)
 
 
 def _version_of(tensor: Tensor) -> tuple[object, ...]:

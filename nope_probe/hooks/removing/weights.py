@@ -277,8 +277,9 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
     """
     model = model_of(model)
     generator = torch.Generator().manual_seed(seed)
-    saved = [(weight, weight.detach().cpu().clone()) for weight in model.parameters()]
     with kept_to_this_thread(model), refused(model):
+        # Copied only now: until here another thread may hold weights that it has drawn.
+        saved = [(weight, weight.detach().cpu().clone()) for weight in model.parameters()]
         try:
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
