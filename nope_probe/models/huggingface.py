@@ -123,12 +123,8 @@ def load_hugging_face(
                     embedded = model.get_input_embeddings().num_embeddings
                     tokenizer = load_tokenizer(folder, d_vocab=embedded)
     unused |= {name for name in unexpected if is_wanted(name, n_layers) and not _MASKS.search(name)}
-    if unused and not allow_unused:
-        raise UserError(
-            f"{source} has tensors that a {type(model).__name__} does not use, such as "
-            f"{min(unused)} ({len(unused)} in all): another class may be the model's; "
-            "--allow-unused (allow_unused=True) loads the model without them"
-        )
+    if not allow_unused:
+        validate_all_used(source, model, unused)
     unread = unread_weights(source, {read, *files}) if is_folder else ()
     if unread:
         warnings.warn(
@@ -193,6 +189,20 @@ def validate_all_loaded(source: str, report: JsonObject) -> None:
         name = min(key for key, *_ in report["mismatched_keys"])
         raise UserError(
             f"{source} has weights of other shapes than its config.json has, such as {name}"
+        )
+
+
+def validate_all_used(source: str, model: PreTrainedModel, unused: Collection[str]) -> None:
+    """Check that a model uses all tensors of its files.
+
+    Raises:
+        UserError: naming a tensor that the model does not use.
+    """
+    if unused:
+        raise UserError(
+            f"{source} has tensors that a {type(model).__name__} does not use, such as "
+            f"{min(unused)} ({len(unused)} in all): another class may be the model's; "
+            "--allow-unused (allow_unused=True) loads the model without them"
         )
 
 

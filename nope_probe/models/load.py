@@ -42,7 +42,7 @@ from nope_probe.hooks.layers.reference import (
 )
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
-from nope_probe.models.huggingface import DeviceMap, load_hugging_face
+from nope_probe.models.huggingface import Decoder, DeviceMap, load_hugging_face
 from nope_probe.models.info import LoadedModel, ModelInfo
 from nope_probe.models.names import (
     CHECKPOINTS,
@@ -174,22 +174,8 @@ def load(
         model.cfg.model_name = key
     else:
         model = boot_bridge(source, hf, deepcopy(decoder.tokenizer))
-    gguf = describe_gguf(source, revision) if is_gguf(source) else None
-    shown = name if gguf is None else Path(gguf.file).stem
-    if key in (*CHECKPOINTS, *FETCHED):
-        shown = key
-    info = describe(model, shown, errors_of(model, reference))
-    info = replace(
-        info,
-        source=key if is_shipped else source,
-        architecture=type(hf).__name__ if is_shipped else info.architecture,
-        revision=getattr(hf.config, "_commit_hash", None) or revision,
-        gguf=gguf,
-        depth=getattr(hf.config, "depth_in_files", info.n_layers),
-        adapter=decoder.adapter,
-        unused=decoder.unused,
-        unread=decoder.unread,
-    )
+    decoder = replace(decoder, model=hf)
+    info = _describe(model, name, source, decoder, revision, errors_of(model, reference))
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
     if tokenizer is not None:
         model.tokenizer = deepcopy(tokenizer)
@@ -205,6 +191,33 @@ def _parameter_free(
     model = _placed(build(config), device, dtype)
     info = describe(model, name, error_of_tap(model))
     return LoadedModel(model=model, tokenizer=None, info=info)
+
+
+def _describe(
+    model: Hooked,
+    name: str,
+    source: str,
+    decoder: Decoder,
+    revision: str | None,
+    errors: Mapping[str, float],
+) -> ModelInfo:
+    """Return the info of a model that was loaded by name, with its parity."""
+    key, hf = name.lower(), decoder.model
+    gguf = describe_gguf(source, revision) if is_gguf(source) else None
+    shown = name if gguf is None else Path(gguf.file).stem
+    info = describe(model, key if key in (*CHECKPOINTS, *FETCHED) else shown, errors)
+    is_shipped = key in CHECKPOINTS
+    return replace(
+        info,
+        source=key if is_shipped else source,
+        architecture=type(hf).__name__ if is_shipped else info.architecture,
+        revision=getattr(hf.config, "_commit_hash", None) or revision,
+        gguf=gguf,
+        depth=getattr(hf.config, "depth_in_files", info.n_layers),
+        adapter=decoder.adapter,
+        unused=decoder.unused,
+        unread=decoder.unread,
+    )
 
 
 def _validate_in_memory(adapters: Sequence[str], *options: object) -> None:
