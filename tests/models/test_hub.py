@@ -166,9 +166,11 @@ def test_transformers_messages_are_off_while_loading_and_restored_afterwards(
 ) -> None:
     from transformers.utils import logging
 
+    folder = str(tiny("smollm3").folder)
+    capfd.readouterr()  # the bars of writing it, where no test did before
     logging.set_verbosity_info()
     try:
-        load_float32(str(tiny("smollm3").folder))
+        load_float32(folder)
         assert logging.get_verbosity() == logging.INFO
     finally:
         logging.set_verbosity_warning()
